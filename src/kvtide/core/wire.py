@@ -1,0 +1,55 @@
+"""What scheduler and workers say to each other. Plain data, small, picklable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One transfer as a worker sees it: device block `blocks[i]` and host slot `slots[i]` belong together."""
+
+    id: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one step asks of every worker."""
+
+    step: int
+    loads: tuple[Copy, ...] = ()
+    """Host to device. Must not begin before the compute that last read these device blocks has ended (F7)."""
+    stores: tuple[Copy, ...] = ()
+    """Device to host. Must not begin before the compute that fills these device blocks has ended (F6)."""
+    wait_for: tuple[int, ...] = ()
+    """Transfers to be waited for (with a deadline) before this step ends: the engine has nothing else to do."""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.loads or self.stores or self.wait_for)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one worker says back. Each transfer is reported once by each rank, as done or as failed."""
+
+    rank: int
+    done: tuple[int, ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()
+    """Pairs of transfer id and why it failed."""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to say."""
+        return bool(self.done or self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What reports meant for requests: the engine goes on with these."""
+
+    loaded: tuple[str, ...] = ()
+    """Requests whose load is complete: their tokens count as computed."""
+    failed: tuple[str, ...] = ()
+    """Requests whose load failed: the tokens have to be computed."""

@@ -1,0 +1,41 @@
+"""Errors that callers can meet.
+
+    KVTideError
+    ├── ConfigError      an option is wrong: names the option, the value and what was expected
+    ├── RequestRefused   one request cannot be served; the others go on
+    ├── ProtocolError    the engine called kvtide in an order that has no meaning
+    └── CopyError        bytes could not be moved; always reported as a failed transfer
+"""
+
+from __future__ import annotations
+
+
+class KVTideError(Exception):
+    """Base of everything kvtide raises on purpose."""
+
+
+class ConfigError(KVTideError, ValueError):
+    """An option has a value that cannot work. Raised before anything is allocated."""
+
+    def __init__(self, option: str, value: object, expected: str) -> None:
+        self.option = option
+        self.value = value
+        self.expected = expected
+        super().__init__(f"{option}={value!r}: expected {expected}")
+
+
+class RequestRefused(KVTideError, ValueError):
+    """A request can never be served by this engine as it is configured."""
+
+    def __init__(self, request_id: str, why: str) -> None:
+        self.request_id = request_id
+        self.why = why
+        super().__init__(f"request {request_id!r} refused: {why}")
+
+
+class ProtocolError(KVTideError, RuntimeError):
+    """The engine reported an event that cannot happen in the request's state: a bug in the integration."""
+
+
+class CopyError(KVTideError, OSError):
+    """A copy between device and host did not happen."""
