@@ -20,10 +20,13 @@ class BlockContent(NamedTuple):
 
 
 class FreeBlock(NamedTuple):
-    """A block in the device's free queue that still holds cached content (or None: nothing worth keeping)."""
+    """A block in the device's free queue."""
 
     block: int
     content: BlockContent | None
+    """What it still holds, or None: nothing worth keeping."""
+    cursor: int
+    """Stands for this stay of the block in the free queue and for no other."""
 
 
 class DevicePool(Protocol):
@@ -42,11 +45,8 @@ class DevicePool(Protocol):
         """Return references taken by `pin`. Blocks without any reference go back to the free queue."""
 
     def walk_free(self, after: int | None) -> Iterator[FreeBlock] | None:
-        """Iterate over the free queue, next victim first, starting behind the block with cursor `after`.
+        """Iterate over the free queue, next victim first, starting behind the block that had cursor `after`.
 
-        `after` is a value that `free_cursor` gave for a block. Returns None when that block has left the
-        free queue since, even if it has come back: the caller starts again from the beginning (`after=None`).
+        Returns None when that block has left the free queue since, even if it has come back: the caller then
+        starts again from the beginning (`after=None`).
         """
-
-    def free_cursor(self, block: int) -> int:
-        """Return a number that stands for this stay of `block` in the free queue and for no other."""

@@ -18,6 +18,10 @@ NULL_BLOCK = 0
 """Device block 0 is never allocated. In a block table it stands for a block that is not needed any more."""
 
 
+Present = Callable[[int], bool]
+"""Says whether the block with this index is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Layers that share one rule of what a request needs to resume."""
@@ -25,8 +29,24 @@ class Group:
     block_tokens: int
 
     def first_needed(self, boundary: int) -> int:
-        """Index of the first block that must be there to compute the token at `boundary`."""
+        """Index of the first block that must be there to compute the token at `boundary`. Never falls."""
         raise NotImplementedError
+
+    def longest(self, floor: int, boundary: int, step: int, present: Present) -> int:
+        """Return the largest multiple of `step` up to `boundary`, or `floor`, from which this group can resume.
+
+        A missing block rules out every boundary behind its beginning down to the one at it, because
+        `first_needed` never falls as the boundary rises: so no block is looked at twice.
+        """
+        while boundary > floor:
+            first = max(self.first_needed(boundary), floor // self.block_tokens)
+            for block in range(boundary // self.block_tokens - 1, first - 1, -1):
+                if not present(block):
+                    boundary = block * self.block_tokens // step * step
+                    break
+            else:
+                return boundary
+        return floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +56,13 @@ class FullAttention(Group):
     def first_needed(self, boundary: int) -> int:
         """Return 0: everything is needed."""
         return 0
+
+    def longest(self, floor: int, boundary: int, step: int, present: Present) -> int:
+        """Look from the front: the first missing block ends the prefix, so a miss is found at once."""
+        for block in range(floor // self.block_tokens, boundary // self.block_tokens):
+            if not present(block):
+                return max(floor, block * self.block_tokens // step * step)
+        return boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,43 +101,19 @@ def common_boundary(groups: Sequence[Group]) -> int:
     return math.lcm(*(group.block_tokens for group in groups))
 
 
-def longest_resumable(
-    groups: Sequence[Group], floor: int, limit: int, present: Callable[[int, int], bool]
-) -> int:
+def longest_resumable(groups: Sequence[Group], floor: int, limit: int, present: Sequence[Present]) -> int:
     """Return the largest common boundary in `[floor, limit]` from which every group can resume.
 
-    `present(group_index, block_index)` says whether a block is there; blocks that end at or before `floor` are
-    taken as there. `floor` is returned when nothing beyond it works. Each group can only lower the boundary,
-    so going round until nobody objects finds the largest one that suits all.
+    `present[i](block)` answers for group `i`. Blocks that end at or before `floor` are taken as there, and
+    `floor` is returned when nothing beyond it works. Each group can only lower the boundary, so going round
+    until nobody objects finds the largest one that suits all.
     """
     step = common_boundary(groups)
-    boundary = limit // step * step
-    agreed = 0
-    while boundary > floor and agreed < len(groups):
-        agreed = 0
-        for index, group in enumerate(groups):
-            lower = _longest_for_group(group, index, step, floor, boundary, present)
-            if lower < boundary:
-                boundary = lower
-                break
-            agreed += 1
-    return max(boundary, floor)
-
-
-def _longest_for_group(
-    group: Group, index: int, step: int, floor: int, boundary: int, present: Callable[[int, int], bool]
-) -> int:
-    """Lower `boundary` until `group` can resume there.
-
-    A missing block `i` rules out every boundary after its beginning that needs it, and `first_needed` never
-    falls as the boundary rises: so the next candidate ends at or before block `i`, and no block is looked at twice.
-    """
+    boundary = max(floor, limit // step * step)
     while boundary > floor:
-        first = max(group.first_needed(boundary), floor // group.block_tokens)
-        for block in range(boundary // group.block_tokens - 1, first - 1, -1):
-            if not present(index, block):
-                boundary = block * group.block_tokens // step * step
-                break
-        else:
-            return boundary
-    return floor
+        asked = boundary
+        for group, is_present in zip(groups, present, strict=True):
+            boundary = group.longest(floor, boundary, step, is_present)
+        if boundary == asked:
+            break
+    return boundary

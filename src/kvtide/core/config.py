@@ -1,0 +1,185 @@
+"""Configuration: everything is validated here, once, before anything is allocated (F22).
+
+Two sources meet: the geometry, which only the engine knows, and the options, which people write.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from kvtide.core.eviction import POLICIES
+from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
+from kvtide.errors import ConfigError
+
+Mode = Literal["eager", "lazy"]
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS[f"{_letter}b"] = 1000**_power
+    _UNITS[f"{_letter}ib"] = 1024**_power
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", re.ASCII)
+
+
+def parse_size(option: str, value: object) -> int:
+    """Read a number of bytes: an integer, or text such as "64GiB" or "500 MB"."""
+    expected = 'a size in bytes above 0, such as 4096 or "64GiB"'
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip().lower())
+        if match is None or match[2] not in _UNITS:
+            raise ConfigError(option, value, expected)
+        size = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    else:
+        raise ConfigError(option, value, expected)
+    if size <= 0:
+        raise ConfigError(option, value, expected)
+    return size
+
+
+def parse_count(option: str, value: object, *, minimum: int = 1) -> int:
+    """Read a whole number that is at least `minimum`. Neither text nor booleans are numbers."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ConfigError(option, value, f"a whole number of at least {minimum}")
+    return value
+
+
+def parse_choice(option: str, value: object, choices: tuple[str, ...]) -> str:
+    """Read one of a few words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(option, value, "one of " + ", ".join(choices))
+    return value
+
+
+def parse_flag(option: str, value: object) -> bool:
+    """Read a boolean. The text "false" is refused, because it would count as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(option, value, "true or false, without quotes")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """What the engine knows about its KV cache."""
+
+    groups: tuple[Group, ...]
+    block_bytes: int
+    """Bytes of one device block on one rank, all layers together. One size, whatever group owns the block."""
+    device_blocks: int
+    """Blocks in the device pool that can be allocated (the null block does not count)."""
+    ranks: int = 1
+    step_tokens: int = 2048
+    """Most tokens that the engine computes in one step."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if not self.groups:
+            raise ConfigError("groups", self.groups, "at least one attention group")
+        for name in ("block_bytes", "device_blocks", "ranks", "step_tokens"):
+            parse_count(name, getattr(self, name))
+        for group in self.groups:
+            _check_group(group)
+        largest = max(group.block_tokens for group in self.groups)
+        for group in self.groups:
+            if largest % group.block_tokens:
+                raise ConfigError(
+                    "block_tokens", group.block_tokens, f"a divisor of the largest block size, {largest}"
+                )
+        boundary = common_boundary(self.groups)
+        needed = sum(
+            boundary // group.block_tokens - group.first_needed(boundary) for group in self.groups
+        )
+        if needed > self.device_blocks:
+            raise ConfigError(
+                "device_blocks",
+                self.device_blocks,
+                f"at least {needed}: the first boundary that all groups can resume from is at {boundary} tokens",
+            )
+
+
+def _check_group(group: Group) -> None:
+    parse_count("block_tokens", group.block_tokens)
+    if isinstance(group, SlidingWindow):
+        parse_count("window_tokens", group.window_tokens, minimum=2)
+    elif isinstance(group, ChunkedLocal):
+        parse_count("chunk_tokens", group.chunk_tokens)
+        if group.chunk_tokens % group.block_tokens:
+            raise ConfigError(
+                "chunk_tokens", group.chunk_tokens, f"a multiple of the group's block size, {group.block_tokens}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadConfig:
+    """A valid configuration. Made by `OffloadConfig.build`."""
+
+    geometry: Geometry
+    slots: int
+    """Host slots. Every rank has as many, each of `geometry.block_bytes`."""
+    mode: Mode
+    policy: str
+    pin_budget_blocks: int
+    """Most device blocks that stores may keep pinned at a time (F12)."""
+    min_load_tokens: int
+    """Fewer tokens than this are computed rather than loaded (F19)."""
+    events: bool
+    """Whether stored and removed keys are kept for `take_events`."""
+
+    @classmethod
+    def build(cls, geometry: Geometry, options: Mapping[str, object]) -> OffloadConfig:
+        """Check `options` (see `OPTIONS`) against `geometry`."""
+        for name in options:
+            if name not in OPTIONS:
+                near = difflib.get_close_matches(name, OPTIONS, n=1)
+                hint = f'did you mean "{near[0]}"? ' if near else ""
+                raise ConfigError(name, options[name], f"a known option; {hint}known are {', '.join(OPTIONS)}")
+        quarter = max(1, geometry.device_blocks // 4)
+        budget = parse_count("pin_budget", options.get("pin_budget", quarter))
+        if budget > geometry.device_blocks:
+            raise ConfigError("pin_budget", budget, f"at most the device pool, {geometry.device_blocks} blocks")
+        mode = parse_choice("mode", options.get("mode", "eager"), get_args(Mode))
+        return cls(
+            geometry=geometry,
+            slots=_slots(geometry, options),
+            mode="lazy" if mode == "lazy" else "eager",
+            policy=parse_choice("policy", options.get("policy", "prefix"), tuple(POLICIES)),
+            pin_budget_blocks=budget,
+            min_load_tokens=parse_count("min_load_tokens", options.get("min_load_tokens", 0), minimum=0),
+            events=parse_flag("events", options.get("events", False)),
+        )
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that all ranks take together."""
+        return self.slots * self.geometry.block_bytes * self.geometry.ranks
+
+
+OPTIONS: Mapping[str, str] = {
+    "host": 'host memory of the whole server, in bytes or as text ("64GiB"); shared evenly by the ranks',
+    "host_per_rank": "host memory of each rank, instead of host",
+    "mode": "eager: store blocks once they are computed; lazy: store blocks that are about to be evicted",
+    "policy": "which block leaves the host first: " + ", ".join(POLICIES),
+    "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool)",
+    "min_load_tokens": "compute rather than load when fewer tokens than this would be loaded (default: 0)",
+    "events": "keep an event stream of stored and removed keys (default: false)",
+}
+"""Every option people can write, with its meaning."""
+
+
+def _slots(geometry: Geometry, options: Mapping[str, object]) -> int:
+    """Return the slots of each rank, from `host` or `host_per_rank`."""
+    if ("host" in options) == ("host_per_rank" in options):
+        given = options.get("host") if "host" in options else None
+        raise ConfigError("host", given, "either host or host_per_rank, for example host=\"64GiB\"")
+    if "host" in options:
+        name, per_slot = "host", geometry.block_bytes * geometry.ranks
+    else:
+        name, per_slot = "host_per_rank", geometry.block_bytes
+    size = parse_size(name, options[name])
+    if size < per_slot:
+        raise ConfigError(name, options[name], f"at least one block, {per_slot} bytes")
+    return size // per_slot

@@ -1,0 +1,5 @@
+"""Eviction policies, one file each."""
+
+from __future__ import annotations
+
+POLICIES: dict[str, type] = {"prefix": object, "lru": object}
