@@ -86,13 +86,9 @@ class Geometry:
         largest = max(group.block_tokens for group in self.groups)
         for group in self.groups:
             if largest % group.block_tokens:
-                raise ConfigError(
-                    "block_tokens", group.block_tokens, f"a divisor of the largest block size, {largest}"
-                )
+                raise ConfigError("block_tokens", group.block_tokens, f"a divisor of the largest block size, {largest}")
         boundary = common_boundary(self.groups)
-        needed = sum(
-            boundary // group.block_tokens - group.first_needed(boundary) for group in self.groups
-        )
+        needed = sum(boundary // group.block_tokens - group.first_needed(boundary) for group in self.groups)
         if needed > self.device_blocks:
             raise ConfigError(
                 "device_blocks",
@@ -109,7 +105,9 @@ def _check_group(group: Group) -> None:
         parse_count("chunk_tokens", group.chunk_tokens)
         if group.chunk_tokens % group.block_tokens:
             raise ConfigError(
-                "chunk_tokens", group.chunk_tokens, f"a multiple of the group's block size, {group.block_tokens}"
+                "chunk_tokens",
+                group.chunk_tokens,
+                f"a multiple of the group's block size, {group.block_tokens}",
             )
 
 
@@ -174,7 +172,7 @@ def _slots(geometry: Geometry, options: Mapping[str, object]) -> int:
     """Return the slots of each rank, from `host` or `host_per_rank`."""
     if ("host" in options) == ("host_per_rank" in options):
         given = options.get("host") if "host" in options else None
-        raise ConfigError("host", given, "either host or host_per_rank, for example host=\"64GiB\"")
+        raise ConfigError("host", given, 'either host or host_per_rank, for example host="64GiB"')
     if "host" in options:
         name, per_slot = "host", geometry.block_bytes * geometry.ranks
     else:

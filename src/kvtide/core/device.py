@@ -50,3 +50,9 @@ class DevicePool(Protocol):
         Returns None when that block has left the free queue since, even if it has come back: the caller then
         starts again from the beginning (`after=None`).
         """
+
+    def free_ahead(self, cursor: int) -> int:
+        """Return at least how many blocks are in the free queue up to the one that had `cursor`, itself included.
+
+        A lower bound is enough (blocks that entered before it, less all that have left); 0 when it has left.
+        """

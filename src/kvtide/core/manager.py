@@ -1,4 +1,4 @@
-"""The façade: events in, plans out. (Signatures first; see docs/architecture.md.)"""
+"""The façade: events of the engine and reports of workers in, plans and outcomes out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,21 @@ from collections.abc import Sequence
 
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
+from kvtide.core.events import Event as CacheEvent
+from kvtide.core.events import EventStream
 from kvtide.core.groups import Key
+from kvtide.core.host_pool import HostPool
+from kvtide.core.ledger import Ledger, Load, Store, Transfer
+from kvtide.core.loads import Loads
+from kvtide.core.match import Match, Matcher
+from kvtide.core.metrics import Gauges, Metrics
+from kvtide.core.requests import Event, Request, State
+from kvtide.core.store_eager import EagerPlanner
+from kvtide.core.store_lazy import LazyPlanner, clean_target
+from kvtide.core.store_planner import StorePlanner
+from kvtide.core.stores import Stores
 from kvtide.core.wire import Outcome, Plan, Report
+from kvtide.errors import ProtocolError
 
 
 class OffloadManager:
@@ -18,10 +31,31 @@ class OffloadManager:
         add_request → match → reserve → admit → advance … advance → finish
                         ↑        └ give_up       └ preempt (back to match)
 
-        every step:  plan() → workers copy → report(each worker's report)
+        every step:  plan() → workers copy → report(what the workers say)
     """
 
-    def __init__(self, config: OffloadConfig, device: DevicePool) -> None: ...
+    def __init__(self, config: OffloadConfig, device: DevicePool) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        geometry = config.geometry
+        self._events = EventStream(config.events, self.metrics)
+        self._host = HostPool(config.slots, geometry.groups, config.policy, self._events, self.metrics)
+        self._ledger = Ledger(geometry.ranks, self.metrics)
+        self._stores = Stores(config, device, self._host, self._ledger, self.metrics)
+        matcher = Matcher(geometry.groups, self._host, config.min_load_tokens)
+        self._loads = Loads(device, self._host, matcher, self._ledger, self.metrics)
+        self._planner = self._make_planner(device)
+        self._requests: dict[str, Request] = {}
+        self._step = 0
+
+    def _make_planner(self, device: DevicePool) -> StorePlanner:
+        geometry = self.config.geometry
+        if self.config.mode == "eager":
+            return EagerPlanner(geometry.groups, device, self._host, self._stores)
+        target = clean_target(geometry.groups, geometry.step_tokens, geometry.device_blocks)
+        return LazyPlanner(geometry.groups, device, self._host, self._stores, target)
+
+    # ------------------------------------------------------------------ requests
 
     def add_request(self, request_id: str, keys: Sequence[Sequence[Key]], blocks: Sequence[Sequence[int]]) -> None:
         """Make a request known.
@@ -30,43 +64,155 @@ class OffloadManager:
         calls and never changes. `keys[g]` grows as tokens become known (full blocks only); `blocks[g]` is the
         block table, with NULL_BLOCK where a block is not needed any more.
         """
+        groups = len(self.config.geometry.groups)
+        if request_id in self._requests:
+            raise ProtocolError(f"request {request_id!r} is known already")
+        if len(keys) != groups or len(blocks) != groups:
+            raise ProtocolError(f"request {request_id!r}: keys and blocks are needed for each of {groups} groups")
+        self._requests[request_id] = Request(request_id, keys, blocks)
+        self.metrics.requests += 1
 
-    def match(self, request_id: str, device_tokens: int, num_tokens: int) -> "Match":
-        """Find what the host has for a request beyond `device_tokens`. Changes nothing. `.tokens` is the offer."""
+    def match(self, request_id: str, device_tokens: int, num_tokens: int) -> Match:
+        """Find what the host has beyond `device_tokens` for a request of `num_tokens`. Changes nothing.
 
-    def reserve(self, match: "Match") -> None:
-        """Keep what `match` found until `admit`, `give_up`, `preempt`, `finish` or the next `reserve` (F11)."""
+        `tokens` of the result is the offer. One token is always left to compute.
+        """
+        return self._loads.match(self._request(request_id), device_tokens, num_tokens)
+
+    def reserve(self, match: Match) -> None:
+        """Keep what `match` found until `admit`, `give_up`, `preempt`, `finish` or the next `reserve` (F11).
+
+        To be called right after `match`, before anything else, also when nothing was found: the reasons why are
+        counted when the request is admitted.
+        """
+        request = self._request(match.request_id)
+        request.handle(Event.RESERVE)
+        self._loads.reserve(request, match)
 
     def give_up(self, request_id: str) -> None:
         """Drop the reservation: the engine could not place the request now."""
+        request = self._request(request_id)
+        request.handle(Event.GIVE_UP)
+        self._loads.release(request)
 
     def admit(self, request_id: str, accepted_tokens: int) -> bool:
-        """Tell that the engine has allocated blocks and takes `accepted_tokens` of the offer (may be 0, or fewer).
+        """Tell that the engine has allocated blocks and takes `accepted_tokens` of the offer: all, fewer, or 0.
 
         Returns whether a load is under way: then the request must not run until `report` names it.
         """
+        return self._loads.admit(self._request(request_id), accepted_tokens)
 
     def advance(self, request_id: str, computed_tokens: int) -> None:
         """Tell that the KV of the first `computed_tokens` tokens has really been computed (no placeholders)."""
+        request = self._request(request_id)
+        request.handle(Event.ADVANCE)
+        before, request.computed_tokens = request.computed_tokens, computed_tokens
+        self._planner.advanced(request, before)
 
     def preempt(self, request_id: str) -> None:
         """Tell that the engine takes the request's blocks away; it will be matched again later.
 
-        To be called before the blocks are freed.
+        What was computed is stored from wherever the device still has it, so this may come after the blocks
+        were freed, as long as they were not given to anyone else yet.
         """
+        request = self._request(request_id)
+        request.handle(Event.PREEMPT)
+        self._planner.preempted(request)
+        self._loads.release(request)
+        request.load_id = None
+        request.computed_tokens = 0
+        request.stale = False
+        self.metrics.preemptions += 1
 
     def finish(self, request_id: str) -> None:
         """Tell that the request is over (done or aborted, in whatever state). Call before its blocks are freed."""
+        request = self._request(request_id)
+        self._planner.finished(request)
+        self._loads.release(request)
+        del self._requests[request_id]
+
+    # ------------------------------------------------------------------ steps
 
     def plan(self, *, idle: bool = False) -> Plan:
         """Return this step's plan. `idle`: nothing to compute, so workers may wait for the oldest transfer."""
+        self._step += 1
+        self._stores.retry()
+        self._planner.plan()
+        loads = tuple(load.as_copy() for load in self._loads.take_planned())
+        stores = tuple(store.as_copy() for store in self._stores.take_planned())
+        oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
+        return Plan(self._step, loads, stores, () if oldest is None else (oldest,))
 
-    def report(self, report: Report) -> Outcome:
-        """Take a worker's report; returns the requests whose loads are complete or failed."""
+    def report(self, *reports: Report) -> Outcome:
+        """Take the workers' reports; return the requests whose loads are complete or failed.
+
+        To be called every step, also without reports: some loads are settled without any worker's help.
+        """
+        settled: list[Transfer] = list(self._loads.take_settled_at_once())
+        for report in reports:
+            settled += self._ledger.settle(report)
+        loaded: list[str] = []
+        failed: list[str] = []
+        for transfer in settled:
+            if isinstance(transfer, Store):
+                self._stores.settle(transfer)
+            elif isinstance(transfer, Load):
+                succeeded = self._loads.settle(transfer, self._requests.get(transfer.request_id))
+                if succeeded is not None:
+                    (loaded if succeeded else failed).append(transfer.request_id)
+        return Outcome(tuple(loaded), tuple(failed))
 
     def reset(self) -> None:
-        """Forget everything that is cached: the weights have changed (F9). Copies in flight come to nothing."""
+        """Forget everything that is cached: the weights have changed (F9).
+
+        Copies in flight come to nothing. Requests that run now hold KV of the old weights, and all that they
+        compute builds on it: nothing of theirs is stored until they are preempted and start again.
+        """
+        self._stores.reset()
+        self._loads.reset()
+        for transfer in self._ledger:
+            transfer.abandoned = True
+        for request in self._requests.values():
+            request.stale = request.state in (State.LOADING, State.RUNNING)
+            if request.reservation is not None:
+                request.handle(Event.GIVE_UP)
+                self._loads.release(request)
+        self._host.clear()
+        self._planner.reset()
+        self.metrics.resets += 1
 
     @property
     def busy(self) -> bool:
-        """Whether transfers are in flight or waiting to be planned, so an idle engine must go on stepping."""
+        """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
+        return bool(len(self._ledger) or self._loads.waiting or self._stores.waiting or self._planner.waiting)
+
+    # ------------------------------------------------------------------ looking
+
+    def gauges(self) -> Gauges:
+        """Return the state of the pools."""
+        host = self._host
+        return Gauges(
+            slots=host.slots,
+            slots_free=host.num_free,
+            slots_cached=host.num_cached,
+            slots_writing=host.slots - host.num_free - host.num_cached,
+            slots_pinned=host.num_pinned(),
+            store_pins=self._stores.pinned_blocks,
+            transfers=len(self._ledger),
+            backlog_blocks=self._stores.backlog_blocks,
+        )
+
+    def is_cached(self, group: int, key: Key) -> bool:
+        """Whether a key is visible."""
+        slot = self._host.known(group).get(key)
+        return slot is not None and self._host.cached[slot] == 1
+
+    def take_events(self) -> list[CacheEvent]:
+        """Return what was stored and removed since the last call (if the option `events` is on)."""
+        return self._events.take()
+
+    def _request(self, request_id: str) -> Request:
+        request = self._requests.get(request_id)
+        if request is None:
+            raise ProtocolError(f"request {request_id!r} is not known")
+        return request

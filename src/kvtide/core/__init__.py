@@ -1,0 +1,63 @@
+"""The core decides: a state machine with events in and plans out. No I/O, no threads, no clock, no randomness.
+
+Start reading at `manager.py`. It imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from kvtide.core.config import OPTIONS, Geometry, Mode, OffloadConfig, parse_size
+from kvtide.core.device import BlockContent, DevicePool, FreeBlock
+from kvtide.core.events import Cleared, EventsLost, Removed, Stored
+from kvtide.core.eviction import POLICIES, EvictionPolicy
+from kvtide.core.groups import (
+    NULL_BLOCK,
+    ChunkedLocal,
+    FullAttention,
+    Group,
+    Key,
+    SlidingWindow,
+    StateSpace,
+    common_boundary,
+    longest_resumable,
+)
+from kvtide.core.manager import OffloadManager
+from kvtide.core.match import Match
+from kvtide.core.metrics import Gauges, Metrics
+from kvtide.core.reasons import NotLoaded, NotStored
+from kvtide.core.wire import Copy, Outcome, Plan, Report
+
+__all__ = [
+    "NULL_BLOCK",
+    "OPTIONS",
+    "POLICIES",
+    "BlockContent",
+    "ChunkedLocal",
+    "Cleared",
+    "Copy",
+    "DevicePool",
+    "EventsLost",
+    "EvictionPolicy",
+    "FreeBlock",
+    "FullAttention",
+    "Gauges",
+    "Geometry",
+    "Group",
+    "Key",
+    "Match",
+    "Metrics",
+    "Mode",
+    "NotLoaded",
+    "NotStored",
+    "OffloadConfig",
+    "OffloadManager",
+    "Outcome",
+    "Plan",
+    "Removed",
+    "Report",
+    "SlidingWindow",
+    "StateSpace",
+    "Stored",
+    "common_boundary",
+    "longest_resumable",
+    "parse_size",
+]

@@ -1,0 +1,50 @@
+"""The interface of an eviction policy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+NO_PARENT = -1
+
+
+class EvictionPolicy(ABC):
+    """Orders the cached slots of a host pool. Slots that are being written are none of its business.
+
+    Slots come as *chains*: consecutive blocks of one prefix in one group, head first. `end_tokens` is the length
+    of the prefix up to the end of the first block of the chain, `block_tokens` the length of each block. Calls
+    between two `tick`s happened at the same time.
+    """
+
+    def __init__(self, slots: int, pins: Sequence[int]) -> None:
+        """`pins` is live: `pins[slot]` is above zero while a slot must not be evicted."""
+        self.slots = slots
+        self.pins = pins
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Let time pass: what is used from now on was used later than what was used before."""
+
+    @abstractmethod
+    def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
+        """Take in a chain that is cached now. `parent` is the slot its head continues, or NO_PARENT."""
+
+    @abstractmethod
+    def adopt(self, child: int, parent: int) -> None:
+        """Tell that `parent` is cached now and that `child`, which had no parent, continues it."""
+
+    @abstractmethod
+    def use(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
+        """Tell that a cached chain was used."""
+
+    @abstractmethod
+    def release(self, slots: Sequence[int]) -> None:
+        """Tell that the last pin of each of these cached slots was returned."""
+
+    @abstractmethod
+    def evict(self, count: int) -> list[int]:
+        """Choose up to `count` unpinned slots and forget them. Fewer when there are not enough."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all slots."""

@@ -1,0 +1,128 @@
+"""The default: least recently used prefix first, its tail before its head.
+
+A prefix without its beginning is worthless, so a block that others continue is never evicted: only leaves of the
+tree of cached prefixes are. Among leaves the least recently used goes first, and of leaves used at the same time
+the one furthest from the beginning: so the groups of a hybrid model shrink together and what is left can still be
+resumed from.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy
+
+_TICK = 1 << 24
+"""Stamps within one tick are lowered by the position in the prefix; 16 million tokens fit between two ticks."""
+_SLOT_BITS = 32
+
+
+class PrefixAware(EvictionPolicy):
+    """A heap of leaves, kept lazily.
+
+    Using a block only writes its stamp. A heap entry whose slot turns out to be used since, pinned or continued is
+    dealt with when it comes to the top. Every unpinned leaf has exactly one entry (`_queued`). Evicting a leaf
+    usually makes its parent the next victim, and then the heap is not touched at all: a whole conversation is
+    evicted at the cost of one entry.
+    """
+
+    def __init__(self, slots: int, pins: Sequence[int]) -> None:
+        super().__init__(slots, pins)
+        self._parent = [NO_PARENT] * slots
+        self._children = [0] * slots
+        self._stamp = array("q", bytes(8 * slots))
+        self._queued = bytearray(slots)
+        self._heap: list[int] = []
+        self._now = _TICK
+
+    def tick(self) -> None:
+        """Let time pass."""
+        self._now += _TICK
+
+    def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
+        """Link the chain: every slot of it has one child, except the last one, which is a leaf."""
+        parents, children, stamps = self._parent, self._children, self._stamp
+        if parent != NO_PARENT:
+            children[parent] += 1
+        stamp = self._now - end_tokens
+        for slot in chain:
+            parents[slot] = parent
+            children[slot] = 1
+            stamps[slot] = stamp
+            stamp -= block_tokens
+            parent = slot
+        children[parent] = 0
+        self._push(parent)
+
+    def adopt(self, child: int, parent: int) -> None:
+        """Link a child that came before its parent."""
+        self._parent[child] = parent
+        self._children[parent] += 1
+
+    def use(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
+        """Renew the stamps."""
+        stamps = self._stamp
+        stamp = self._now - end_tokens
+        for slot in chain:
+            stamps[slot] = stamp
+            stamp -= block_tokens
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Queue those that became evictable."""
+        children, queued = self._children, self._queued
+        for slot in slots:
+            if not children[slot] and not queued[slot]:
+                self._push(slot)
+
+    def evict(self, count: int) -> list[int]:
+        """Take leaves, least recently used first."""
+        parents, children, stamps = self._parent, self._children, self._stamp
+        pins, queued, heap = self.pins, self._queued, self._heap
+        victims: list[int] = []
+        slot = NO_PARENT
+        while len(victims) < count:
+            if slot == NO_PARENT:
+                slot = self._pop_leaf()
+                if slot == NO_PARENT:
+                    break
+            victims.append(slot)
+            parent = parents[slot]
+            slot = NO_PARENT
+            if parent == NO_PARENT:
+                continue
+            children[parent] -= 1
+            if children[parent] or pins[parent] or queued[parent]:
+                continue
+            if heap and stamps[parent] > heap[0] >> _SLOT_BITS:
+                self._push(parent)
+            else:
+                slot = parent
+        if slot != NO_PARENT:
+            self._push(slot)
+        return victims
+
+    def clear(self) -> None:
+        """Forget all slots."""
+        self._heap.clear()
+        self._queued[:] = bytes(self.slots)
+
+    def _push(self, slot: int) -> None:
+        self._queued[slot] = 1
+        heappush(self._heap, self._stamp[slot] << _SLOT_BITS | slot)
+
+    def _pop_leaf(self) -> int:
+        """Return the least recently used unpinned leaf, or NO_PARENT."""
+        heap = self._heap
+        while heap:
+            entry = heappop(heap)
+            slot = entry & ((1 << _SLOT_BITS) - 1)
+            self._queued[slot] = 0
+            if self.pins[slot] or self._children[slot]:
+                continue  # comes back with `release`, or when its last child is evicted
+            if self._stamp[slot] != entry >> _SLOT_BITS:
+                self._push(slot)
+                continue
+            return slot
+        return NO_PARENT

@@ -1,0 +1,190 @@
+"""The host pool: which key is in which slot, what is pinned, what can be had.
+
+A slot is in one of three states:
+
+    free ── assign ──► writing ── commit ──► cached ── evicted ──► free
+                          └────── abandon ───────────────────────► free
+
+Keys of slots being written are known here too, so one key is written by one transfer at a time (I7), but only
+cached ones are visible to requests (I3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvtide.core.chain import Chain
+from kvtide.core.events import Cleared, EventStream, Removed, Stored
+from kvtide.core.eviction import NO_PARENT, POLICIES
+from kvtide.core.groups import Group, Key
+from kvtide.core.metrics import Metrics
+from kvtide.core.orphans import Orphans
+
+
+class HostPool:
+    """Slots with keys, pins and an eviction order. Per-slot data is in flat lists: a million slots are usual."""
+
+    def __init__(self, slots: int, groups: Sequence[Group], policy: str, events: EventStream, metrics: Metrics) -> None:
+        self.slots = slots
+        self._block_tokens = [group.block_tokens for group in groups]
+        self._slot_of: list[dict[Key, int]] = [{} for _ in groups]
+        self._key: list[Key | None] = [None] * slots
+        self._group = bytearray(slots)
+        self._cached = bytearray(slots)
+        self._pins = [0] * slots
+        self._free = list(range(slots - 1, -1, -1))
+        self._num_cached = 0
+        self._policy = POLICIES[policy](slots, self._pins)
+        self._orphans = Orphans()
+        self._events = events
+        self._metrics = metrics
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def num_free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Slots whose key is visible, pinned or not."""
+        return self._num_cached
+
+    def num_pinned(self) -> int:
+        """Slots with at least one pin. Counted by looking at all of them: for gauges and tests."""
+        return self.slots - self._pins.count(0)
+
+    def known(self, group: int) -> Mapping[Key, int]:
+        """Slots by key for one group: the cached ones and those being written. For reading only."""
+        return self._slot_of[group]
+
+    @property
+    def cached(self) -> bytearray:
+        """One byte per slot: whether its key is visible. For reading only."""
+        return self._cached
+
+    # ------------------------------------------------------------------ pins
+
+    def pin(self, slots: Sequence[int]) -> None:
+        """Keep slots from being evicted."""
+        pins = self._pins
+        for slot in slots:
+            pins[slot] += 1
+
+    def unpin(self, slots: Sequence[int]) -> None:
+        """Return pins. A slot that was forgotten meanwhile (reset) is free once nobody reads it any more."""
+        pins, cached = self._pins, self._cached
+        released = []
+        for slot in slots:
+            left = pins[slot] = pins[slot] - 1
+            if not left:
+                if cached[slot]:
+                    released.append(slot)
+                else:
+                    self._free.append(slot)
+        if released:
+            self._policy.release(released)
+
+    def use(self, group: int, slots: Sequence[int], end_tokens: int) -> None:
+        """Tell that cached slots of one prefix were used; `end_tokens` is where the first one ends."""
+        self._policy.use(slots, end_tokens, self._block_tokens[group])
+
+    def tick(self) -> None:
+        """Let time pass for the eviction policy."""
+        self._policy.tick()
+
+    # ------------------------------------------------------------------ life of a slot
+
+    def take(self, count: int) -> list[int]:
+        """Return up to `count` slots to write to, evicting what the policy gives up."""
+        if len(self._free) < count:
+            self._evict(count - len(self._free))
+        first = max(0, len(self._free) - count)
+        slots = self._free[first:]
+        del self._free[first:]
+        slots.reverse()
+        return slots
+
+    def assign(self, chain: Chain) -> None:
+        """Let the slots of a chain be written. Its keys must be unknown so far."""
+        self._slot_of[chain.group].update(zip(chain.keys, chain.slots, strict=True))
+        keys, groups, group = self._key, self._group, chain.group
+        for slot, key in zip(chain.slots, chain.keys, strict=True):
+            keys[slot] = key
+            groups[slot] = group
+
+    def commit(self, chain: Chain) -> None:
+        """Make a chain visible: every rank has every byte of it."""
+        slot_of, cached = self._slot_of[chain.group], self._cached
+        for slot in chain.slots:
+            cached[slot] = 1
+        self._num_cached += len(chain.slots)
+        parent = slot_of.get(chain.parent, NO_PARENT) if chain.parent is not None else NO_PARENT
+        if parent != NO_PARENT and not cached[parent]:
+            parent = NO_PARENT
+        self._policy.add(chain.slots, parent, chain.end_tokens, self._block_tokens[chain.group])
+        if self._orphans:
+            self._adopt(chain)
+        if parent == NO_PARENT and chain.parent is not None:
+            self._orphans.add(chain.slots[0], chain.group, chain.parent)
+        self._metrics.stored_blocks += len(chain.slots)
+        if self._events.enabled:
+            self._events.add(Stored(chain.group, tuple(chain.keys), chain.parent))
+
+    def abandon(self, chain: Chain) -> None:
+        """Free the slots of a chain whose store came to nothing."""
+        slot_of, keys = self._slot_of[chain.group], self._key
+        for slot, key in zip(chain.slots, chain.keys, strict=True):
+            if slot_of.get(key) == slot:  # not so after a reset
+                del slot_of[key]
+            keys[slot] = None
+        self._free.extend(chain.slots)
+
+    def clear(self) -> None:
+        """Forget every key. Slots with copies in flight are freed when those end: `unpin`, `abandon`."""
+        for slot_of in self._slot_of:
+            for slot in slot_of.values():
+                self._key[slot] = None
+                if self._cached[slot]:
+                    self._cached[slot] = 0
+                    if not self._pins[slot]:
+                        self._free.append(slot)
+            slot_of.clear()
+        self._num_cached = 0
+        self._policy.clear()
+        self._orphans.clear()
+        self._events.add(Cleared())
+
+    def _evict(self, count: int) -> None:
+        victims = self._policy.evict(count)
+        keys, groups, cached, slot_of = self._key, self._group, self._cached, self._slot_of
+        for slot in victims:
+            key = keys[slot]
+            assert key is not None
+            del slot_of[groups[slot]][key]
+            cached[slot] = 0
+        if self._orphans:
+            for slot in victims:
+                self._orphans.drop(slot)
+        if self._events.enabled:
+            self._announce_removed(victims)
+        for slot in victims:
+            keys[slot] = None
+        self._free.extend(reversed(victims))
+        self._num_cached -= len(victims)
+        self._metrics.evicted_blocks += len(victims)
+
+    def _adopt(self, chain: Chain) -> None:
+        for slot, key in zip(chain.slots, chain.keys, strict=True):
+            for child in self._orphans.take(chain.group, key):
+                self._policy.adopt(child, slot)
+
+    def _announce_removed(self, victims: Sequence[int]) -> None:
+        by_group: dict[int, list[Key]] = {}
+        for slot in victims:
+            key = self._key[slot]
+            assert key is not None
+            by_group.setdefault(self._group[slot], []).append(key)
+        for group, keys in by_group.items():
+            self._events.add(Removed(group, tuple(keys)))

@@ -1,0 +1,47 @@
+"""Why a block was not stored and why a token was not loaded (F4). Nothing is lost in silence."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class NotStored(str, Enum):
+    """Why a block that was computed is not on the host. Counted in blocks."""
+
+    HOST_FULL = "host_full"
+    """Every host slot is pinned, being written, or needed by what would be stored."""
+    EVICTED_FROM_DEVICE = "evicted_from_device"
+    """It had to wait (pin budget, failed copy), and the engine has reused the device block meanwhile."""
+    PREFIX_MISSING = "prefix_missing"
+    """A block before it could not be stored, so that this one would be of no use."""
+    COPY_FAILED = "copy_failed"
+    """The copy failed as often as it is tried."""
+    OUT_OF_WINDOW = "out_of_window"
+    """The engine gave it up as not needed any more before it could be stored."""
+    NO_KEY = "no_key"
+    """The engine gave no key for a block that was computed."""
+    RESET = "reset"
+    """It was computed before a reset, or on top of what was."""
+    QUEUE_FULL = "queue_full"
+    """Too many blocks were waiting for the pin budget already."""
+
+
+class NotLoaded(str, Enum):
+    """Why a token that a request needed was computed instead of loaded. Counted in tokens."""
+
+    NOT_CACHED = "not_cached"
+    """The host does not have its block."""
+    STILL_STORING = "still_storing"
+    """Its block is on its way to the host."""
+    GROUP_CANNOT_RESUME = "group_cannot_resume"
+    """Its block is there, but another attention group has no way to resume here."""
+    LAST_TOKEN = "last_token"  # noqa: S105 (not a password)
+    """It is there, but at least one token has to be computed."""
+    BELOW_BREAK_EVEN = "below_break_even"
+    """Loading so few tokens costs more than computing them (`min_load_tokens`)."""
+    NOT_ACCEPTED = "not_accepted"
+    """It was offered, and the engine took less."""
+    COPY_FAILED = "copy_failed"
+    """The copy failed, or an earlier load of the same request did."""
+    RESET = "reset"
+    """The cache was reset while it was being loaded."""

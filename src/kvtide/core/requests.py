@@ -1,0 +1,97 @@
+"""Requests as the core sees them: a small state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from kvtide.core.groups import Key
+from kvtide.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from kvtide.core.match import Match
+
+
+class State(Enum):
+    """Where a request stands."""
+
+    WAITING = auto()
+    """Known; holds no device blocks that kvtide cares about."""
+    RESERVED = auto()
+    """Something was found for it on the host and is kept for it."""
+    LOADING = auto()
+    """A load writes to its device blocks."""
+    RUNNING = auto()
+    """The engine computes its tokens."""
+
+
+class Event(Enum):
+    """What the engine or a report says about a request."""
+
+    RESERVE = auto()
+    GIVE_UP = auto()
+    ADMIT = auto()
+    ADMIT_WITH_LOAD = auto()
+    LOAD_ENDED = auto()
+    ADVANCE = auto()
+    PREEMPT = auto()
+
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.WAITING: {
+        Event.RESERVE: State.RESERVED,
+        Event.GIVE_UP: State.WAITING,
+        Event.ADMIT: State.RUNNING,
+        Event.PREEMPT: State.WAITING,
+    },
+    State.RESERVED: {
+        Event.RESERVE: State.RESERVED,
+        Event.GIVE_UP: State.WAITING,
+        Event.ADMIT: State.RUNNING,
+        Event.ADMIT_WITH_LOAD: State.LOADING,
+        Event.PREEMPT: State.WAITING,
+    },
+    State.LOADING: {
+        Event.LOAD_ENDED: State.RUNNING,
+        Event.PREEMPT: State.WAITING,
+    },
+    State.RUNNING: {
+        Event.ADVANCE: State.RUNNING,
+        Event.PREEMPT: State.WAITING,
+    },
+}
+"""What may follow what. Finishing is possible in every state and removes the request."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that the engine has made known and not finished."""
+
+    id: str
+    keys: Sequence[Sequence[Key]]
+    """Live, owned by the engine: per group, the keys of the blocks whose tokens are all known."""
+    blocks: Sequence[Sequence[int]]
+    """Live, owned by the engine: per group, the block table."""
+    state: State = State.WAITING
+    computed_tokens: int = 0
+    considered: list[int] = field(default_factory=list)
+    """Per group: blocks before this one have been stored, or left for the flush at the end."""
+    reservation: Match | None = None
+    load_id: int | None = None
+    load_failed: bool = False
+    """A load of this request failed: it is not tried again."""
+    stale: bool = False
+    """It holds KV from before a reset: nothing of it may be stored."""
+
+    def __post_init__(self) -> None:
+        """Start with nothing considered."""
+        self.considered = [0] * len(self.keys)
+
+    def handle(self, event: Event) -> None:
+        """Change state; an event that has no meaning now is a bug in the engine's integration."""
+        following = TRANSITIONS[self.state].get(event)
+        if following is None:
+            raise ProtocolError(f"request {self.id!r} is {self.state.name}: {event.name} has no meaning here")
+        self.state = following
