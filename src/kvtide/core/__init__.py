@@ -5,7 +5,7 @@ Start reading at `manager.py`. It imports nothing but the standard library.
 
 from __future__ import annotations
 
-from kvtide.core.config import OPTIONS, Geometry, Mode, OffloadConfig, parse_size
+from kvtide.core.config import OPTIONS, Geometry, Mode, OffloadConfig
 from kvtide.core.device import BlockContent, DevicePool, FreeBlock
 from kvtide.core.events import Cleared, EventsLost, Removed, Stored
 from kvtide.core.eviction import POLICIES, EvictionPolicy
@@ -59,5 +59,4 @@ __all__ = [
     "Stored",
     "common_boundary",
     "longest_resumable",
-    "parse_size",
 ]

@@ -6,7 +6,6 @@ Two sources meet: the geometry, which only the engine knows, and the options, wh
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -14,52 +13,9 @@ from typing import Literal, get_args
 from kvtide.core.eviction import POLICIES
 from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
 from kvtide.errors import ConfigError
+from kvtide.options import parse_choice, parse_count, parse_flag, parse_size
 
 Mode = Literal["eager", "lazy"]
-
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _UNITS[f"{_letter}b"] = 1000**_power
-    _UNITS[f"{_letter}ib"] = 1024**_power
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", re.ASCII)
-
-
-def parse_size(option: str, value: object) -> int:
-    """Read a number of bytes: an integer, or text such as "64GiB" or "500 MB"."""
-    expected = 'a size in bytes above 0, such as 4096 or "64GiB"'
-    if isinstance(value, str):
-        match = _SIZE.fullmatch(value.strip().lower())
-        if match is None or match[2] not in _UNITS:
-            raise ConfigError(option, value, expected)
-        size = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
-    elif isinstance(value, int) and not isinstance(value, bool):
-        size = value
-    else:
-        raise ConfigError(option, value, expected)
-    if size <= 0:
-        raise ConfigError(option, value, expected)
-    return size
-
-
-def parse_count(option: str, value: object, *, minimum: int = 1) -> int:
-    """Read a whole number that is at least `minimum`. Neither text nor booleans are numbers."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise ConfigError(option, value, f"a whole number of at least {minimum}")
-    return value
-
-
-def parse_choice(option: str, value: object, choices: tuple[str, ...]) -> str:
-    """Read one of a few words."""
-    if not isinstance(value, str) or value not in choices:
-        raise ConfigError(option, value, "one of " + ", ".join(choices))
-    return value
-
-
-def parse_flag(option: str, value: object) -> bool:
-    """Read a boolean. The text "false" is refused, because it would count as true."""
-    if not isinstance(value, bool):
-        raise ConfigError(option, value, "true or false, without quotes")
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

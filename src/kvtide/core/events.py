@@ -53,7 +53,7 @@ class EventStream:
         if not self.enabled:
             return
         if len(self._events) >= EVENTS_MAX:
-            self._metrics.events_lost += len(self._events)
+            self._metrics.events_lost += sum(not isinstance(lost, EventsLost) for lost in self._events)
             self._events = [EventsLost()]
         self._events.append(event)
 

@@ -90,6 +90,19 @@ class HostPool:
         """Tell that cached slots of one prefix were used; `end_tokens` is where the first one ends."""
         self._policy.use(slots, end_tokens, self._block_tokens[group])
 
+    def use_keys(self, group: int, keys: Sequence[Key], end_tokens: int) -> None:
+        """Tell that a prefix was in use until now, as far as it is cached; `end_tokens` is where its first key ends."""
+        slot_of, cached, block_tokens = self._slot_of[group], self._cached, self._block_tokens[group]
+        run: list[int] = []
+        for index, slot in enumerate(map(slot_of.get, keys)):
+            if slot is not None and cached[slot]:
+                run.append(slot)
+            elif run:
+                self.use(group, run, end_tokens + (index - len(run)) * block_tokens)
+                run = []
+        if run:
+            self.use(group, run, end_tokens + (len(keys) - len(run)) * block_tokens)
+
     def tick(self) -> None:
         """Let time pass for the eviction policy."""
         self._policy.tick()

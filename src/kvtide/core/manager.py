@@ -166,7 +166,8 @@ class OffloadManager:
         """Forget everything that is cached: the weights have changed (F9).
 
         Copies in flight come to nothing. Requests that run now hold KV of the old weights, and all that they
-        compute builds on it: nothing of theirs is stored until they are preempted and start again.
+        compute builds on it: nothing of theirs is stored until they are preempted and start again. The engine
+        does the same in its own prefix cache: it forgets it now, and keeps blocks of these requests out of it.
         """
         self._stores.reset()
         self._loads.reset()

@@ -48,20 +48,19 @@ class Matcher:
 
     def match(self, request_id: str, keys: Sequence[Sequence[Key]], device_tokens: int, num_tokens: int) -> Match:
         """Find the longest prefix of a request of `num_tokens` tokens, one of which is left to compute."""
-        floor = device_tokens // self._step * self._step
         end = num_tokens // self._step * self._step
         limit = (num_tokens - 1) // self._step * self._step
-        boundary = longest_resumable(self._groups, floor, limit, self._present(keys))
-        tokens = max(0, boundary - device_tokens)
+        boundary = longest_resumable(self._groups, device_tokens, limit, self._present(keys))
+        tokens = boundary - device_tokens
         missed: dict[NotLoaded, int] = {}
-        if limit > max(boundary, device_tokens):
-            missed[self._why(keys, max(boundary, floor))] = limit - max(boundary, device_tokens)
+        if limit > boundary:
+            missed[self._why(keys, boundary)] = limit - boundary
         if boundary == limit < end and self._all_known(keys, limit):
             missed[NotLoaded.LAST_TOKEN] = end - limit
         if 0 < tokens < self._min_load_tokens:
             missed[NotLoaded.BELOW_BREAK_EVEN] = tokens
             tokens = 0
-        pieces = self.pieces(keys, floor, boundary) if tokens else ()
+        pieces = self.pieces(keys, device_tokens, boundary) if tokens else ()
         assert pieces is not None
         return Match(request_id, device_tokens, tokens, pieces, missed)
 
@@ -104,6 +103,7 @@ class Matcher:
 
     def _why(self, keys: Sequence[Sequence[Key]], boundary: int) -> NotLoaded:
         """Tell why the step behind `boundary` could not be taken."""
+        boundary = boundary // self._step * self._step
         cached = self._host.cached
         still_storing = False
         for index, group in enumerate(self._groups):

@@ -89,7 +89,7 @@ class EagerPlanner:
                 self._stores.lose(NotStored.RESET, len(chain))
                 continue
             self._stores.lose(NotStored.NO_KEY, request.computed_tokens // group.block_tokens - full)
-            self._use(chain)
+            self._host.use_keys(index, chain.keys, chain.end_tokens)
             if find is None:
                 self._count_out_of_window(request, index, request.considered[index], full)
             for run in self._stores.runs(chain, find) if find else self._missing(request, chain, 0):
@@ -122,13 +122,6 @@ class EagerPlanner:
         if block is None:
             self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
         return block
-
-    def _use(self, chain: Chain) -> None:
-        """Renew what the host has of a chain: the conversation was active until now."""
-        known, cached = self._host.known(chain.group), self._host.cached
-        slots = [slot for slot in map(known.get, chain.keys) if slot is not None and cached[slot]]
-        if slots:
-            self._host.use(chain.group, slots, chain.end_tokens)
 
     def _count_out_of_window(self, request: Request, index: int, first: int, last: int) -> None:
         """Count blocks that left their window before they were stored."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from kvtide.core.chain import Chain
@@ -42,7 +41,7 @@ class Stores:
         self._host = host
         self._ledger = ledger
         self._metrics = metrics
-        self._backlog: deque[tuple[Chain, int]] = deque()
+        self._backlog: list[tuple[Chain, int]] = []
         self._planned: list[Store] = []
         self.backlog_blocks = 0
         self.pinned_blocks = 0
@@ -110,14 +109,22 @@ class Stores:
             self._metrics.not_stored[why] += blocks
 
     def retry(self) -> None:
-        """Start what was deferred, as far as the pin budget goes."""
-        for _ in range(len(self._backlog)):
+        """Start what was deferred, as far as the pin budget goes.
+
+        Heads before tails: a tail is of no use, and given up, when what it continues is not on its way.
+        """
+        if not self._backlog or self.room <= 0:
+            return
+        waiting = sorted(self._backlog, key=lambda entry: entry[0].end_tokens)
+        self._backlog = []
+        self.backlog_blocks = 0
+        for position, (chain, attempt) in enumerate(waiting):
             if self.room <= 0:
-                return
-            chain, attempt = self._backlog.popleft()
-            self.backlog_blocks -= len(chain)
+                self._backlog += waiting[position:]
+                break
             for run in self.runs(chain, self._find):
                 self.start_or_defer(run, attempt)
+        self.backlog_blocks = sum(len(chain) for chain, _ in self._backlog)
 
     def start_or_defer(self, chain: Chain, attempt: int = 1) -> None:
         """Start a chain that nobody will offer again: what does not fit now waits, or is counted as lost."""

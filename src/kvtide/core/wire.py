@@ -52,4 +52,8 @@ class Outcome:
     loaded: tuple[str, ...] = ()
     """Requests whose load is complete: their tokens count as computed."""
     failed: tuple[str, ...] = ()
-    """Requests whose load failed: the tokens have to be computed."""
+    """Requests whose load failed: the tokens have to be computed.
+
+    What their blocks hold is undefined, and where the load needed none of a window's blocks the table has
+    NULL_BLOCK: allocate what computing needs, or preempt the request and start again.
+    """

@@ -1,0 +1,97 @@
+"""Host memory for blocks: one mapping, cut into slots of one size."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.errors import ConfigError, CopyError
+from kvtide.options import parse_count
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+class HostArena:
+    """`slots` slots of `slot_bytes` bytes, zero at first. A page takes real memory once it is touched.
+
+    Example:
+        >>> with HostArena(slots=4, slot_bytes=16) as arena:
+        ...     arena.memory[3, :] = 7
+        ...     arena.memory.shape
+        (4, 16)
+
+    """
+
+    def __init__(self, slots: int, slot_bytes: int) -> None:
+        parse_count("slots", slots)
+        parse_count("slot_bytes", slot_bytes)
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self._mapping = _map(slots * slot_bytes)
+        flat = np.frombuffer(self._mapping, dtype=np.uint8)
+        self._memory: npt.NDArray[np.uint8] | None = flat.reshape(slots, slot_bytes)
+
+    @property
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """The slots as rows of bytes."""
+        if self._memory is None:
+            raise CopyError("the host arena is closed")
+        return self._memory
+
+    def close(self) -> None:
+        """Give the memory back, at once or as soon as the last view of it is gone. May be called again."""
+        self._memory = None
+        # While somebody looks at the memory, a BufferError: unmapping it under a running copy would crash the
+        # process. Python unmaps it when the last view goes.
+        with contextlib.suppress(BufferError):
+            self._mapping.close()
+
+    def __enter__(self) -> HostArena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _map(size: int) -> mmap.mmap:
+    """Map `size` bytes, or say that the machine does not have them.
+
+    A mapping larger than memory often succeeds and the process is killed when the pages are touched, hours
+    later. So the size is compared with what the machine has before it is mapped.
+    """
+    available = available_bytes()
+    if size > available:
+        raise ConfigError("host", size, f"at most the {available} bytes that this machine has left")
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError("host", size, f"memory that this machine can give ({error})") from error
+
+
+def available_bytes() -> int:
+    """Return how much memory this process can hope for: what is left, within the cgroup's limit."""
+    limits = [_machine_bytes(), *(_cgroup_bytes(path) for path in _CGROUP_LIMITS)]
+    return min(limit for limit in limits if limit is not None)
+
+
+def _cgroup_bytes(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such file here, or the word "max"
+        return None
+
+
+def _machine_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name == "MemAvailable":
+                return int(rest.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,102 @@
+"""The interface of everything that moves blocks between device and host memory."""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvtide.core.wire import Copy
+
+Fence = Callable[[], object]
+"""What a copy must come after.
+
+Called once, where the copy is issued and right before it. It returns when the compute it stands for has
+ended, or when it has arranged that the copy cannot overtake that compute: `torch.cuda.Event.wait`, called
+with the copy stream current, is a fence as it is. A fence that raises fails its transfer. A fence must end by
+itself.
+"""
+
+
+class Direction(enum.Enum):
+    """Which way the bytes of a transfer go."""
+
+    STORE = "store"
+    """Device to host."""
+    LOAD = "load"
+    """Host to device."""
+
+
+class Finished(NamedTuple):
+    """The transfers that ended since the last poll."""
+
+    done: tuple[int, ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()
+    """Pairs of transfer id and why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What was moved in one direction since the engine was made. Failed transfers do not count."""
+
+    transfers: int = 0
+    bytes: int = 0
+    busy_s: float = 0.0
+    """Seconds spent copying, without waiting in the queue or for fences. Copies that run at a time add up."""
+
+
+class CopyEngine(ABC):
+    """Moves blocks. Nothing that goes wrong with a transfer is raised: it is reported by `poll`.
+
+    Transfers run in any order and at the same time. Who needs an order waits for the report of the first
+    before the second is submitted; the core does so by pinning what is in flight.
+
+    One thread submits, polls, waits and closes.
+    """
+
+    @abstractmethod
+    def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
+        """Take a transfer and return at once; `poll` will report it exactly once.
+
+        `after` is what the copy must come after. None: the compute that wrote or read these blocks has ended.
+
+        Returns False if the transfer is refused, because as many as fit are in flight (submitted and not yet
+        polled) or because the engine is closed. A refused transfer moves nothing and is not reported. A
+        transfer that is already in flight is not taken a second time; the answer is True.
+        """
+
+    @abstractmethod
+    def poll(self) -> Finished:
+        """Return the transfers that ended since the last call, each exactly once. Does not block."""
+
+    @abstractmethod
+    def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
+        """Block until none of the transfers is under way, at most `timeout_s`. Returns whether it came true.
+
+        Transfers that were polled or never submitted are not under way. What ended is still reported by
+        `poll`.
+        """
+
+    @abstractmethod
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Take no more transfers, let those that run come to their end, give back threads and views.
+
+        Transfers that had not begun are reported as failed by the next `poll`. Returns whether nothing moves any
+        more. False after `timeout_s`: a copy still runs, and is reported by the first `poll` after its end, for
+        its memory is not free before. May be called again.
+        """
+
+    @abstractmethod
+    def traffic(self, direction: Direction) -> Traffic:
+        """Return what was moved in one direction so far."""
+
+
+def describe(error: BaseException) -> str:
+    """Return what a report says about an exception.
+
+    Not `str(error)`, which is code of the exception's own and may raise in turn.
+    """
+    return "".join(traceback.format_exception_only(error)).strip()

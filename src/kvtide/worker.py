@@ -1,0 +1,155 @@
+"""A worker runs the core's plans on a copy engine and says what became of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtide.copy import CopyEngine, Direction, Fence, Traffic
+from kvtide.copy.base import describe
+from kvtide.core.wire import Copy, Plan, Report
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """What a worker did since it was made."""
+
+    store: Traffic
+    load: Traffic
+    done: int
+    """Transfers reported as done."""
+    failed: int
+    """Transfers reported as failed."""
+    waits_expired: int
+    """Times that a plan's `wait_for` was given up at the deadline; the transfers go on."""
+    engine_errors: int
+    """Times that the copy engine raised. It never should."""
+
+
+class Worker:
+    """One rank's hands. Reports every transfer once, and nothing the copy engine does kills it (F17).
+
+    Example:
+        >>> from kvtide.copy import NullCopyEngine
+        >>> worker = Worker(rank=0, engine=NullCopyEngine())
+        >>> worker.start(Plan(step=1, stores=(Copy(id=7, blocks=(3,), slots=(0,)),)))
+        >>> worker.poll()
+        Report(rank=0, done=(7,), failed=())
+
+    """
+
+    def __init__(self, rank: int, engine: CopyEngine, *, wait_timeout_s: float = 5.0) -> None:
+        self.rank = rank
+        self._engine = engine
+        self._wait_timeout_s = wait_timeout_s
+        self._in_flight: set[int] = set()
+        """Transfers that the engine has taken and this worker has not reported."""
+        self._failed: dict[int, str] = {}
+        """Transfers that the engine did not take, until the next report."""
+        self._over: str | None = None
+        """Why no more transfers are taken: the worker was closed, or the engine broke."""
+        self._traffic = dict.fromkeys(Direction, Traffic())
+        self._done_count = 0
+        self._failed_count = 0
+        self._waits_expired = 0
+        self._engine_errors = 0
+
+    def start(self, plan: Plan, after: Fence | None = None) -> None:
+        """Begin a plan's copies, loads first, then wait for `plan.wait_for`, with a deadline.
+
+        `after` is the compute that the copies must come after. None: it has ended (F6, F7).
+        """
+        for copy in plan.loads:
+            self._submit(Direction.LOAD, copy, after)
+        for copy in plan.stores:
+            self._submit(Direction.STORE, copy, after)
+        if plan.wait_for:
+            self._wait_for(plan.wait_for)
+
+    def poll(self) -> Report:
+        """Say what ended since the last call, each transfer once. Does not block."""
+        done: tuple[int, ...] = ()
+        failed, self._failed = self._failed, {}
+        try:
+            done, engine_failed = self._engine.poll()
+        except Exception as error:
+            self._engine_errors += 1
+            self._over = self._over or f"the copy engine broke: {describe(error)}"
+        else:
+            # What is not in flight was reported before, or was refused by a submit that raised.
+            done = tuple(id_ for id_ in done if id_ in self._in_flight)
+            failed.update((id_, why) for id_, why in engine_failed if id_ in self._in_flight)
+        self._in_flight -= failed.keys() | set(done)
+        if self._over is not None:
+            failed.update(self._abandon(self._over))
+        self._done_count += len(done)
+        self._failed_count += len(failed)
+        return Report(self.rank, done, tuple(failed.items()))
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Close the copy engine. A last `poll` reports what was in flight. May be called again.
+
+        Returns whether nothing moves any more, so that the memory on both sides may be given back. If not, what
+        still moves is reported by a later `poll`.
+        """
+        self._over = self._over or "the worker was closed"
+        return self._close_engine(timeout_s)
+
+    @property
+    def stats(self) -> WorkerStats:
+        """What was moved so far and how it went."""
+        return WorkerStats(
+            store=self._ask_traffic(Direction.STORE),
+            load=self._ask_traffic(Direction.LOAD),
+            done=self._done_count,
+            failed=self._failed_count,
+            waits_expired=self._waits_expired,
+            engine_errors=self._engine_errors,
+        )
+
+    def _submit(self, direction: Direction, copy: Copy, after: Fence | None) -> None:
+        if copy.id in self._in_flight or copy.id in self._failed:
+            return  # the plan came twice
+        why = self._over or "the copy engine is full or closed"
+        try:
+            taken = self._over is None and self._engine.submit(direction, copy, after)
+        except Exception as error:
+            self._engine_errors += 1
+            taken, why = False, describe(error)
+        if taken:
+            self._in_flight.add(copy.id)
+        else:
+            self._failed[copy.id] = why
+
+    def _wait_for(self, ids: tuple[int, ...]) -> None:
+        try:
+            ended = self._engine.wait(ids, self._wait_timeout_s)
+        except Exception:
+            self._engine_errors += 1
+        else:
+            self._waits_expired += not ended
+
+    def _ask_traffic(self, direction: Direction) -> Traffic:
+        try:
+            self._traffic[direction] = self._engine.traffic(direction)
+        except Exception:
+            self._engine_errors += 1  # and answer with what was known last
+        return self._traffic[direction]
+
+    def _abandon(self, why: str) -> dict[int, str]:
+        """Fail what is left in flight, when it is certain that nothing moves any more.
+
+        A transfer must not be called failed while its bytes may still move: its blocks would be given to someone
+        else. As long as the engine does not close, its transfers stay in flight, and the next poll tries again.
+        """
+        if not self._in_flight or not self._close_engine(timeout_s=0.0):
+            return {}
+        abandoned = dict.fromkeys(sorted(self._in_flight), why)
+        self._in_flight.clear()
+        return abandoned
+
+    def _close_engine(self, timeout_s: float) -> bool:
+        try:
+            return self._engine.close(timeout_s)
+        except Exception:
+            self._engine_errors += 1
+            return False
