@@ -37,11 +37,12 @@ class LazyPlanner:
         self._stores = stores
         self._target = target
         self._cursor: int | None = None
+        self._stopped_by_budget = False
 
     @property
     def waiting(self) -> bool:
-        """Never: what the free queue holds can wait until the engine allocates again."""
-        return False
+        """Whether the pin budget ended the last walk too early."""
+        return self._stopped_by_budget
 
     def advanced(self, request: Request, before_tokens: int) -> None:
         """Do nothing: blocks of a running request are not about to be evicted."""
@@ -55,9 +56,11 @@ class LazyPlanner:
     def reset(self) -> None:
         """Start again from the front."""
         self._cursor = None
+        self._stopped_by_budget = False
 
     def plan(self) -> None:
         """Walk until enough blocks are clean or the pin budget is used up, and store the dirty ones."""
+        self._stopped_by_budget = False
         ahead = self._device.free_ahead(self._cursor) if self._cursor is not None else 0
         if ahead >= self._target:
             return
@@ -82,6 +85,7 @@ class LazyPlanner:
                 self._cursor = free.cursor
             elif (content.group, content.key) not in seen:
                 if len(dirty) >= self._stores.room:
+                    self._stopped_by_budget = True
                     break
                 seen.add((content.group, content.key))
                 dirty.append(free)

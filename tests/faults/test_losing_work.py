@@ -1,0 +1,182 @@
+"""F1 to F4: work that was done is not lost, and what is lost is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtide.core import FullAttention, NotLoaded, NotStored, SlidingWindow
+from tests.support import World, text
+
+
+def test_f1_a_prompt_that_is_computed_and_finished_in_one_step_is_stored_to_its_last_block() -> None:
+    world = World()
+    request = world.add("r", text("a", 32))
+    world.admit(request)
+    world.plan()  # the plan of the step that computes everything is made before
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(text("a", 32)) == list(range(8))
+
+
+def test_f1_the_block_that_the_last_decoded_token_fills_is_stored() -> None:
+    world = World()
+    request = world.add("r", text("a", 31))
+    world.admit(request)
+    world.compute(request)
+    world.step()
+    world.append(request, text("a", 1, start=31))
+    world.plan()
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(text("a", 32)) == list(range(8))
+
+
+def test_f1_an_aborted_request_leaves_its_computed_blocks_on_the_host() -> None:
+    world = World()
+    request = world.add("r", text("a", 100))
+    world.admit(request)
+    world.compute(request, 50)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(text("a", 100)) == list(range(12))
+
+
+def test_f2_a_block_that_is_being_stored_is_not_stored_again_for_a_second_request() -> None:
+    world = World()
+    first, second = world.add("first", text("a", 16)), world.add("second", text("a", 20))
+    world.admit(first)
+    world.compute(first)
+    plan = world.plan()
+    assert [len(copy.blocks) for copy in plan.stores] == [4]
+    world.admit(second)
+    world.compute(second)
+    again = world.plan()
+    assert [len(copy.blocks) for copy in again.stores] == [1], "only what the second request added"
+
+
+def test_f2_two_device_blocks_with_the_same_content_are_stored_once() -> None:
+    world = World()
+    first, second = world.add("first", text("a", 16)), world.add("second", text("a", 16))
+    world.admit(first)
+    world.admit(second)  # before the first has computed anything: no device hit
+    world.compute(first)
+    world.compute(second)
+    assert set(first.blocks[0]).isdisjoint(second.blocks[0])
+    assert sum(len(copy.blocks) for copy in world.plan().stores) == 4
+
+
+def test_f2_a_failed_store_is_taken_over_by_another_holder_of_the_same_bytes() -> None:
+    world = World()
+    first, second = world.add("first", text("a", 16)), world.add("second", text("a", 16))
+    world.admit(first)
+    world.admit(second)
+    world.compute(first)
+    world.compute(second)
+    (store,) = world.plan().stores
+    world.finish(first)
+    world.run(store, why="the first holder's copy fails")
+    # The first holder's blocks are given to someone else; the second holder's are still there.
+    taken = world.pool.allocate(world.pool.num_free)
+    assert taken is not None
+    (again,) = world.plan().stores
+    assert set(again.blocks) == set(second.blocks[0])
+    world.run(again)
+    assert world.cached_blocks(text("a", 16)) == [0, 1, 2, 3]
+
+
+def test_f2_a_store_that_keeps_failing_is_given_up_and_counted() -> None:
+    world = World()
+    request = world.add("r", text("a", 16))
+    world.admit(request)
+    world.compute(request)
+    for _ in range(10):
+        world.step(fails=lambda _: True)
+    assert world.manager.metrics.stores_failed == 3
+    assert world.manager.metrics.not_stored == {NotStored.COPY_FAILED: 4}
+
+
+@pytest.mark.parametrize("policy", ["prefix", "lru"])
+def test_f3_holes_that_the_hosts_eviction_made_in_a_running_request_are_filled_when_it_ends(policy: str) -> None:
+    world = World(host_blocks=12, device_blocks=64, policy=policy)
+    long = world.add("long", text("a", 40))
+    world.admit(long)
+    world.compute(long, 32)
+    world.step()
+    assert world.cached_blocks(text("a", 40)) == list(range(8))
+    world.serve("other", text("b", 24))
+    assert world.cached_blocks(text("a", 40)) != list(range(8)), "the other request has evicted some"
+    world.compute(long)
+    world.finish(long)
+    world.drain()
+    assert world.cached_blocks(text("a", 40)) == list(range(10))
+
+
+def test_f3_a_device_hit_on_blocks_that_the_host_has_lost_stores_them_again() -> None:
+    world = World(host_blocks=8, device_blocks=64)
+    world.serve("a", text("a", 16))
+    world.serve("b", text("b", 32))
+    assert world.cached_blocks(text("a", 16)) == []
+    world.serve("again", text("a", 17))
+    assert world.cached_blocks(text("a", 16)) == [0, 1, 2, 3]
+
+
+def test_f4_every_block_that_is_not_stored_is_counted_under_a_reason() -> None:
+    world = World(host_blocks=3, device_blocks=64)
+    world.serve("r", text("a", 40))
+    stored = len(world.cached_blocks(text("a", 40)))
+    assert stored == 3
+    assert world.manager.metrics.not_stored == {NotStored.HOST_FULL: 10 - stored}
+
+
+def test_f4_blocks_that_waited_for_the_pin_budget_and_were_reused_meanwhile_are_counted() -> None:
+    world = World(pin_budget=2)
+    request = world.add("r", text("a", 32))
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    world.plan()
+    world.fill_device()
+    world.drain()
+    metrics = world.manager.metrics
+    assert metrics.stored_blocks + sum(metrics.not_stored.values()) == 8
+    assert metrics.not_stored[NotStored.EVICTED_FROM_DEVICE] > 0
+
+
+def test_f4_window_blocks_that_left_before_they_could_be_stored_are_counted() -> None:
+    world = World(groups=(FullAttention(4), SlidingWindow(4, 9)), pin_budget=1)
+    request = world.add("r", text("a", 32))
+    world.admit(request)
+    world.compute(request)
+    world.slide(request)
+    world.finish(request)
+    world.drain()
+    metrics = world.manager.metrics
+    assert metrics.stored_blocks + sum(metrics.not_stored.values()) == 16
+    assert metrics.not_stored[NotStored.OUT_OF_WINDOW] > 0
+
+
+def test_f4_every_token_that_could_not_be_loaded_is_counted_under_a_reason() -> None:
+    world = World(min_load_tokens=8)
+    world.serve("r", text("a", 17))
+    reasons = world.manager.metrics.not_loaded
+    assert reasons == {NotLoaded.NOT_CACHED: 16}
+    world.fill_device()
+    world.serve("same", text("a", 16))
+    assert reasons[NotLoaded.LAST_TOKEN] == 4
+    world.fill_device()
+    world.serve("short", text("a", 6))
+    assert reasons[NotLoaded.BELOW_BREAK_EVEN] == 4
+
+
+def test_f4_a_hit_on_a_block_that_is_still_being_stored_is_counted_as_such() -> None:
+    world = World()
+    request = world.add("r", text("a", 16))
+    world.admit(request)
+    world.compute(request)
+    world.plan()
+    world.pool.reset()  # the device forgets, the store goes on
+    late = world.add("late", text("a", 17))
+    world.admit(late)
+    assert world.manager.metrics.not_loaded[NotLoaded.STILL_STORING] == 16

@@ -1,0 +1,151 @@
+"""F5, F8, F9 and F10: what a request gets is exactly what was computed for its tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtide.core import FullAttention, NotStored, SlidingWindow
+from tests.support import NoRoomError, World, text
+
+
+def test_f5_blocks_of_a_preempted_request_are_not_reused_while_a_store_reads_them() -> None:
+    world = World(device_blocks=8, pin_budget=8)
+    victim = world.add("victim", text("a", 16))
+    world.admit(victim)
+    world.compute(victim)
+    (store,) = world.plan().stores
+    world.preempt(victim)
+    other = world.add("other", text("b", 32))
+    world.admit(other)
+    with pytest.raises(NoRoomError):
+        world.compute(other)  # needs all 8 blocks, 4 of which are still being read
+    world.run(store)
+    world.compute(other)
+    world.check_visible(text("a", 16))
+
+
+def test_f5_a_preempted_request_is_stored_and_loaded_back() -> None:
+    world = World(device_blocks=8, pin_budget=8)
+    victim = world.add("victim", text("a", 20))
+    world.admit(victim)
+    world.compute(victim, 18)
+    world.preempt(victim)
+    world.step()
+    world.serve("other", text("b", 32))
+    assert world.admit(victim)
+    world.step()
+    assert victim.computed == 16
+    world.compute(victim)
+
+
+def test_f5_what_a_preempted_request_computes_again_is_stored_again() -> None:
+    world = World(host_blocks=5, device_blocks=64)
+    victim = world.add("victim", text("a", 20))
+    world.admit(victim)
+    world.compute(victim)
+    world.step()
+    world.preempt(victim)
+    world.serve("other", text("b", 20))  # evicts it all from the host
+    world.fill_device()
+    assert world.cached_blocks(text("a", 20)) == []
+    world.admit(victim)
+    world.compute(victim)
+    world.step()
+    assert world.cached_blocks(text("a", 20)) == [0, 1, 2, 3, 4]
+
+
+def test_f8_a_load_that_failed_is_not_served_as_loaded() -> None:
+    world = World()
+    world.serve("r", text("a", 17))
+    world.fill_device()
+    request = world.add("again", text("a", 17))
+    assert world.admit(request)
+    outcome = world.step(fails=lambda _: True)
+    assert outcome.failed == ("again",)
+    assert outcome.loaded == ()
+    assert not world.admit(request), "it is computed now, not loaded once more"
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+
+
+def test_f8_a_store_that_failed_is_not_visible() -> None:
+    world = World()
+    request = world.add("r", text("a", 16))
+    world.admit(request)
+    world.compute(request)
+    (store,) = world.plan().stores
+    world.run(store, why="disk on fire")
+    assert world.cached_blocks(text("a", 16)) == []
+
+
+def test_f9_a_reset_while_copies_run_leaves_nothing_of_the_old_weights() -> None:
+    world = World()
+    world.serve("old", text("a", 17))
+    world.fill_device()
+    loading, running = world.add("loading", text("a", 17)), world.add("running", text("b", 16))
+    world.admit(loading)
+    world.admit(running)
+    world.compute(running, 8)
+    plan = world.plan()
+    assert plan.loads
+    assert plan.stores
+    world.reset()
+    outcome = world.step()
+    assert outcome.failed == ("loading",)
+    assert world.manager.gauges().slots_cached == 0
+    world.compute(running)  # on top of old KV: must not be stored
+    world.finish(running)
+    world.drain()
+    assert world.manager.gauges().slots_cached == 0
+    assert world.manager.metrics.not_stored[NotStored.RESET] == 2 + 4
+    world.serve("new", text("a", 17))
+    assert world.cached_blocks(text("a", 16)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_f10_a_block_is_visible_only_when_every_rank_has_it(ranks: int) -> None:
+    world = World(ranks=ranks)
+    request = world.add("r", text("a", 16))
+    world.admit(request)
+    world.compute(request)
+    (store,) = world.plan().stores
+    for rank in range(ranks):
+        assert world.cached_blocks(text("a", 16)) == []
+        world.run(store, ranks=[rank])
+    assert world.cached_blocks(text("a", 16)) == [0, 1, 2, 3]
+
+
+def test_f10_a_store_that_failed_on_one_rank_is_not_visible_whatever_the_others_say() -> None:
+    world = World(ranks=3)
+    request = world.add("r", text("a", 16))
+    world.admit(request)
+    world.compute(request)
+    (store,) = world.plan().stores
+    world.run(store, ranks=[1], why="no")
+    world.run(store, ranks=[0])
+    world.run(store, ranks=[2])
+    assert world.cached_blocks(text("a", 16)) == []
+
+
+def test_f10_a_failed_transfer_keeps_its_pins_until_the_last_rank_has_reported() -> None:
+    world = World(ranks=2)
+    request = world.add("r", text("a", 16))
+    world.admit(request)
+    world.compute(request)
+    (store,) = world.plan().stores
+    world.run(store, ranks=[0], why="no")
+    assert world.manager.gauges().store_pins == 4
+    world.run(store, ranks=[1])
+    assert world.manager.gauges().store_pins == 0
+
+
+def test_f10_a_request_goes_on_only_when_its_load_is_complete_on_every_rank() -> None:
+    world = World(ranks=2, groups=(FullAttention(4), SlidingWindow(4, 6)))
+    world.serve("r", text("a", 17))
+    world.fill_device()
+    request = world.add("again", text("a", 17))
+    world.admit(request)
+    (load,) = world.plan().loads
+    assert world.run(load, ranks=[1]).loaded == ()
+    assert world.run(load, ranks=[0]).loaded == ("again",)
