@@ -1,4 +1,4 @@
-"""How much scheduler time does kvtide take per block, and does it grow with the host pool?
+"""Scheduler time that kvtide takes per block, and how it grows with the host pool.
 
     python benchmarks/core.py [--json] [--small]
 
@@ -19,7 +19,7 @@ import tracemalloc
 from dataclasses import asdict, dataclass
 
 from kvtide.core import FullAttention, Geometry, OffloadConfig, OffloadManager, Report
-from kvtide.engine import BlockPool
+from kvtide.engine.block_pool import BlockPool
 
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 256
@@ -91,33 +91,40 @@ def load(manager: OffloadManager, device: BlockPool, prompt: int, turn: int) -> 
     return spent
 
 
-def measure(slots: int, rounds: int) -> Row:
-    """Fill a pool of `slots`, then time `rounds` prompts each way."""
+def fill(slots: int) -> tuple[OffloadManager, BlockPool, float]:
+    """Return a manager whose host pool is full, and the bytes that it holds per slot."""
     gc.collect()
-    prompts = slots // PROMPT_BLOCKS
     tracemalloc.start()
     manager, device = make_manager(slots)
-    empty = tracemalloc.get_traced_memory()[0]
-    del manager
-    gc.collect()
-    before = tracemalloc.get_traced_memory()[0]
-    manager, device = make_manager(slots)
-    for prompt in range(prompts):
+    for prompt in range(slots // PROMPT_BLOCKS):
         store(manager, device, prompt)
     gc.collect()
-    held = tracemalloc.get_traced_memory()[0] - before
+    held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert empty >= 0
-    store_s = [store(manager, device, prompts + turn) for turn in range(rounds)]
-    # Stride through the pool, so that what is looked up is not what was just touched.
-    newest = prompts + rounds
-    load_s = [load(manager, device, newest - 1 - turn * 7 % (prompts - 1), turn) for turn in range(rounds)]
-    return Row(
-        slots,
-        round(statistics.median(store_s) / PROMPT_BLOCKS * 1e6, 3),
-        round(statistics.median(load_s) / PROMPT_BLOCKS * 1e6, 3),
-        round(held / slots, 1),
-    )
+    return manager, device, held / slots
+
+
+def measure(sizes: list[int], rounds: int) -> list[Row]:
+    """Time `rounds` prompts each way. Sizes take turns, so that noise of the machine meets all of them alike."""
+    pools = [(slots, *fill(slots)) for slots in sizes]
+    store_s: dict[int, list[float]] = {slots: [] for slots in sizes}
+    load_s: dict[int, list[float]] = {slots: [] for slots in sizes}
+    for turn in range(rounds):
+        for slots, manager, device, _ in pools:
+            store_s[slots].append(store(manager, device, slots // PROMPT_BLOCKS + turn))
+    for turn in range(rounds):
+        for slots, manager, device, _ in pools:
+            # Stride through the pool, so that what is looked up is not what was just touched.
+            prompts = slots // PROMPT_BLOCKS
+            load_s[slots].append(load(manager, device, prompts + rounds - 1 - turn * 7 % (prompts - 1), turn))
+    return [
+        Row(slots, per_block_us(store_s[slots]), per_block_us(load_s[slots]), round(bytes_per_slot, 1))
+        for slots, _, _, bytes_per_slot in pools
+    ]
+
+
+def per_block_us(seconds: list[float]) -> float:
+    return round(statistics.median(seconds) / PROMPT_BLOCKS * 1e6, 3)
 
 
 def main() -> None:
@@ -126,7 +133,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small pools, a few rounds: shows that it runs")
     args = parser.parse_args()
     sizes, rounds = ([2_000, 5_000], 5) if args.small else ([10_000, 100_000, 1_000_000], 400)
-    rows = [measure(slots, rounds) for slots in sizes]
+    rows = measure(sizes, rounds)
     if args.json:
         print(json.dumps({"rows": [asdict(row) for row in rows]}))
         return

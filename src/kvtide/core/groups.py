@@ -101,14 +101,16 @@ def common_boundary(groups: Sequence[Group]) -> int:
     return math.lcm(*(group.block_tokens for group in groups))
 
 
-def longest_resumable(groups: Sequence[Group], floor: int, limit: int, present: Sequence[Present]) -> int:
+def longest_resumable(
+    groups: Sequence[Group], floor: int, limit: int, present: Sequence[Present], step: int | None = None
+) -> int:
     """Return the largest common boundary in `[floor, limit]` from which every group can resume.
 
     `present[i](block)` answers for group `i`. Blocks that end at or before `floor` are taken as there, and
     `floor` is returned when nothing beyond it works. Each group can only lower the boundary, so going round
-    until nobody objects finds the largest one that suits all.
+    until nobody objects finds the largest one that suits all. `step` is the common boundary, unless given.
     """
-    step = common_boundary(groups)
+    step = step or common_boundary(groups)
     boundary = max(floor, limit // step * step)
     while boundary > floor:
         asked = boundary

@@ -28,7 +28,7 @@ class HostPool:
         self.slots = slots
         self._block_tokens = [group.block_tokens for group in groups]
         self._slot_of: list[dict[Key, int]] = [{} for _ in groups]
-        self._key: list[Key | None] = [None] * slots
+        self._key: list[Key] = [b""] * slots
         self._group = bytearray(slots)
         self._cached = bytearray(slots)
         self._pins = [0] * slots
@@ -58,6 +58,46 @@ class HostPool:
     def known(self, group: int) -> Mapping[Key, int]:
         """Slots by key for one group: the cached ones and those being written. For reading only."""
         return self._slot_of[group]
+
+    def leading_slots(self, group: int, keys: Sequence[Key]) -> list[int]:
+        """Return the slots of the first keys, up to the first one that is not cached.
+
+        `keys` are consecutive blocks of one prefix. Looking a key up costs several cache misses in a large pool, so
+        the last cached key is searched for by halving, and the slots before it are asked of the eviction policy, which
+        keeps prefixes whole. Only where it does not, every key is looked up.
+        """
+        slot_of, cached = self._slot_of[group], self._cached
+        count, last = self._search_leading(group, keys)
+        slots = self._policy.ancestors(last, count) if count else []
+        if slots is not None:
+            return slots
+        slots = []
+        for slot in map(slot_of.get, keys):
+            if slot is None or not cached[slot]:
+                break
+            slots.append(slot)
+        return slots
+
+    def _search_leading(self, group: int, keys: Sequence[Key]) -> tuple[int, int]:
+        """Return how many leading keys are cached, and the last one's slot, if those before a cached one are too."""
+
+        def slot_at(index: int) -> int:
+            slot = self._slot_of[group].get(keys[index], NO_PARENT)
+            return slot if slot == NO_PARENT or self._cached[slot] else NO_PARENT
+
+        if not keys or slot_at(0) == NO_PARENT:
+            return 0, NO_PARENT
+        there, missing = 0, len(keys)
+        probe = missing - 1  # usually all of them are there
+        last = slot_at(0)
+        while missing - there > 1:
+            slot = slot_at(probe)
+            if slot == NO_PARENT:
+                missing = probe
+            else:
+                there, last = probe, slot
+            probe = (there + missing) // 2
+        return there + 1, last
 
     @property
     def cached(self) -> bytearray:
@@ -90,11 +130,15 @@ class HostPool:
         """Tell that cached slots of one prefix were used; `end_tokens` is where the first one ends."""
         self._policy.use(slots, end_tokens, self._block_tokens[group])
 
-    def use_keys(self, group: int, keys: Sequence[Key], end_tokens: int) -> None:
-        """Tell that a prefix was in use until now, as far as it is cached; `end_tokens` is where its first key ends."""
+    def use_keys(self, group: int, keys: Sequence[Key], end_tokens: int) -> int:
+        """Tell that a prefix was in use until now, as far as it is cached; return how many leading keys are.
+
+        `end_tokens` is where the first key ends.
+        """
         slot_of, cached, block_tokens = self._slot_of[group], self._cached, self._block_tokens[group]
-        run: list[int] = []
-        for index, slot in enumerate(map(slot_of.get, keys)):
+        run = self.leading_slots(group, keys)
+        leading = len(run)
+        for index, slot in enumerate(map(slot_of.get, keys[leading:]), start=leading):
             if slot is not None and cached[slot]:
                 run.append(slot)
             elif run:
@@ -102,6 +146,7 @@ class HostPool:
                 run = []
         if run:
             self.use(group, run, end_tokens + (len(keys) - len(run)) * block_tokens)
+        return leading
 
     def tick(self) -> None:
         """Let time pass for the eviction policy."""
@@ -147,18 +192,16 @@ class HostPool:
 
     def abandon(self, chain: Chain) -> None:
         """Free the slots of a chain whose store came to nothing."""
-        slot_of, keys = self._slot_of[chain.group], self._key
+        slot_of = self._slot_of[chain.group]
         for slot, key in zip(chain.slots, chain.keys, strict=True):
             if slot_of.get(key) == slot:  # not so after a reset
                 del slot_of[key]
-            keys[slot] = None
         self._free.extend(chain.slots)
 
     def clear(self) -> None:
         """Forget every key. Slots with copies in flight are freed when those end: `unpin`, `abandon`."""
         for slot_of in self._slot_of:
             for slot in slot_of.values():
-                self._key[slot] = None
                 if self._cached[slot]:
                     self._cached[slot] = 0
                     if not self._pins[slot]:
@@ -173,17 +216,13 @@ class HostPool:
         victims = self._policy.evict(count)
         keys, groups, cached, slot_of = self._key, self._group, self._cached, self._slot_of
         for slot in victims:
-            key = keys[slot]
-            assert key is not None
-            del slot_of[groups[slot]][key]
+            del slot_of[groups[slot]][keys[slot]]
             cached[slot] = 0
         if self._orphans:
             for slot in victims:
                 self._orphans.drop(slot)
         if self._events.enabled:
             self._announce_removed(victims)
-        for slot in victims:
-            keys[slot] = None
         self._free.extend(reversed(victims))
         self._num_cached -= len(victims)
         self._metrics.evicted_blocks += len(victims)
@@ -196,8 +235,6 @@ class HostPool:
     def _announce_removed(self, victims: Sequence[int]) -> None:
         by_group: dict[int, list[Key]] = {}
         for slot in victims:
-            key = self._key[slot]
-            assert key is not None
-            by_group.setdefault(self._group[slot], []).append(key)
+            by_group.setdefault(self._group[slot], []).append(self._key[slot])
         for group, keys in by_group.items():
             self._events.add(Removed(group, tuple(keys)))

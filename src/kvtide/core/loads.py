@@ -115,9 +115,12 @@ class Loads:
                 load.failure = "the accepted part of the offer cannot be resumed from"
             pieces = narrowed or ()
         self._fill(load, request, pieces)
-        self._host.pin(load.slots)
         request.handle(Event.ADMIT_WITH_LOAD)
-        self.release(request)
+        if load.slots == match.slots:
+            request.reservation = None  # the load takes its pins over
+        else:
+            self._host.pin(load.slots)
+            self.release(request)
         request.load_id = load.id
         self._device.pin(load.blocks)
         (self._planned if load.blocks else self._settled_at_once).append(load)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvtide.core.groups import Group, Key, Present, common_boundary, longest_resumable
+from kvtide.core.groups import FullAttention, Group, Key, Present, common_boundary, longest_resumable
 from kvtide.core.host_pool import HostPool
 from kvtide.core.reasons import NotLoaded
 
@@ -38,10 +38,16 @@ class Match:
 
 
 class Matcher:
-    """Looks prefixes up in a host pool."""
+    """Looks prefixes up in a host pool.
+
+    Groups of full attention come first: they need every block, so they are simply read from the front, and what they
+    have bounds the rest. The others then look for the best boundary below that.
+    """
 
     def __init__(self, groups: Sequence[Group], host: HostPool, min_load_tokens: int) -> None:
         self._groups = groups
+        self._full = [index for index, group in enumerate(groups) if isinstance(group, FullAttention)]
+        self._others = [index for index, group in enumerate(groups) if not isinstance(group, FullAttention)]
         self._host = host
         self._step = common_boundary(groups)
         self._min_load_tokens = max(1, min_load_tokens)
@@ -50,33 +56,41 @@ class Matcher:
         """Find the longest prefix of a request of `num_tokens` tokens, one of which is left to compute."""
         end = num_tokens // self._step * self._step
         limit = (num_tokens - 1) // self._step * self._step
-        boundary = longest_resumable(self._groups, device_tokens, limit, self._present(keys))
+        boundary, full_slots = self._longest(keys, device_tokens, limit)
         tokens = boundary - device_tokens
         missed: dict[NotLoaded, int] = {}
         if limit > boundary:
             missed[self._why(keys, boundary)] = limit - boundary
-        if boundary == limit < end and self._all_known(keys, limit):
+        if boundary == limit < end and self._next_step_is_cached(keys, limit):
             missed[NotLoaded.LAST_TOKEN] = end - limit
         if 0 < tokens < self._min_load_tokens:
             missed[NotLoaded.BELOW_BREAK_EVEN] = tokens
             tokens = 0
-        pieces = self.pieces(keys, device_tokens, boundary) if tokens else ()
+        pieces = self.pieces(keys, device_tokens, boundary, full_slots) if tokens else ()
         assert pieces is not None
         return Match(request_id, device_tokens, tokens, pieces, missed)
 
-    def pieces(self, keys: Sequence[Sequence[Key]], floor: int, boundary: int) -> tuple[Piece, ...] | None:
-        """Return the blocks that resuming at `boundary` needs beyond `floor`, or None when one is missing.
+    def pieces(
+        self,
+        keys: Sequence[Sequence[Key]],
+        device_tokens: int,
+        boundary: int,
+        full_slots: Mapping[int, list[int]] | None = None,
+    ) -> tuple[Piece, ...] | None:
+        """Return the blocks that resuming at `boundary` needs beyond the device's, or None when one is missing.
 
         `boundary` may lie inside a block (an engine may accept any number of tokens): that block counts too.
+        `full_slots` are the slots of groups of full attention, if they have been looked up before.
         """
-        cached = self._host.cached
         pieces = []
         for index, group in enumerate(self._groups):
-            first = max(group.first_needed(boundary), floor // group.block_tokens)
+            first = max(group.first_needed(boundary), device_tokens // group.block_tokens)
             last = -(-boundary // group.block_tokens)
-            slot_of = self._host.known(index)
-            slots = [slot_of.get(key, -1) for key in keys[index][first:last]]
-            if len(slots) < last - first or -1 in slots or not all(cached[slot] for slot in slots):
+            if full_slots is not None and index in full_slots:
+                slots = full_slots[index][: last - first]
+            else:
+                slots = self._host.leading_slots(index, keys[index][first:last])
+            if len(slots) < last - first:
                 return None
             if slots:
                 pieces.append(Piece(index, first, slots))
@@ -86,11 +100,22 @@ class Matcher:
         """Return the block size of a group."""
         return self._groups[group].block_tokens
 
-    def _present(self, keys: Sequence[Sequence[Key]]) -> list[Present]:
-        """Return, for each group, a function that tells whether a block is cached."""
-        return [self._present_in(index, keys[index]) for index in range(len(self._groups))]
+    def _longest(
+        self, keys: Sequence[Sequence[Key]], device_tokens: int, limit: int
+    ) -> tuple[int, dict[int, list[int]]]:
+        """Return the best boundary, and what groups of full attention have from `device_tokens` on."""
+        full_slots = {}
+        for index in self._full:
+            size = self._groups[index].block_tokens
+            first = device_tokens // size
+            slots = self._host.leading_slots(index, keys[index][first : limit // size])
+            full_slots[index] = slots
+            limit = min(limit, (first + len(slots)) * size // self._step * self._step)
+        others = [self._groups[index] for index in self._others]
+        present = [self._present(index, keys[index]) for index in self._others]
+        return longest_resumable(others, device_tokens, limit, present, self._step), full_slots
 
-    def _present_in(self, group: int, keys: Sequence[Key]) -> Present:
+    def _present(self, group: int, keys: Sequence[Key]) -> Present:
         slot_of, cached, known = self._host.known(group), self._host.cached, len(keys)
 
         def is_cached(block: int) -> bool:
@@ -103,25 +128,25 @@ class Matcher:
 
     def _why(self, keys: Sequence[Sequence[Key]], boundary: int) -> NotLoaded:
         """Tell why the step behind `boundary` could not be taken."""
-        boundary = boundary // self._step * self._step
-        cached = self._host.cached
         still_storing = False
-        for index, group in enumerate(self._groups):
-            first = boundary // group.block_tokens
-            last = (boundary + self._step) // group.block_tokens
+        for index, first, last in self._next_step(boundary):
             if len(keys[index]) < last:
                 return NotLoaded.NOT_CACHED
             for key in keys[index][first:last]:
                 slot = self._host.known(index).get(key)
                 if slot is None:
                     return NotLoaded.NOT_CACHED
-                still_storing = still_storing or not cached[slot]
+                still_storing = still_storing or not self._host.cached[slot]
         return NotLoaded.STILL_STORING if still_storing else NotLoaded.GROUP_CANNOT_RESUME
 
-    def _all_known(self, keys: Sequence[Sequence[Key]], boundary: int) -> bool:
-        """Whether the step behind `boundary` is cached in every group."""
+    def _next_step_is_cached(self, keys: Sequence[Sequence[Key]], boundary: int) -> bool:
         return all(
-            present(block)
-            for group, present in zip(self._groups, self._present(keys), strict=True)
-            for block in range(boundary // group.block_tokens, (boundary + self._step) // group.block_tokens)
+            len(self._host.leading_slots(index, keys[index][first:last])) == last - first
+            for index, first, last in self._next_step(boundary)
         )
+
+    def _next_step(self, boundary: int) -> Iterator[tuple[int, int, int]]:
+        """Yield group, first and last block of the step behind a boundary."""
+        boundary = boundary // self._step * self._step
+        for index, group in enumerate(self._groups):
+            yield index, boundary // group.block_tokens, (boundary + self._step) // group.block_tokens

@@ -89,10 +89,11 @@ class EagerPlanner:
                 self._stores.lose(NotStored.RESET, len(chain))
                 continue
             self._stores.lose(NotStored.NO_KEY, request.computed_tokens // group.block_tokens - full)
-            self._host.use_keys(index, chain.keys, chain.end_tokens)
+            there = self._host.use_keys(index, chain.keys, chain.end_tokens)
             if find is None:
                 self._count_out_of_window(request, index, request.considered[index], full)
-            for run in self._stores.runs(chain, find) if find else self._missing(request, chain, 0):
+            rest = chain.part(there, full, group.block_tokens)
+            for run in self._stores.runs(rest, find) if find else self._missing(request, rest, there):
                 self._stores.start_or_defer(run)
 
     def _full_blocks(self, request: Request, index: int) -> int:

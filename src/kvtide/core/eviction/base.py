@@ -45,6 +45,13 @@ class EvictionPolicy(ABC):
     def evict(self, count: int) -> list[int]:
         """Choose up to `count` unpinned slots and forget them. Fewer when there are not enough."""
 
+    def ancestors(self, slot: int, count: int) -> list[int] | None:
+        """Return the `count` slots of a prefix that end with `slot`, head first.
+
+        None when the policy does not know all of them: then they have to be looked up one by one.
+        """
+        return None
+
     @abstractmethod
     def clear(self) -> None:
         """Forget all slots."""

@@ -82,26 +82,37 @@ class PrefixAware(EvictionPolicy):
         pins, queued, heap = self.pins, self._queued, self._heap
         victims: list[int] = []
         slot = NO_PARENT
-        while len(victims) < count:
+        for _ in range(count):
             if slot == NO_PARENT:
                 slot = self._pop_leaf()
                 if slot == NO_PARENT:
                     break
+                next_stamp = heap[0] >> _SLOT_BITS if heap else None
             victims.append(slot)
-            parent = parents[slot]
-            slot = NO_PARENT
-            if parent == NO_PARENT:
+            slot = parents[slot]
+            if slot == NO_PARENT:
                 continue
-            children[parent] -= 1
-            if children[parent] or pins[parent] or queued[parent]:
-                continue
-            if heap and stamps[parent] > heap[0] >> _SLOT_BITS:
-                self._push(parent)
-            else:
-                slot = parent
+            left = children[slot] = children[slot] - 1
+            if left or pins[slot] or queued[slot]:
+                slot = NO_PARENT
+            elif next_stamp is not None and stamps[slot] > next_stamp:
+                self._push(slot)
+                slot = NO_PARENT
         if slot != NO_PARENT:
             self._push(slot)
         return victims
+
+    def ancestors(self, slot: int, count: int) -> list[int] | None:
+        """Follow the parents."""
+        parents = self._parent
+        slots = [slot]
+        for _ in range(count - 1):
+            slot = parents[slot]
+            if slot == NO_PARENT:
+                return None
+            slots.append(slot)
+        slots.reverse()
+        return slots
 
     def clear(self) -> None:
         """Forget all slots."""
