@@ -349,7 +349,7 @@ class World:
         if not self.manager.busy:
             assert gauges.slots_writing == gauges.store_pins == gauges.backlog_blocks == 0
             assert self.pool.num_pinned == 0
-            if not any(request.placed for request in self.requests.values()):
+            if not self.requests:
                 assert gauges.slots_pinned == 0
                 assert self.pool.num_free == self.pool.num_blocks
         for request in self.requests.values():

@@ -42,7 +42,10 @@ class DevicePool(Protocol):
         """Add a reference to each block. A free block leaves the free queue and its count."""
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Return references taken by `pin`. Blocks without any reference go back to the free queue."""
+        """Return references taken by `pin`. Blocks without any reference go back to the free queue.
+
+        Best to where they came from: a pool that appends them makes lazy mode go through its whole queue in time.
+        """
 
     def walk_free(self, after: int | None) -> Iterator[FreeBlock] | None:
         """Iterate over the free queue, next victim first, starting behind the block that had cursor `after`.

@@ -52,7 +52,7 @@ class OffloadManager:
         geometry = self.config.geometry
         if self.config.mode == "eager":
             return EagerPlanner(geometry.groups, device, self._host, self._stores)
-        target = clean_target(geometry.groups, geometry.step_tokens, geometry.device_blocks)
+        target = clean_target(geometry.groups, geometry.step_tokens, geometry.device_blocks, self.config.slots)
         return LazyPlanner(geometry.groups, device, self._host, self._stores, target)
 
     # ------------------------------------------------------------------ requests

@@ -128,16 +128,17 @@ class Matcher:
 
     def _why(self, keys: Sequence[Sequence[Key]], boundary: int) -> NotLoaded:
         """Tell why the step behind `boundary` could not be taken."""
-        still_storing = False
+        some_group_has_it = some_key_unknown = some_key_in_flight = False
         for index, first, last in self._next_step(boundary):
-            if len(keys[index]) < last:
-                return NotLoaded.NOT_CACHED
-            for key in keys[index][first:last]:
-                slot = self._host.known(index).get(key)
-                if slot is None:
-                    return NotLoaded.NOT_CACHED
-                still_storing = still_storing or not self._host.cached[slot]
-        return NotLoaded.STILL_STORING if still_storing else NotLoaded.GROUP_CANNOT_RESUME
+            slots = [self._host.known(index).get(key) for key in keys[index][first:last]]
+            unknown = None in slots or len(slots) < last - first
+            in_flight = any(slot is not None and not self._host.cached[slot] for slot in slots)
+            some_group_has_it |= not unknown and not in_flight
+            some_key_unknown |= unknown
+            some_key_in_flight |= in_flight
+        if some_key_in_flight and not some_key_unknown:
+            return NotLoaded.STILL_STORING
+        return NotLoaded.GROUP_CANNOT_RESUME if some_group_has_it else NotLoaded.NOT_CACHED
 
     def _next_step_is_cached(self, keys: Sequence[Sequence[Key]], boundary: int) -> bool:
         return all(

@@ -22,6 +22,7 @@ class Metrics:
     """Load transfers that failed on at least one rank."""
     requests: int = 0
     preemptions: int = 0
+    """Times that a request had to start again, for whatever reason."""
     resets: int = 0
     reports_unknown: int = 0
     """Reports about transfers that are not, or no longer, in flight (F16)."""

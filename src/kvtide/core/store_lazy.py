@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtide.core.chain import Chain
-from kvtide.core.device import DevicePool, FreeBlock
-from kvtide.core.groups import Group
+from kvtide.core.device import BlockContent, DevicePool, FreeBlock
+from kvtide.core.groups import Group, Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.requests import Request
 from kvtide.core.stores import Stores
@@ -15,10 +15,13 @@ LOOKAHEAD_STEPS = 2
 """Clean blocks are kept for this many steps: one that allocates while the stores of the other are in flight."""
 
 
-def clean_target(groups: Sequence[Group], step_tokens: int, device_blocks: int) -> int:
-    """Return how many blocks at the front of the free queue are to be clean: what the next steps can allocate."""
+def clean_target(groups: Sequence[Group], step_tokens: int, device_blocks: int, slots: int) -> int:
+    """Return how many blocks at the front of the free queue are to be clean: what the next steps can allocate.
+
+    No more than the host can hold, lest they evict each other.
+    """
     per_step = sum(-(-step_tokens // group.block_tokens) for group in groups)
-    return min(device_blocks, LOOKAHEAD_STEPS * per_step)
+    return min(device_blocks, slots, LOOKAHEAD_STEPS * per_step)
 
 
 class LazyPlanner:
@@ -26,6 +29,9 @@ class LazyPlanner:
 
     The cursor stands for the last block up to which all are clean. When that block has left the queue the walk
     starts again at the front: no block is skipped, and none is stored twice because dedup is by key.
+
+    A key whose store came to nothing, or that the host has evicted again, is not tried again until the engine has
+    computed something: so an idle engine comes to rest whatever the size of the host and whatever fails.
     """
 
     def __init__(
@@ -37,6 +43,7 @@ class LazyPlanner:
         self._stores = stores
         self._target = target
         self._cursor: int | None = None
+        self._tried: set[tuple[int, Key]] = set()
         self._stopped_by_budget = False
 
     @property
@@ -45,7 +52,10 @@ class LazyPlanner:
         return self._stopped_by_budget
 
     def advanced(self, request: Request, before_tokens: int) -> None:
-        """Do nothing: blocks of a running request are not about to be evicted."""
+        """Let everything be tried again. Blocks of a running request itself are not about to be evicted."""
+        if any(key not in self._host.known(group) for group, key in self._tried):
+            self._cursor = None  # it has passed them
+        self._tried.clear()
 
     def preempted(self, request: Request) -> None:
         """Do nothing: its blocks go to the free queue."""
@@ -56,6 +66,7 @@ class LazyPlanner:
     def reset(self) -> None:
         """Start again from the front."""
         self._cursor = None
+        self._tried.clear()
         self._stopped_by_budget = False
 
     def plan(self) -> None:
@@ -64,10 +75,11 @@ class LazyPlanner:
         ahead = self._device.free_ahead(self._cursor) if self._cursor is not None else 0
         if ahead >= self._target:
             return
-        dirty = self._walk(ahead)
-        chains = self._chains(dirty)
-        if sum(map(self._stores.begin, chains)) < len(dirty):
-            self._cursor = None  # the host was full: look at these blocks again
+        for chain in self._chains(self._walk(ahead)):
+            begun = self._stores.begin(chain)
+            self._tried.update((chain.group, key) for key in chain.keys[:begun])
+            if begun < len(chain):
+                self._cursor = None  # the host was full: look at these blocks again
 
     def _walk(self, ahead: int) -> list[FreeBlock]:
         """Move the cursor over clean blocks; return the dirty ones passed, as many as may be pinned."""
@@ -76,31 +88,36 @@ class LazyPlanner:
             self._cursor = None
             ahead = 0
             walk = self._device.walk_free(None)
-        dirty: list[FreeBlock] = []
-        seen = set()
+        dirty: dict[tuple[int, Key], FreeBlock] = {}
         for free in walk or ():
             content = free.content
-            if content is None or content.key in self._host.known(content.group):
+            if content is None or not self._is_dirty(content):
                 ahead += 1
                 self._cursor = free.cursor
-            elif (content.group, content.key) not in seen:
-                if len(dirty) >= self._stores.room:
-                    self._stopped_by_budget = True
-                    break
-                seen.add((content.group, content.key))
-                dirty.append(free)
+            elif len(dirty) < self._stores.room:
+                dirty[content.group, content.key] = free
+            else:
+                self._stopped_by_budget = True
+                break
             if ahead >= self._target:
                 break
-        return dirty
+        return list(dirty.values())
+
+    def _is_dirty(self, content: BlockContent) -> bool:
+        """Whether content would be lost if the engine took its block now, and something can be done about it."""
+        group, key = content.group, content.key
+        return key not in self._host.known(group) and (group, key) not in self._tried
 
     def _chains(self, dirty: list[FreeBlock]) -> list[Chain]:
         """Join blocks that continue each other. Prefixes are freed tail first, so look from the back."""
         chains: list[Chain] = []
+        last_of_group: dict[int, Chain] = {}
         for block, content, _ in reversed(dirty):
             assert content is not None
-            last = chains[-1] if chains else None
-            if last is None or last.group != content.group or last.keys[-1] != content.parent:
+            last = last_of_group.get(content.group)
+            if last is None or last.keys[-1] != content.parent:
                 last = Chain(content.group, [], content.parent, content.end_tokens)
+                last_of_group[content.group] = last
                 chains.append(last)
             last.keys.append(content.key)
             last.blocks.append(block)

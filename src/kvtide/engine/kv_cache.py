@@ -1,0 +1,41 @@
+"""The paged KV cache of one rank: its share of the heads, in blocks that any group can own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvtide.copy import DeviceCache, regions_of
+from kvtide.engine.arrays import Floats, Ints
+from kvtide.engine.config import EngineConfig
+
+
+class RankCache:
+    """Pages `[layer of a group, block, key or value, token, head, dim]`; block 0 is the null block.
+
+    Block ids are one space for all groups. A block has one page per layer of the group that owns it, and layer
+    `i` of every group uses the same array, so whoever owns a block, it has the same bytes.
+    """
+
+    def __init__(self, config: EngineConfig, rank: int) -> None:
+        model = config.model
+        heads = model.kv_heads // config.ranks
+        self.heads = slice(rank * heads, (rank + 1) * heads)
+        blocks = config.device_blocks + 1
+        shape = (config.layers_per_group, blocks, 2, config.block_tokens, heads, model.head_dim)
+        self.pages: Floats = np.zeros(shape)
+
+    def device_cache(self) -> DeviceCache:
+        """Return where the bytes of each block are, for whoever copies them."""
+        return DeviceCache(regions_of(self.pages, block_axis=1), blocks=self.pages.shape[1])
+
+    def write(self, layer: int, blocks: Ints, offsets: Ints, keys: Floats, values: Floats) -> None:
+        """Put this rank's share of keys and values `[token, head, dim]` into the tokens' blocks."""
+        pages = self.pages[layer]
+        pages[blocks, 0, offsets] = keys[:, self.heads]
+        pages[blocks, 1, offsets] = values[:, self.heads]
+
+    def read(self, layer: int, blocks: Ints, num_tokens: int) -> tuple[Floats, Floats]:
+        """Return the keys and values `[token, head, dim]` of the first `num_tokens` tokens in `blocks`."""
+        pages = self.pages[layer]
+        shape = (-1, *pages.shape[3:])
+        return pages[blocks, 0].reshape(shape)[:num_tokens], pages[blocks, 1].reshape(shape)[:num_tokens]
