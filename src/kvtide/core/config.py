@@ -18,6 +18,10 @@ from kvtide.options import parse_choice, parse_count, parse_flag, parse_size
 Mode = Literal["eager", "lazy"]
 
 
+_GROUPS_MAX = 256
+"""The host pool remembers the group of a slot in one byte. Models have a handful."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """What the engine knows about its KV cache."""
@@ -35,6 +39,8 @@ class Geometry:
         """Refuse what cannot work."""
         if not self.groups:
             raise ConfigError("groups", self.groups, "at least one attention group")
+        if len(self.groups) > _GROUPS_MAX:
+            raise ConfigError("groups", f"{len(self.groups)} groups", f"at most {_GROUPS_MAX}")
         for name in ("block_bytes", "device_blocks", "ranks", "step_tokens"):
             parse_count(name, getattr(self, name))
         for group in self.groups:

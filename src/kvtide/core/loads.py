@@ -59,6 +59,7 @@ class Loads:
                 self._metrics.not_loaded[why] += tokens
             if accepted_tokens < offered:
                 self._metrics.not_loaded[NotLoaded.NOT_ACCEPTED] += offered - accepted_tokens
+            request.considered = self._matcher.first_needed(match.device_tokens + accepted_tokens)
         if match is None or not accepted_tokens:
             request.handle(Event.ADMIT)
             self.release(request)

@@ -16,7 +16,7 @@ from kvtide.core.match import Match, Matcher
 from kvtide.core.metrics import Gauges, Metrics
 from kvtide.core.requests import Event, Request, State
 from kvtide.core.store_eager import EagerPlanner
-from kvtide.core.store_lazy import LazyPlanner, clean_target
+from kvtide.core.store_lazy import LazyPlanner
 from kvtide.core.store_planner import StorePlanner
 from kvtide.core.stores import Stores
 from kvtide.core.wire import Outcome, Plan, Report
@@ -52,8 +52,7 @@ class OffloadManager:
         geometry = self.config.geometry
         if self.config.mode == "eager":
             return EagerPlanner(geometry.groups, device, self._host, self._stores)
-        target = clean_target(geometry.groups, geometry.step_tokens, geometry.device_blocks, self.config.slots)
-        return LazyPlanner(geometry.groups, device, self._host, self._stores, target)
+        return LazyPlanner(geometry, device, self._host, self._stores)
 
     # ------------------------------------------------------------------ requests
 
@@ -131,14 +130,22 @@ class OffloadManager:
         self._loads.release(request)
         del self._requests[request_id]
 
+    def evicted(self, group: int, key: Key) -> None:
+        """Tell that the device holds a key no longer: its block was given to someone else.
+
+        Optional. Lazy mode then counts what it was too late to store.
+        """
+        self._planner.evicted(group, key)
+
     # ------------------------------------------------------------------ steps
 
     def plan(self, *, idle: bool = False) -> Plan:
         """Return this step's plan. `idle`: nothing to compute, so workers may wait for the oldest transfer."""
         self._step += 1
+        loading = self._loads.take_planned()
         self._stores.retry()
-        self._planner.plan()
-        loads = tuple(load.as_copy() for load in self._loads.take_planned())
+        self._planner.plan(sum(len(load.blocks) for load in loading))
+        loads = tuple(load.as_copy() for load in loading)
         stores = tuple(store.as_copy() for store in self._stores.take_planned())
         oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
         return Plan(self._step, loads, stores, () if oldest is None else (oldest,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtide.core.chain import Chain
 from kvtide.core.device import DevicePool
-from kvtide.core.groups import NULL_BLOCK, Group
+from kvtide.core.groups import NULL_BLOCK, Group, Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
@@ -38,7 +38,10 @@ class EagerPlanner:
         if request.computed_tokens // size != before_tokens // size and not request.stale:
             self._ready[request.id] = request
 
-    def plan(self) -> None:
+    def evicted(self, group: int, key: Key) -> None:
+        """Do nothing: what is not stored by now has been counted, or waits in the backlog and will be."""
+
+    def plan(self, loading_blocks: int) -> None:
         """Store new blocks, requests in the order in which they became ready, as far as the pin budget goes."""
         for request in list(self._ready.values()):
             if self._stores.room <= 0:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtide.core.chain import Chain
+from kvtide.core.config import Geometry
 from kvtide.core.device import BlockContent, DevicePool, FreeBlock
 from kvtide.core.groups import Group, Key
 from kvtide.core.host_pool import HostPool
+from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
 from kvtide.core.stores import Stores
 
@@ -15,13 +17,17 @@ LOOKAHEAD_STEPS = 2
 """Clean blocks are kept for this many steps: one that allocates while the stores of the other are in flight."""
 
 
-def clean_target(groups: Sequence[Group], step_tokens: int, device_blocks: int, slots: int) -> int:
+def clean_target(
+    groups: Sequence[Group], step_tokens: int, device_blocks: int, slots: int, loading_blocks: int = 0
+) -> int:
     """Return how many blocks at the front of the free queue are to be clean: what the next steps can allocate.
 
-    No more than the host can hold, lest they evict each other.
+    That is room for the tokens that they compute, and for loads, which a step's tokens do not bound:
+    `loading_blocks` is the most there ever was in one step. No more than the host can hold, lest they evict each
+    other.
     """
-    per_step = sum(-(-step_tokens // group.block_tokens) for group in groups)
-    return min(device_blocks, slots, LOOKAHEAD_STEPS * per_step)
+    computing_blocks = sum(-(-step_tokens // group.block_tokens) for group in groups)
+    return min(device_blocks, slots, LOOKAHEAD_STEPS * (computing_blocks + loading_blocks))
 
 
 class LazyPlanner:
@@ -34,14 +40,13 @@ class LazyPlanner:
     computed something: so an idle engine comes to rest whatever the size of the host and whatever fails.
     """
 
-    def __init__(
-        self, groups: tuple[Group, ...], device: DevicePool, host: HostPool, stores: Stores, target: int
-    ) -> None:
-        self._groups = groups
+    def __init__(self, geometry: Geometry, device: DevicePool, host: HostPool, stores: Stores) -> None:
         self._device = device
         self._host = host
         self._stores = stores
-        self._target = target
+        self._geometry = geometry
+        self._loading_blocks_max = -1
+        self._target = 0
         self._cursor: int | None = None
         self._tried: set[tuple[int, Key]] = set()
         self._stopped_by_budget = False
@@ -69,9 +74,17 @@ class LazyPlanner:
         self._tried.clear()
         self._stopped_by_budget = False
 
-    def plan(self) -> None:
+    def evicted(self, group: int, key: Key) -> None:
+        """Count a block that was taken before it was stored."""
+        if key not in self._host.known(group) and not self._stores.defers(group, key):
+            self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
+
+    def plan(self, loading_blocks: int) -> None:
         """Walk until enough blocks are clean or the pin budget is used up, and store the dirty ones."""
         self._stopped_by_budget = False
+        if loading_blocks > self._loading_blocks_max:
+            self._loading_blocks_max = loading_blocks
+            self._target = self._clean_target(loading_blocks)
         ahead = self._device.free_ahead(self._cursor) if self._cursor is not None else 0
         if ahead >= self._target:
             return
@@ -80,6 +93,10 @@ class LazyPlanner:
             self._tried.update((chain.group, key) for key in chain.keys[:begun])
             if begun < len(chain):
                 self._cursor = None  # the host was full: look at these blocks again
+
+    def _clean_target(self, loading_blocks: int) -> int:
+        facts = self._geometry
+        return clean_target(facts.groups, facts.step_tokens, facts.device_blocks, self._host.slots, loading_blocks)
 
     def _walk(self, ahead: int) -> list[FreeBlock]:
         """Move the cursor over clean blocks; return the dirty ones passed, as many as may be pinned."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from kvtide.core.groups import Key
 from kvtide.core.requests import Request
 
 
@@ -19,8 +20,11 @@ class StorePlanner(Protocol):
     def finished(self, request: Request) -> None:
         """A request is over; its blocks are still its own during this call."""
 
-    def plan(self) -> None:
-        """Start the stores of this step."""
+    def evicted(self, group: int, key: Key) -> None:
+        """The device holds a key no longer."""
+
+    def plan(self, loading_blocks: int) -> None:
+        """Start the stores of this step; `loading_blocks` were allocated for loads since the last one."""
 
     def reset(self) -> None:
         """Forget what was going to be stored."""

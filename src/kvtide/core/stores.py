@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
-from kvtide.core.groups import FullAttention
+from kvtide.core.groups import FullAttention, Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, Store
 from kvtide.core.metrics import Metrics
@@ -102,6 +102,10 @@ class Stores:
         chain.anchor = None
         self._backlog.append((chain, attempt))
         self.backlog_blocks += len(chain)
+
+    def defers(self, group: int, key: Key) -> bool:
+        """Whether a key waits to be stored later."""
+        return any(key in chain.keys for chain, _ in self._backlog if chain.group == group)
 
     def lose(self, why: NotStored, blocks: int) -> None:
         """Count blocks that are not stored."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvtide.core.device import BlockContent, FreeBlock
 from kvtide.core.groups import NULL_BLOCK, Key
@@ -48,6 +48,8 @@ class BlockPool:
         self._content: list[BlockContent | None] = [None] * ids
         self._index: defaultdict[int, dict[Key, int]] = defaultdict(dict)
         self._twins: dict[tuple[int, Key], dict[int, None]] = {}
+        self.on_evicted: Callable[[int, Key], None] | None = None
+        """Called with group and key when the last block that holds them is given to someone else."""
 
     # --- what the engine does ---
 
@@ -250,6 +252,8 @@ class BlockPool:
         index, twins = self._index[group], self._twins.get((group, key))
         if twins is None:
             del index[key]
+            if self.on_evicted is not None:
+                self.on_evicted(group, key)
             return
         if index[key] == block:
             index[key], _ = twins.popitem()

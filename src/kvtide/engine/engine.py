@@ -52,6 +52,7 @@ class Engine:
         caches = [RankCache(config, rank) for rank in range(config.ranks)]
         self._model = Model(config, caches)
         self._offloading = Offloading.open(config, offload, self._pool, caches, copy_engine)
+        self._pool.on_evicted = self._offloading.manager.evicted
         self._stats = EngineStats()
         self._scheduler = Scheduler(config, self._pool, self._offloading.manager, self._stats)
         self._requests: dict[str, Request] = {}

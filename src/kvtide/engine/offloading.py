@@ -56,6 +56,9 @@ class NullManager:
     def finish(self, request_id: str) -> None:
         """Do nothing."""
 
+    def evicted(self, group: int, key: Key) -> None:
+        """Do nothing."""
+
     def plan(self, *, idle: bool = False) -> Plan:
         """Ask for nothing."""
         return Plan(step=0)

@@ -1,0 +1,115 @@
+"""The ledger: a transfer is over when every rank has said so, once."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from kvtide.core import Copy, Metrics, Report
+from kvtide.core.ledger import Ledger, Load, Store, Transfer
+
+
+def started(ranks: int, count: int = 1) -> tuple[Ledger, list[Transfer], Metrics]:
+    metrics = Metrics()
+    ledger = Ledger(ranks, metrics)
+    transfers: list[Transfer] = [Store(ledger.next_id()) for _ in range(count)]
+    for transfer in transfers:
+        ledger.start(transfer)
+    return ledger, transfers, metrics
+
+
+def test_ids_are_never_used_twice() -> None:
+    ledger = Ledger(1, Metrics())
+    assert len({ledger.next_id() for _ in range(100)}) == 100
+
+
+def test_a_transfer_is_over_when_every_rank_has_reported() -> None:
+    ledger, (transfer,), _ = started(ranks=3)
+    assert ledger.settle(Report(2, done=(transfer.id,))) == []
+    assert ledger.settle(Report(0, done=(transfer.id,))) == []
+    assert len(ledger) == 1
+    assert ledger.settle(Report(1, done=(transfer.id,))) == [transfer]
+    assert len(ledger) == 0
+    assert transfer.failure is None
+
+
+def test_a_failed_transfer_waits_for_the_other_ranks_too() -> None:
+    ledger, (transfer,), _ = started(ranks=2)
+    assert ledger.settle(Report(0, failed=((transfer.id, "no memory"),))) == []
+    assert ledger.settle(Report(1, done=(transfer.id,))) == [transfer]
+    assert transfer.failure == "rank 0: no memory"
+
+
+def test_the_first_failure_is_the_one_that_is_told() -> None:
+    ledger, (transfer,), _ = started(ranks=2)
+    ledger.settle(Report(1, failed=((transfer.id, "first"),)))
+    ledger.settle(Report(0, failed=((transfer.id, "second"),)))
+    assert transfer.failure == "rank 1: first"
+
+
+def test_a_failure_without_a_reason_is_a_failure() -> None:
+    ledger, (transfer,), _ = started(ranks=1)
+    ledger.settle(Report(0, failed=((transfer.id, ""),)))
+    assert transfer.failure is not None
+
+
+def test_a_report_about_an_unknown_transfer_is_counted_and_ignored() -> None:
+    ledger, (transfer,), metrics = started(ranks=1)
+    assert ledger.settle(Report(0, done=(transfer.id + 1, -1), failed=((99, "what?"),))) == []
+    assert metrics.reports_unknown == 3
+    assert len(ledger) == 1
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 64])
+def test_a_report_of_a_rank_that_does_not_exist_is_counted_and_ignored(rank: int) -> None:
+    ledger, (transfer,), metrics = started(ranks=2)
+    assert ledger.settle(Report(rank, done=(transfer.id,))) == []
+    assert metrics.reports_unknown == 1
+    assert transfer.ranks_left == 0b11
+
+
+def test_a_second_report_of_a_rank_is_counted_and_ignored() -> None:
+    ledger, (transfer,), metrics = started(ranks=2)
+    ledger.settle(Report(0, done=(transfer.id,)))
+    assert ledger.settle(Report(0, failed=((transfer.id, "too late"),))) == []
+    assert metrics.reports_repeated == 1
+    assert transfer.failure is None
+    assert ledger.settle(Report(1, done=(transfer.id,))) == [transfer]
+
+
+def test_a_report_after_the_end_is_unknown() -> None:
+    ledger, (transfer,), metrics = started(ranks=1)
+    ledger.settle(Report(0, done=(transfer.id,)))
+    assert ledger.settle(Report(0, done=(transfer.id,))) == []
+    assert metrics.reports_unknown == 1
+
+
+def test_transfers_are_listed_oldest_first() -> None:
+    ledger, transfers, _ = started(ranks=1, count=3)
+    ledger.settle(Report(0, done=(transfers[0].id,)))
+    assert list(ledger) == transfers[1:]
+
+
+def test_a_transfer_is_told_as_pairs() -> None:
+    load = Load(7, blocks=[3, 1], slots=[0, 5], request_id="r")
+    assert load.as_copy() == Copy(7, (3, 1), (0, 5))
+
+
+@given(data=st.data(), ranks=st.integers(1, 4))
+def test_in_whatever_order_ranks_report_each_transfer_ends_exactly_once(data: st.DataObject, ranks: int) -> None:
+    ledger, transfers, metrics = started(ranks, count=4)
+    words = [(rank, transfer.id) for rank in range(ranks) for transfer in transfers] * 2  # everything is said twice
+    failing = data.draw(st.sets(st.sampled_from(words)))
+    settled: list[Transfer] = []
+    first_word: dict[tuple[int, int], bool] = {}
+    for rank, transfer_id in data.draw(st.permutations(words)):
+        fails = (rank, transfer_id) in failing
+        first_word.setdefault((rank, transfer_id), fails)
+        report = Report(rank, failed=((transfer_id, "x"),)) if fails else Report(rank, done=(transfer_id,))
+        settled += ledger.settle(report)
+    assert sorted(transfer.id for transfer in settled) == [transfer.id for transfer in transfers]
+    assert len(ledger) == 0
+    assert metrics.reports_unknown + metrics.reports_repeated == len(words) // 2
+    for transfer in transfers:
+        assert (transfer.failure is not None) == any(first_word[rank, transfer.id] for rank in range(ranks))

@@ -1,0 +1,389 @@
+"""Loads: what was offered is kept, both sides are pinned, and a failure costs time but no tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtide.core import (
+    NULL_BLOCK,
+    ChunkedLocal,
+    FullAttention,
+    NotLoaded,
+    Outcome,
+    Report,
+    SlidingWindow,
+)
+from kvtide.errors import ProtocolError
+from tests.support import FakeRequest, NoRoomError, World, text
+
+A = text("a", 33)
+
+
+def warm(**options: object) -> World:
+    """A world that has 32 tokens of `A` on the host and nothing on the device."""
+    world = World(**options)  # type: ignore[arg-type]
+    world.serve("first", A)
+    world.fill_device()
+    return world
+
+
+def waiting(world: World, request_id: str = "r", tokens: int = 40) -> FakeRequest:
+    return world.add(request_id, A[:tokens] + text("more", max(0, tokens - len(A))))
+
+
+def test_a_load_delivers_what_was_computed() -> None:
+    world = warm()
+    request = waiting(world)
+    assert world.admit(request)
+    assert world.step() == Outcome(loaded=("r",))
+    assert request.computed == 32
+    world.compute(request)  # looks at every byte
+    assert world.manager.metrics.loaded_tokens == 32
+    assert world.manager.metrics.loaded_blocks == 8
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_load_is_complete_when_every_rank_has_it(ranks: int) -> None:
+    world = warm(ranks=ranks)
+    request = waiting(world)
+    world.admit(request)
+    (copy,) = world.plan().loads
+    for rank in range(ranks):
+        outcome = world.run(copy, ranks=[rank])
+        assert outcome == (Outcome(loaded=("r",)) if rank == ranks - 1 else Outcome())
+
+
+def test_both_sides_are_pinned_while_a_load_runs_and_free_afterwards() -> None:
+    world = warm(device_blocks=16)
+    request = waiting(world)
+    world.admit(request)
+    (copy,) = world.plan().loads
+    assert world.manager.gauges().slots_pinned == 8
+    world.finish(request)
+    assert world.pool.num_pinned == 8, "the engine has freed them, the load keeps them"
+    assert world.run(copy) == Outcome()
+    assert world.manager.gauges().slots_pinned == 0
+    assert world.pool.num_free == 16
+
+
+def test_only_what_the_device_lacks_is_loaded() -> None:
+    world = World()
+    world.serve("first", A)
+    request = waiting(world)
+    blocks = world.pool.allocate(world.pool.num_free - 5)  # the device forgets the tail of the prefix
+    world.pool.free(blocks or [])
+    held = world.device_hit(request)
+    assert 0 < held < 32
+    assert world.admit(request)
+    (copy,) = world.plan().loads
+    assert len(copy.blocks) == (32 - held) // 4
+    world.run(copy)
+    world.compute(request)
+
+
+# ---------------------------------------------------------------------- reservations
+
+
+def test_a_reservation_survives_the_rush_for_room() -> None:
+    world = warm(host_blocks=8)
+    request = waiting(world)
+    match = world.match(request)
+    world.manager.reserve(match)
+    world.serve("other", text("b", 33))
+    assert world.cached_blocks(A) == list(range(8))
+    world.place(request, 0, 32)
+    assert world.manager.admit("r", 32)
+    assert world.step() == Outcome(loaded=("r",))
+
+
+@pytest.mark.parametrize("how", ["give_up", "finish", "preempt", "admit nothing", "reserve nothing"])
+def test_a_reservation_ends_with(how: str) -> None:
+    world = warm()
+    request = waiting(world)
+    world.manager.reserve(world.match(request))
+    assert world.manager.gauges().slots_pinned == 8
+    if how == "give_up":
+        world.manager.give_up("r")
+    elif how == "finish":
+        world.finish(request)
+    elif how == "preempt":
+        world.preempt(request)
+    elif how == "admit nothing":
+        assert not world.manager.admit("r", 0)
+    else:
+        world.manager.reserve(world.manager.match("r", 0, 1))
+    assert world.manager.gauges().slots_pinned == 0
+
+
+def test_a_second_reservation_takes_the_place_of_the_first() -> None:
+    world = warm()
+    request = waiting(world)
+    world.manager.reserve(world.match(request))
+    world.manager.reserve(world.manager.match("r", 16, 40))
+    assert world.manager.gauges().slots_pinned == 4
+
+
+def test_two_requests_can_reserve_the_same_blocks() -> None:
+    world = warm()
+    first, second = waiting(world, "r1"), waiting(world, "r2")
+    for request in (first, second):
+        world.manager.reserve(world.match(request))
+    world.manager.give_up("r1")
+    assert world.manager.gauges().slots_pinned == 8
+    world.manager.give_up("r2")
+    assert world.manager.gauges().slots_pinned == 0
+
+
+def test_no_room_on_the_device_is_an_ordinary_answer() -> None:
+    world = warm(device_blocks=9)
+    taken = world.pool.allocate(5) or []
+    request = waiting(world)
+    with pytest.raises(NoRoomError):
+        world.admit(request)
+    assert world.manager.gauges().slots_pinned == 0
+    world.pool.free(taken)
+    assert world.admit(request)
+
+
+# ---------------------------------------------------------------------- acceptance
+
+
+@pytest.mark.parametrize("accept", [0, 4, 8, 28, 32])
+def test_an_engine_may_take_any_part_of_an_offer(accept: int) -> None:
+    world = warm()
+    request = waiting(world)
+    assert world.admit(request, accept) == bool(accept)
+    world.step()
+    assert request.computed == accept
+    assert world.manager.metrics.loaded_tokens == accept
+    assert world.manager.metrics.not_loaded[NotLoaded.NOT_ACCEPTED] == 32 - accept
+    assert world.manager.metrics.loaded_blocks == accept // 4
+    world.compute(request)
+
+
+@pytest.mark.parametrize("accept", [1, 5, 7, 30])
+def test_an_engine_may_accept_up_to_the_middle_of_a_block(accept: int) -> None:
+    world = warm()
+    request = waiting(world)
+    assert world.admit(request, accept)
+    world.step()
+    assert request.computed == accept
+    world.compute(request)  # the rest of that block, too
+    world.finish(request)
+    world.drain()
+
+
+@pytest.mark.parametrize("accept", [-1, 33, 1000])
+def test_more_than_was_offered_cannot_be_accepted(accept: int) -> None:
+    world = warm()
+    request = waiting(world)
+    world.manager.reserve(world.match(request))
+    with pytest.raises(ProtocolError, match=f"{accept} tokens accepted, 32 offered"):
+        world.manager.admit("r", accept)
+    assert world.manager.gauges().slots_pinned == 8, "a call that is refused changes nothing"
+    world.manager.give_up("r")
+
+
+def test_without_a_reservation_nothing_can_be_accepted() -> None:
+    world = warm()
+    waiting(world)
+    with pytest.raises(ProtocolError, match="4 tokens accepted, 0 offered"):
+        world.manager.admit("r", 4)
+
+
+def test_a_table_that_is_too_short_for_the_load_is_refused() -> None:
+    world = warm()
+    request = waiting(world)
+    world.manager.reserve(world.match(request))
+    with pytest.raises(ProtocolError, match="group 0 has 0 blocks in its table, and the load needs 8"):
+        world.manager.admit("r", 32)
+    world.place(request, 0, 32)
+    assert world.manager.admit("r", 32), "the reservation is still there"
+
+
+def test_missed_tokens_are_counted_when_a_request_is_admitted_and_not_before() -> None:
+    world = warm()
+    request = world.add("r", text("new", 17))
+    for _ in range(3):
+        world.manager.reserve(world.match(request))
+        world.manager.give_up("r")
+    assert world.manager.metrics.not_loaded[NotLoaded.NOT_CACHED] == 32  # of the first request
+    world.admit(request)
+    assert world.manager.metrics.not_loaded[NotLoaded.NOT_CACHED] == 32 + 16
+
+
+# ---------------------------------------------------------------------- windows
+
+
+HYBRID = (FullAttention(4), SlidingWindow(4, 9))
+
+
+def test_a_load_leaves_out_old_window_blocks() -> None:
+    world = warm(groups=HYBRID)
+    request = waiting(world)
+    assert world.admit(request)
+    (copy,) = world.plan().loads
+    assert len(copy.blocks) == 8 + 2
+    assert request.blocks[1][:6] == [NULL_BLOCK] * 6
+    world.run(copy)
+    world.compute(request)
+
+
+def test_a_smaller_part_of_an_offer_needs_other_window_blocks() -> None:
+    world = warm(groups=HYBRID)
+    request = waiting(world)
+    assert world.admit(request, 20)
+    (copy,) = world.plan().loads
+    assert len(copy.blocks) == 5 + 2
+    world.run(copy)
+    assert request.computed == 20
+    world.compute(request)
+
+
+def test_a_smaller_part_whose_window_is_gone_is_a_failed_load_and_recomputed() -> None:
+    world = World(groups=HYBRID)
+    request = world.add("first", A)
+    world.admit(request)
+    for upto in range(4, 33, 4):
+        world.compute(request, upto)
+        if upto >= 24:
+            world.step()  # the window has lost the blocks before by now
+        world.slide(request)
+    world.finish(request)
+    world.drain()
+    world.fill_device()
+    assert world.cached_blocks(A, 1) != list(range(8))
+    again = waiting(world)
+    assert world.match(again).tokens == 32
+    assert world.admit(again, 12)
+    assert world.report() == Outcome(failed=("r",)), "no worker is needed to say so"
+    assert not world.plan().loads
+    assert world.manager.metrics.not_loaded[NotLoaded.COPY_FAILED] == 12
+    assert not world.admit(again)
+    world.compute(again)
+    world.finish(again)
+    world.drain()
+
+
+def test_a_load_of_nothing_ends_without_workers() -> None:
+    world = World(groups=(ChunkedLocal(4, 8),))
+    request = world.add("r", text("a", 18))
+    world.manager.reserve(world.manager.match("r", 0, 18))  # nothing is needed right after a chunk
+    world.place(request, 0, 16)
+    assert world.manager.admit("r", 16)
+    assert world.manager.busy
+    assert not world.plan().loads
+    assert world.report() == Outcome(loaded=("r",))
+    assert request.computed == 16
+    assert not world.manager.busy
+
+
+# ---------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("failing", [[0], [1], [0, 1]])
+def test_a_load_that_failed_on_any_rank_is_recomputed(failing: list[int]) -> None:
+    world = warm(ranks=2)
+    request = waiting(world)
+    world.admit(request)
+    (copy,) = world.plan().loads
+    outcome = Outcome()
+    for rank in range(2):
+        assert outcome == Outcome(), "nobody is told before the last rank has spoken"
+        outcome = world.run(copy, ranks=[rank], why="broken" if rank in failing else None)
+    assert outcome == Outcome(failed=("r",))
+    assert world.manager.metrics.loads_failed == 1
+    assert world.manager.metrics.loaded_tokens == 0
+    assert world.manager.metrics.not_loaded[NotLoaded.COPY_FAILED] == 32
+    assert world.manager.gauges().slots_pinned == 0
+    assert not world.admit(request), "it is not tried again"
+    world.compute(request)
+
+
+def test_a_failed_load_does_not_keep_others_from_loading() -> None:
+    world = warm()
+    world.admit(waiting(world, "r1"))
+    world.step(fails=lambda _: True)
+    other = waiting(world, "r2")
+    assert world.admit(other)
+    assert world.step() == Outcome(loaded=("r2",))
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("how", ["preempt", "finish"])
+def test_a_request_may_go_while_it_loads(how: str, planned: bool) -> None:
+    world = warm()
+    request = waiting(world)
+    world.admit(request)
+    if planned:
+        world.plan()
+    if how == "preempt":
+        world.preempt(request)
+    else:
+        world.finish(request)
+    assert world.step() == Outcome()
+    world.drain()
+    if how == "preempt":
+        assert world.admit(request), "it may load again"
+        assert world.step() == Outcome(loaded=("r",))
+
+
+def test_the_end_of_an_earlier_load_is_not_taken_for_that_of_a_later_one() -> None:
+    world = warm()
+    request = waiting(world)
+    world.admit(request)
+    (early,) = world.plan().loads
+    world.preempt(request)
+    world.admit(request)
+    (late,) = world.plan().loads
+    assert world.run(early) == Outcome()
+    assert request.loading
+    assert world.run(late) == Outcome(loaded=("r",))
+
+
+def test_the_end_of_a_load_is_not_taken_for_that_of_a_namesake() -> None:
+    world = warm()
+    request = waiting(world)
+    world.admit(request)
+    (copy,) = world.plan().loads
+    world.finish(request)
+    namesake = waiting(world)
+    assert world.admit(namesake)
+    assert world.run(copy) == Outcome()
+    assert world.step() == Outcome(loaded=("r",))
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_load_under_way_at_a_reset_comes_to_nothing(planned: bool) -> None:
+    world = warm()
+    request = waiting(world)
+    world.admit(request)
+    if planned:
+        world.plan()
+    world.reset()
+    assert world.step() == Outcome(failed=("r",))
+    assert world.manager.metrics.not_loaded[NotLoaded.RESET] == 32
+    assert world.manager.metrics.loads_failed == 0
+    world.drain()
+    assert world.manager.gauges().slots_free == world.manager.gauges().slots
+
+
+def test_a_reservation_ends_with_a_reset() -> None:
+    world = warm()
+    request = waiting(world)
+    world.manager.reserve(world.match(request))
+    world.reset()
+    assert world.manager.gauges().slots_free == world.manager.gauges().slots
+    assert world.match(request).tokens == 0
+    assert not world.admit(request)
+
+
+def test_a_report_that_comes_twice_ends_a_load_once() -> None:
+    world = warm()
+    request = waiting(world)
+    world.admit(request)
+    (copy,) = world.plan().loads
+    world.run(copy)
+    assert world.report(Report(0, done=(copy.id,))) == Outcome()
+    assert world.manager.metrics.reports_unknown == 1
+    world.check()

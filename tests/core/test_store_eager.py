@@ -1,0 +1,351 @@
+"""Eager mode: every full block that was computed is stored, or its loss is counted."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from kvtide.core import ChunkedLocal, FullAttention, Group, NotStored, SlidingWindow, StateSpace
+from tests.support import FakeRequest, World, keys_of, text
+
+A = text("a", 32)
+HYBRID = (FullAttention(4), SlidingWindow(4, 5))
+
+
+def running(world: World, tokens: list[str], request_id: str = "r") -> FakeRequest:
+    request = world.add(request_id, tokens)
+    world.admit(request)
+    return request
+
+
+def blocks_in(world: World) -> int:
+    """Return how many blocks the next plan stores, without running it."""
+    return sum(len(copy.blocks) for copy in world.plan().stores)
+
+
+# ---------------------------------------------------------------------- while it runs
+
+
+def test_blocks_are_stored_once_their_tokens_are_computed() -> None:
+    world = World()
+    request = running(world, A)
+    stored = []
+    for upto in (3, 4, 11, 12, 13, 32):
+        world.compute(request, upto)
+        stored.append(blocks_in(world))
+        for pending in list(world.pending.values()):
+            world.run(pending.copy)
+    assert stored == [0, 1, 1, 1, 0, 5]
+    world.check()
+
+
+def test_placeholders_are_not_stored() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request, 32, tell=False)
+    assert blocks_in(world) == 0
+    world.manager.advance("r", 8)
+    assert blocks_in(world) == 2
+
+
+def test_a_computed_block_whose_key_is_not_known_yet_waits_for_it() -> None:
+    world = World()
+    request = running(world, text("a", 6))
+    world.compute(request, 4)
+    world._extend(request, 8)
+    world.manager.advance("r", 8)  # the last tokens were sampled on the device and are not known on the host yet
+    assert blocks_in(world) == 1
+    world.append(request, text("a", 6, start=6))
+    world.compute(request, 12)
+    assert blocks_in(world) == 2
+
+
+def test_a_block_that_never_got_a_key_is_counted() -> None:
+    world = World()
+    request = running(world, text("a", 6))
+    world.manager.advance("r", 12)
+    world.finish(request)
+    assert world.manager.metrics.not_stored == {NotStored.NO_KEY: 2}
+
+
+def test_what_is_stored_is_not_stored_again() -> None:
+    world = World()
+    world.serve("first", A)
+    request = running(world, A)
+    world.compute(request)
+    assert blocks_in(world) == 0
+    world.finish(request)
+    world.drain()
+    assert world.manager.metrics.stored_blocks == 8
+
+
+def test_what_is_being_stored_is_not_stored_again() -> None:
+    world = World(pin_budget=32)
+    for name in ("r1", "r2"):
+        request = world.add(name, A)
+        world.place(request, 0, 0)
+        world.manager.admit(name, 0)
+        world.compute(request)
+        assert blocks_in(world) == (8 if name == "r1" else 0)
+
+
+def test_requests_are_served_in_the_order_in_which_they_had_blocks() -> None:
+    world = World(pin_budget=8)
+    for name in "ab":
+        world.compute(running(world, text(name, 32), name))
+    world.step()
+    assert (len(world.cached_blocks(text("a", 32))), len(world.cached_blocks(text("b", 32)))) == (8, 0)
+    world.step()
+    assert len(world.cached_blocks(text("b", 32))) == 8
+
+
+# ---------------------------------------------------------------------- at the end
+
+
+def test_a_request_that_finishes_in_its_only_step_is_stored_whole() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(A) == list(range(8))
+
+
+def test_a_block_that_is_not_full_is_not_stored() -> None:
+    world = World()
+    world.serve("r", text("a", 31))
+    assert world.manager.metrics.stored_blocks == 7
+    assert not world.manager.metrics.not_stored
+
+
+def test_a_request_that_computed_nothing_stores_nothing() -> None:
+    world = World()
+    request = running(world, A)
+    world.finish(request)
+    world.finish(world.add("waiting", A))
+    assert not world.manager.busy
+
+
+def test_holes_are_filled_at_the_end() -> None:
+    world = World(host_blocks=8)
+    request = running(world, A)
+    world.compute(request)
+    world.step()
+    world.serve("other", text("b", 12))
+    holes = set(range(8)) - set(world.cached_blocks(A))
+    assert holes
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(A) == list(range(8))
+
+
+def test_a_cut_prefix_is_not_chased_while_the_request_runs() -> None:
+    world = World(host_blocks=8, device_blocks=40)
+    requests = [running(world, text(name, 40), name) for name in "ab"]
+    for upto in range(4, 41, 4):
+        for request in requests:
+            world.compute(request, upto)
+        world.step()
+    assert world.manager.metrics.stored_blocks <= 20, "two requests that do not both fit must not evict each other"
+    for request in requests:
+        world.finish(request)
+    world.drain()
+
+
+def test_a_conversation_that_goes_on_is_stored_where_it_goes_on() -> None:
+    world = World()
+    world.serve("turn 1", A)
+    world.serve("turn 2", A + text("more", 8))
+    assert world.manager.metrics.stored_blocks == 10
+    world.fill_device()
+    world.serve("turn 3", A + text("more", 17))
+    assert world.manager.metrics.loaded_tokens == 40
+    assert world.manager.metrics.stored_blocks == 12
+
+
+# ---------------------------------------------------------------------- windows
+
+
+def test_window_blocks_are_stored_before_they_leave_the_window() -> None:
+    world = World(groups=HYBRID)
+    world.serve("r", text("a", 40), chunk=4)
+    assert world.cached_blocks(text("a", 40), 1) == list(range(10))
+    assert not world.manager.metrics.not_stored
+
+
+def test_window_blocks_that_left_before_they_were_stored_are_counted_once() -> None:
+    world = World(groups=HYBRID)
+    request = running(world, text("a", 40))
+    for upto in range(4, 41, 4):
+        world.compute(request, upto)
+        world.slide(request)  # before the plan
+    world.plan()
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(text("a", 40), 1) == [9]
+    assert world.manager.metrics.not_stored == {NotStored.OUT_OF_WINDOW: 9}
+    assert world.cached_blocks(text("a", 40), 0) == list(range(10))
+
+
+def test_a_null_block_is_never_part_of_a_transfer() -> None:
+    world = World(groups=HYBRID)
+    request = running(world, text("a", 40))
+    world.compute(request)
+    world.slide(request)
+    world.finish(request)
+    for copy in world.plan().stores:
+        assert 0 not in copy.blocks
+
+
+def test_groups_shrink_together_although_old_window_blocks_are_not_cached() -> None:
+    world = World(groups=HYBRID, host_blocks=16)
+    request = running(world, text("a", 41))
+    for upto in range(4, 41, 4):
+        world.compute(request, upto)
+        if upto >= 36:
+            world.step()
+        world.slide(request)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(text("a", 41), 0) == list(range(10))
+    assert world.cached_blocks(text("a", 41), 1) == [8, 9]
+    world.serve("other", text("b", 17))
+    full, window = world.cached_blocks(text("a", 41), 0), world.cached_blocks(text("a", 41), 1)
+    assert len(full) < 10
+    assert all(block <= full[-1] for block in window), "a window beyond what is left of the prefix is of no use"
+
+
+# ---------------------------------------------------------------------- preemption
+
+
+def test_a_preempted_request_is_stored_and_loads_back() -> None:
+    world = World()
+    request = running(world, text("a", 40))
+    world.compute(request, 32)
+    world.preempt(request)
+    world.step()
+    world.fill_device()
+    assert world.cached_blocks(A) == list(range(8))
+    assert world.admit(request)
+    world.step()
+    assert request.computed == 32
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert len(world.cached_blocks(text("a", 40))) == 10
+
+
+def test_preemption_may_be_told_after_the_blocks_were_freed() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request)
+    world._release(request)
+    world.manager.preempt("r")
+    world.step()
+    assert world.cached_blocks(A) == list(range(8))
+
+
+def test_what_is_recomputed_after_a_preemption_is_storable_again() -> None:
+    world = World(device_blocks=8, pin_budget=8)
+    request = running(world, A)
+    world.compute(request)
+    world.preempt(request)
+    for _ in range(3):
+        world.step(fails=lambda _: True)
+    world.fill_device()
+    world.step()
+    assert world.cached_blocks(A) == []
+    assert not world.admit(request)
+    world.compute(request)
+    world.step()
+    assert world.cached_blocks(A) == list(range(8))
+
+
+# ---------------------------------------------------------------------- reset
+
+
+def test_nothing_of_a_request_that_ran_at_a_reset_is_stored() -> None:
+    world = World()
+    request = running(world, text("a", 40))
+    world.compute(request, 16)
+    world.reset()
+    world.compute(request, 40)
+    world.step()
+    world.finish(request)
+    world.drain()
+    assert world.manager.metrics.stored_blocks == 0
+    assert world.manager.metrics.not_stored == {NotStored.RESET: 10}
+
+
+def test_a_request_preempted_after_a_reset_starts_again_and_is_stored() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request)
+    world.reset()
+    world.preempt(request)
+    assert not world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(A) == list(range(8))
+
+
+# ---------------------------------------------------------------------- nothing is lost in silence
+
+
+LAYOUTS: list[tuple[Group, ...]] = [
+    (FullAttention(4),),
+    HYBRID,
+    (FullAttention(8), SlidingWindow(4, 9)),
+    (FullAttention(4), ChunkedLocal(4, 8), StateSpace(8)),
+]
+
+
+@given(
+    groups=st.sampled_from(LAYOUTS),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    chunk=st.integers(1, 40),
+    budget=st.integers(1, 20),
+    failures=st.lists(st.booleans(), max_size=20),
+)
+def test_every_computed_block_is_stored_or_its_loss_is_counted(
+    groups: tuple[Group, ...], lengths: list[int], chunk: int, budget: int, failures: list[bool]
+) -> None:
+    world = World(groups=groups, host_blocks=400, device_blocks=100, pin_budget=budget)
+    fate = iter(failures)
+    for number, length in enumerate(lengths):
+        tokens = text(f"t{number}.", length)
+        request = running(world, tokens, f"r{number}")
+        while request.computed < length:
+            world.compute(request, min(length, request.computed + chunk))
+            world.step(fails=lambda _: next(fate, False))
+            world.slide(request)
+        world.finish(request)
+    world.drain()
+    computed = sum(length // group.block_tokens for length in lengths for group in groups)
+    stored = world.manager.metrics.stored_blocks
+    visible = sum(
+        world.manager.is_cached(index, key)
+        for number, length in enumerate(lengths)
+        for index, group in enumerate(groups)
+        for key in keys_of(text(f"t{number}.", length), group.block_tokens, index)
+    )
+    assert visible == stored
+    lost = world.manager.metrics.not_stored
+    # What failed for good while the request ran may still be saved, or be counted once more, by the flush.
+    assert stored + sum(lost.values()) >= computed
+    if not failures or not any(failures):
+        assert stored + sum(lost.values()) == computed
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("groups", LAYOUTS)
+def test_what_was_stored_is_what_was_computed(groups: tuple[Group, ...], ranks: int) -> None:
+    world = World(groups=groups, ranks=ranks, host_blocks=200)
+    for turn in range(1, 5):
+        tokens = text("a", 11 * turn)
+        world.serve(f"turn {turn}", tokens, chunk=7)
+        world.check_visible(tokens)
+        world.fill_device()
+    assert world.manager.metrics.loaded_tokens > 0
