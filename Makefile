@@ -10,7 +10,8 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed   ## conversations that overflow the device, with and without offloading (1 minute)
+demo: $(VENV)/.installed   ## conversations that overflow the device, with and without offloading
+	@echo "==> kvtide demo: one workload, four runs (half a minute)"
 	@$(BIN)/kvtide demo
 
 test: $(VENV)/.installed-dev   ## formatting, lint, types, tests
@@ -20,7 +21,7 @@ test: $(VENV)/.installed-dev   ## formatting, lint, types, tests
 	@echo "==> types (mypy, strict)"
 	@$(BIN)/mypy
 	@echo "==> tests (pytest)"
-	@$(BIN)/python -m pytest -n 2
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 bench: $(VENV)/.installed   ## scheduler-side cost per block, against host pool size
 	@$(BIN)/python benchmarks/core.py

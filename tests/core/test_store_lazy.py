@@ -426,3 +426,13 @@ def test_a_load_larger_than_a_step_raises_the_target_for_the_next_one() -> None:
     assert clean_target(groups, 8, 100, 100, loading_blocks=10) == LOOKAHEAD_STEPS * 12
     assert clean_target(groups, 8, 15, 100, loading_blocks=10) == 15
     assert clean_target(groups, 8, 100, 7, loading_blocks=10) == 7
+
+
+def test_a_host_whose_only_slot_is_the_parent_of_what_is_to_be_stored_is_nothing_to_wait_for() -> None:
+    """Found by the simulator (seeds 393 and 2194): the manager stayed busy with nothing in flight."""
+    world = World(mode="lazy", device_blocks=3, host_blocks=1, pin_budget=1, step_tokens=4)
+    request = world.add("r", text("a", 12))
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    world.drain()

@@ -53,8 +53,8 @@ class LazyPlanner:
 
     @property
     def waiting(self) -> bool:
-        """Whether the pin budget ended the last walk too early."""
-        return self._stopped_by_budget
+        """Whether the pin budget ended the last walk too early, and will have room again when stores end."""
+        return self._stopped_by_budget and self._stores.pinned_blocks > 0
 
     def advanced(self, request: Request, before_tokens: int) -> None:
         """Let everything be tried again. Blocks of a running request itself are not about to be evicted."""
