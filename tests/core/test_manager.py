@@ -9,7 +9,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvtide.core import FullAttention, Gauges, Group, OffloadManager, SlidingWindow
+from kvtide.core import (
+    FullAttention,
+    Gauges,
+    Geometry,
+    Group,
+    OffloadConfig,
+    OffloadManager,
+    Report,
+    SlidingWindow,
+)
+from kvtide.engine import BlockPool
 from kvtide.errors import ProtocolError
 from tests.support import FakeRequest, NoRoomError, World, text
 
@@ -360,3 +370,16 @@ def act_on(world: World, request: FakeRequest, what: str, length: int) -> None:
             world.preempt(request)
         else:
             world.slide(request)
+
+
+def test_f20_the_host_pool_grows_as_far_as_the_slowest_rank_is_ready() -> None:
+    geometry = Geometry(groups=(FullAttention(4),), block_bytes=1, device_blocks=16, ranks=2)
+    config = OffloadConfig.build(geometry, {"host_per_rank": 10})
+    manager = OffloadManager(config, BlockPool(16), slots_ready=2)
+    assert manager.gauges().slots == manager.gauges().slots_free == 2
+    manager.report(Report(0, slots_ready=8))
+    assert manager.gauges().slots == 2, "the other rank has two only"
+    manager.report(Report(1, slots_ready=5))
+    assert manager.gauges().slots == manager.gauges().slots_free == 5
+    manager.report(Report(0, slots_ready=99), Report(1, slots_ready=99), Report(7, slots_ready=99))
+    assert manager.gauges().slots == manager.gauges().slots_free == 10

@@ -24,20 +24,32 @@ from kvtide.core.orphans import Orphans
 class HostPool:
     """Slots with keys, pins and an eviction order. Per-slot data is in flat lists: a million slots are usual."""
 
-    def __init__(self, slots: int, groups: Sequence[Group], policy: str, events: EventStream, metrics: Metrics) -> None:
-        self.slots = slots
+    def __init__(
+        self,
+        slots: int,
+        groups: Sequence[Group],
+        policy: str,
+        events: EventStream,
+        metrics: Metrics,
+        *,
+        slots_ready: int | None = None,
+    ) -> None:
+        """`slots` is the most there will be; `slots_ready` (all) can be used at once, and `grow` adds to them."""
+        self.slots_max = slots
+        self.slots = 0
         self._block_tokens = [group.block_tokens for group in groups]
         self._slot_of: list[dict[Key, int]] = [{} for _ in groups]
         self._key: list[Key] = [b""] * slots
         self._group = bytearray(slots)
         self._cached = bytearray(slots)
         self._pins = [0] * slots
-        self._free = list(range(slots - 1, -1, -1))
+        self._free: list[int] = []
         self._num_cached = 0
         self._policy = POLICIES[policy](slots, self._pins)
         self._orphans = Orphans()
         self._events = events
         self._metrics = metrics
+        self.grow(slots if slots_ready is None else slots_ready)
 
     # ------------------------------------------------------------------ looking
 
@@ -53,7 +65,7 @@ class HostPool:
 
     def num_pinned(self) -> int:
         """Slots with at least one pin. Counted by looking at all of them: for gauges and tests."""
-        return self.slots - self._pins.count(0)
+        return self.slots_max - self._pins.count(0)
 
     def known(self, group: int) -> Mapping[Key, int]:
         """Slots by key for one group: the cached ones and those being written. For reading only."""
@@ -103,6 +115,12 @@ class HostPool:
     def cached(self) -> bytearray:
         """One byte per slot: whether its key is visible. For reading only."""
         return self._cached
+
+    def grow(self, slots: int) -> None:
+        """Let the first `slots` slots be used. A pool does not shrink."""
+        slots = max(self.slots, min(slots, self.slots_max))
+        self._free[:0] = range(slots - 1, self.slots - 1, -1)
+        self.slots = slots
 
     # ------------------------------------------------------------------ pins
 

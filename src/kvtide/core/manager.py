@@ -34,12 +34,16 @@ class OffloadManager:
         every step:  plan() → workers copy → report(what the workers say)
     """
 
-    def __init__(self, config: OffloadConfig, device: DevicePool) -> None:
+    def __init__(self, config: OffloadConfig, device: DevicePool, *, slots_ready: int | None = None) -> None:
+        """`slots_ready` host slots can be used at once (all); reports say when there are more."""
         self.config = config
         self.metrics = Metrics()
         geometry = config.geometry
         self._events = EventStream(config.events, self.metrics)
-        self._host = HostPool(config.slots, geometry.groups, config.policy, self._events, self.metrics)
+        self._host = HostPool(
+            config.slots, geometry.groups, config.policy, self._events, self.metrics, slots_ready=slots_ready
+        )
+        self._slots_ready = [self._host.slots] * geometry.ranks
         self._ledger = Ledger(geometry.ranks, self.metrics)
         self._stores = Stores(config, device, self._host, self._ledger, self.metrics)
         matcher = Matcher(geometry.groups, self._host, config.min_load_tokens)
@@ -158,6 +162,9 @@ class OffloadManager:
         settled: list[Transfer] = list(self._loads.take_settled_at_once())
         for report in reports:
             settled += self._ledger.settle(report)
+            if report.slots_ready is not None and 0 <= report.rank < len(self._slots_ready):
+                self._slots_ready[report.rank] = report.slots_ready
+                self._host.grow(min(self._slots_ready))
         loaded: list[str] = []
         failed: list[str] = []
         for transfer in settled:

@@ -40,6 +40,7 @@ class Gauges:
     """The state of the pools at one moment."""
 
     slots: int
+    """Host slots that can be used by now."""
     slots_free: int
     slots_cached: int
     """Visible to requests, pinned ones included."""

@@ -96,7 +96,7 @@ class LazyPlanner:
 
     def _clean_target(self, loading_blocks: int) -> int:
         facts = self._geometry
-        return clean_target(facts.groups, facts.step_tokens, facts.device_blocks, self._host.slots, loading_blocks)
+        return clean_target(facts.groups, facts.step_tokens, facts.device_blocks, self._host.slots_max, loading_blocks)
 
     def _walk(self, ahead: int) -> list[FreeBlock]:
         """Move the cursor over clean blocks; return the dirty ones passed, as many as may be pinned."""

@@ -39,10 +39,15 @@ class Report:
     done: tuple[int, ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
     """Pairs of transfer id and why it failed."""
+    slots_ready: int | None = None
+    """How many host slots, from slot 0 on, this rank can use by now. None: no news.
+
+    Host memory is pinned in pieces while the engine serves already (F20), so the pool grows.
+    """
 
     def __bool__(self) -> bool:
         """Whether there is anything to say."""
-        return bool(self.done or self.failed)
+        return bool(self.done or self.failed or self.slots_ready is not None)
 
 
 @dataclass(frozen=True, slots=True)
