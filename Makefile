@@ -21,7 +21,7 @@ test: $(VENV)/.installed-dev   ## formatting, lint, types, tests
 	@echo "==> types (mypy, strict)"
 	@$(BIN)/mypy
 	@echo "==> tests (pytest)"
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2
 
 bench: $(VENV)/.installed   ## scheduler-side cost per block, against host pool size
 	@$(BIN)/python benchmarks/core.py

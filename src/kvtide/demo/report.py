@@ -1,0 +1,105 @@
+"""Shows a comparison: as a table with a sentence or two, or as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from rich import box
+from rich.table import Table
+
+from kvtide.demo.compare import MODES, REFERENCE, RUNS, Comparison, RunResult
+
+WORTH_A_WORD = 1.05
+"""A ratio of times below this is noise."""
+
+
+def as_json(comparison: Comparison) -> dict[str, object]:
+    """Return the comparison as one object: the runs by name, and whether their outputs are identical."""
+    runs: dict[str, object] = {run: _numbers(comparison.results[run]) for run in RUNS}
+    return {
+        **runs,
+        "identical_outputs": comparison.identical_outputs,
+        "settings": asdict(comparison.settings),
+    }
+
+
+def _numbers(result: RunResult) -> dict[str, object]:
+    return {
+        "prefill_tokens": result.prefill_tokens,
+        "loaded_tokens": result.loaded_tokens,
+        "hit_ratio": round(result.hit_ratio, 4),
+        "ttft_ms_p50": round(result.ttft_ms_at(50), 3),
+        "ttft_ms_p95": round(result.ttft_ms_at(95), 3),
+        "copy_s": round(result.copy_s, 4),
+        "wall_s": round(result.wall_s, 3),
+    }
+
+
+def table(comparison: Comparison) -> Table:
+    """Return the comparison as a table, one row for each run."""
+    result = Table(box=box.SIMPLE_HEAD, title=_title(comparison), title_justify="left", title_style="bold")
+    result.add_column("\n")
+    for heading in (
+        "prefill\ntokens",
+        "tokens\nloaded",
+        "hit\nratio",
+        "TTFT\np50 ms",
+        "TTFT\np95 ms",
+        "copies\ns",
+        "outputs\nidentical",
+    ):
+        result.add_column(heading, justify="right")
+    for run in RUNS:
+        result.add_row(run, *_cells(comparison, run))
+    return result
+
+
+def _title(comparison: Comparison) -> str:
+    settings = comparison.settings
+    return (
+        f"{settings.conversations} conversations of {settings.turns} turns, {settings.concurrency} at a time. "
+        f"All their KV: {settings.unlimited_blocks} blocks;\nthe device has {settings.device_blocks}. "
+        "TTFT (time to first token) is that of follow-up turns."
+    )
+
+
+def _cells(comparison: Comparison, run: str) -> list[str]:
+    result = comparison.results[run]
+    identical = "yes" if comparison.first_difference(run) is None else "[bold red]NO[/]"
+    return [
+        f"{result.prefill_tokens:,}",
+        f"{result.loaded_tokens:,}",
+        f"{result.hit_ratio:.0%}",
+        f"{result.ttft_ms_at(50):.1f}",
+        f"{result.ttft_ms_at(95):.1f}",
+        f"{result.copy_s:.2f}",
+        "reference" if run == REFERENCE else identical,
+    ]
+
+
+def sentences(comparison: Comparison) -> str:
+    """Say what happened, for those who do not read tables."""
+    return f"{_about_time(comparison)}\n{about_outputs(comparison)}"
+
+
+def _about_time(comparison: Comparison) -> str:
+    none, eager = comparison.results["none"], comparison.results["eager"]
+    if not eager.loaded_tokens:
+        return (
+            "Nothing was loaded: the device pool held what was needed, or the host was too small to keep it "
+            "(see --device-blocks and --host)."
+        )
+    before_ms, after_ms = none.ttft_ms_at(50), eager.ttft_ms_at(50)
+    times = f"{after_ms:.0f} ms instead of {before_ms:.0f} ms at the median"
+    loaded = f"{eager.loaded_tokens:,} prompt tokens came back from host memory instead of being computed again"
+    if before_ms < after_ms * WORTH_A_WORD:
+        return f"With kvtide a follow-up turn starts no sooner ({times}), although {loaded}."
+    return f"With kvtide a follow-up turn starts {before_ms / after_ms:.1f} times sooner ({times}): {loaded}."
+
+
+def about_outputs(comparison: Comparison) -> str:
+    """Say whether offloading changed any output, and where first."""
+    different = [f"{run}: {turn.request_id}" for run in MODES if (turn := comparison.first_difference(run)) is not None]
+    if different:
+        return "OUTPUTS DIFFER from the run with an unlimited device pool, first in " + "; ".join(different) + "."
+    return "Every output token is the same as with an unlimited device pool."
