@@ -1,5 +1,7 @@
 """Errors that callers can meet.
 
+All that kvtide raises on purpose is in this tree:
+
     KVTideError
     ├── ConfigError      an option is wrong: names the option, the value and what was expected
     ├── RequestRefused   one request cannot be served; the others go on
