@@ -349,3 +349,16 @@ def test_what_was_stored_is_what_was_computed(groups: tuple[Group, ...], ranks: 
         world.check_visible(tokens)
         world.fill_device()
     assert world.manager.metrics.loaded_tokens > 0
+
+
+def test_a_request_with_fewer_keys_than_blocks_that_it_needs_not_is_served() -> None:
+    """Found by the simulator (seed 259): the plan looked for the key before the first needed block."""
+    world = World(groups=(ChunkedLocal(4, 8),))
+    request = world.add("r", text("a", 42))
+    del request.keys[0][2:]
+    world.manager.reserve(world.manager.match("r", 40, 42))
+    request.blocks[0][:] = [0] * 10
+    world.manager.admit("r", 0)
+    world.manager.advance("r", 42)
+    world.step()
+    assert world.manager.gauges().slots_cached == 0

@@ -64,9 +64,11 @@ class EagerPlanner:
 
     def _store_new_blocks(self, request: Request, index: int) -> bool:
         """Store what one group of a request has computed; return False when the pin budget stopped it."""
-        first = request.considered[index]
-        chain = self._chain(request, index, first, self._full_blocks(request, index))
-        if not chain.keys or not self._stores.useful(chain):
+        first, full = request.considered[index], self._full_blocks(request, index)
+        if first >= full:
+            return True
+        chain = self._chain(request, index, first, full)
+        if not self._stores.useful(chain):
             return True
         reached = first + len(chain)
         for run in self._missing(request, chain, first):
