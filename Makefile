@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+SOAK   ?= 10m
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test soak bench clean
 
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +23,9 @@ test: $(VENV)/.installed-dev   ## formatting, lint, types, tests
 	@$(BIN)/mypy
 	@echo "==> tests (pytest)"
 	@$(BIN)/python -m pytest -n 2
+
+soak: $(VENV)/.installed   ## fresh seeds of the simulator on all cores; SOAK=10m, 2h, ...
+	@$(BIN)/kvtide simulate --soak $(SOAK)
 
 bench: $(VENV)/.installed   ## scheduler-side cost per block, against host pool size
 	@$(BIN)/python benchmarks/core.py

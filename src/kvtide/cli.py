@@ -1,7 +1,7 @@
 """The command `kvtide`: finds the subcommand, and turns errors into one line and an exit code.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 all is well, 1 the run found something wrong,
-2 it was asked for something that cannot be done, 130 interrupted.
+2 it was asked for something that cannot be done, 130 interrupted, 141 nobody reads the output.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kvtide.errors import ConfigError, KVTideError
 
 EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130
+EXIT_NOBODY_READS = 141
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BAD_REQUEST
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Who reads the output has seen enough (| head). Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_NOBODY_READS
     return code
 
 
@@ -59,6 +64,7 @@ def _limit_blas_threads() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from kvtide.demo import cli as demo  # noqa: PLC0415 (imports numpy)
+    from kvtide.sim import cli as sim  # noqa: PLC0415 (not needed by the others)
 
     parser: argparse.ArgumentParser = Parser(
         prog="kvtide", allow_abbrev=False, description="KV-cache offloading for LLM serving."
@@ -66,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvtide {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     demo.add_parser(commands)
+    sim.add_parser(commands)
     return parser
 
 

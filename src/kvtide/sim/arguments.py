@@ -1,0 +1,93 @@
+"""Reading the arguments of `kvtide simulate`: each means what it says, or is refused with what is possible."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+from collections.abc import Sequence
+
+from kvtide.errors import ConfigError
+from kvtide.sim.canaries import CANARIES, Canary
+
+FRESH_SEED_BITS = 40
+DIGITS_MAX = 18
+_DURATION = re.compile(r"([0-9]{1,9})(s|m|h)?")
+_DURATION_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
+_SEED = f"a seed: a whole number from 0, of at most {DIGITS_MAX} digits"
+
+
+def check_together(args: argparse.Namespace) -> None:
+    """Refuse options that have no meaning together."""
+    if args.seed is None:
+        _refuse(args, ("log", "shrink"), "--seed N with it")
+    else:
+        _refuse(args, ("seeds", "first", "soak", "jobs"), "no --seed with it: that is one seed")
+        if args.shrink:
+            _refuse(args, ("log",), "no --shrink with it: shrink first, then look at the log of the result")
+    if args.canary is not None:
+        _refuse(args, ("seeds", "soak", "jobs"), "no --canary with it")
+
+
+def _refuse(args: argparse.Namespace, names: Sequence[str], expected: str) -> None:
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value is not False:
+            raise ConfigError(f"--{name}", value, expected)
+
+
+def first_seed(args: argparse.Namespace) -> int:
+    """Return the first seed: the one that was asked for, or a fresh one."""
+    if args.first is not None:
+        return number("--first", args.first, _SEED)
+    return random.SystemRandom().getrandbits(FRESH_SEED_BITS)
+
+
+def number(option: str, text: str, what: str = _SEED, minimum: int = 0) -> int:
+    """Read a whole number."""
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and int(text) >= minimum):
+        raise ConfigError(option, text, f"{what}, at least {minimum}" if minimum else what)
+    return int(text)
+
+
+def duration_s(text: str) -> float:
+    """Read a time."""
+    match = _DURATION.fullmatch(text)
+    if match is None or not int(match[1]):
+        raise ConfigError("--soak", text, "a time, such as 90s, 10m or 2h")
+    return int(match[1]) * _DURATION_UNITS_S[match[2] or ""]
+
+
+def canary_names() -> list[str]:
+    """Return everything that `--canary` understands."""
+    faults = list(dict.fromkeys(entry.fault for entry in CANARIES))
+    return ["all", *faults, *(entry.name for entry in CANARIES)]
+
+
+def canaries(name: str) -> Sequence[Canary]:
+    """Return the mutations that a name stands for."""
+    if name == "all":
+        return CANARIES
+    chosen = [entry for entry in CANARIES if name in (entry.fault, entry.name)]
+    if not chosen:
+        raise ConfigError("--canary", name, f"one of {', '.join(canary_names())}")
+    return chosen
+
+
+def canary(name: str) -> Canary:
+    """Return the one mutation that a name stands for."""
+    chosen = canaries(name)
+    if len(chosen) > 1:
+        names = ", ".join(entry.name for entry in chosen)
+        raise ConfigError("--canary", name, f"one mutation when there is one seed: {names}")
+    return chosen[0]
+
+
+def job_count(text: str | None, *, all_cores: bool) -> int:
+    """Return how many processes to use."""
+    if text is not None:
+        return number("--jobs", text, "processes", 1)
+    if not all_cores:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,101 @@
+"""The interface of a checker: everything it may listen to. Each method does nothing unless a checker wants it to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtide.core.manager import OffloadManager
+from kvtide.core.wire import Outcome, Plan
+from kvtide.sim.checkers.flight import Flight
+from kvtide.sim.checkers.observed import Observed
+from kvtide.sim.request import SimRequest
+from kvtide.sim.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtide.sim.rank import Job, Rank
+    from kvtide.sim.work import StepWork
+
+
+class Checker:
+    """Listens, keeps books of its own, and raises `Violation`."""
+
+    invariant = ""
+
+    def __init__(self, world: World, observed: Observed) -> None:
+        self.world = world
+        self.observed = observed
+        self.manager: OffloadManager
+        self.ranks: list[Rank] = []
+
+    # ------------------------------------------------------------------ engine and device pool
+
+    def allocated(self, blocks: Sequence[int]) -> None:
+        """The engine has given out blocks."""
+
+    def taken(self, blocks: Sequence[int]) -> None:
+        """The engine uses blocks that were found."""
+
+    def freed(self, blocks: Sequence[int]) -> None:
+        """The engine is about to return blocks."""
+
+    def pinned(self, blocks: Sequence[int]) -> None:
+        """Blocks were pinned by kvtide."""
+
+    def unpinned(self, blocks: Sequence[int]) -> None:
+        """Pins are about to be returned by kvtide."""
+
+    def slid(self, request: SimRequest, group: int, block: int) -> None:
+        """The engine is about to give up the block with this index, which is out of its window."""
+
+    # ------------------------------------------------------------------ façade
+
+    def before_end(self, request: SimRequest, preempted: bool) -> None:
+        """A request is about to be preempted or finished."""
+
+    def after_end(self, request: SimRequest, preempted: bool) -> None:
+        """A request was preempted or finished."""
+
+    def stored(self, contents: list[int]) -> None:
+        """These can be loaded from now on; they are entered in the books right after this."""
+
+    def removed(self, contents: list[int]) -> None:
+        """These were evicted; they leave the books right after this."""
+
+    def planned(self, flight: Flight) -> None:
+        """A transfer was planned; it is entered in the books right after this."""
+
+    def plan_made(self, plan: Plan) -> None:
+        """All transfers of a plan are in the books."""
+
+    def before_report(self) -> None:
+        """The manager is about to hear what ended the transfers in `observed.settled`, of which there are some."""
+
+    def reported(self, outcome: Outcome) -> None:
+        """The manager has answered; the transfers in `observed.settled` leave the books right after this."""
+
+    def before_reset(self) -> None:
+        """The weights are about to change."""
+
+    def after_reset(self) -> None:
+        """The weights have changed."""
+
+    # ------------------------------------------------------------------ ranks
+
+    def compute_begins(self, rank: Rank, work: StepWork) -> None:
+        """A rank begins to compute a step."""
+
+    def compute_ends(self, rank: Rank, work: StepWork) -> None:
+        """A rank is about to write what it has computed."""
+
+    def copy_begins(self, rank: Rank, job: Job) -> None:
+        """A rank begins a copy."""
+
+    # ------------------------------------------------------------------ time
+
+    def after_step(self) -> None:
+        """A step of the engine is over."""
+
+    def at_rest(self) -> None:
+        """No request is left and nothing is in flight."""

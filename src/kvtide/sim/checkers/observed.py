@@ -1,0 +1,175 @@
+"""What an observer can know: which keys are visible, which transfers are in flight, what blocks will hold."""
+
+from __future__ import annotations
+
+from kvtide.core.groups import NULL_BLOCK
+from kvtide.core.metrics import Gauges
+from kvtide.core.wire import Copy, Plan, Report
+from kvtide.sim.checkers.flight import Flight
+from kvtide.sim.layouts import Layout
+from kvtide.sim.request import SimRequest
+from kvtide.sim.tokens import NOTHING, Tokens, epoch_of, group_of, node_of, node_of_key, stamp
+from kvtide.sim.violation import Violation
+from kvtide.sim.world import World
+
+
+class Observed:
+    """Bookkeeping of its own, made from events, plans and reports. The checkers read it."""
+
+    def __init__(self, world: World) -> None:
+        self.tokens: Tokens = world.tokens
+        self.groups: Layout = world.groups
+        self.all_ranks = (1 << world.ranks) - 1
+        self.epoch = 0
+        self.will_hold = [NOTHING] * (world.device_blocks + 1)
+        """Per device block: its stamp once all compute sent so far, and all loads planned so far, have ended."""
+        self.visible: dict[int, int] = {}
+        """Stamp to slot, for all keys that can be loaded."""
+        self.slots_visible: set[int] = set()
+        """The slots of all of them."""
+        self.flights: dict[int, Flight] = {}
+        self.writing: dict[int, int] = {}
+        """Stamp to the transfer that brings it to the host."""
+        self.slots_written: dict[int, int] = {}
+        """Slot to the transfer that writes it."""
+        self.slots_read: dict[int, int] = {}
+        """Slot to the number of loads that read it."""
+        self.blocks_busy: dict[int, int] = {}
+        """Device block to the number of transfers that use it."""
+        self.pins = [0] * (world.device_blocks + 1)
+        """Per device block: references that kvtide has taken."""
+        self.requests: dict[str, SimRequest] = {}
+        self.computed: dict[str, int] = {}
+        """Tokens of each request that kvtide was told of."""
+        self.loads_due: list[SimRequest] = []
+        """Requests that were admitted with a load and wait for the plan."""
+        self.progress = 0
+        """Counts whatever brings a request further than it has ever been."""
+        self.gauges: Gauges
+        """The manager's own gauges, as of the last plan."""
+        self.settled: list[Flight] = []
+        """Transfers that the last report has ended."""
+
+    # ------------------------------------------------------------------ keys
+
+    def stamp_of(self, group: int, key: bytes) -> int:
+        """Return the stamp that a key stands for, with the weights of now."""
+        return stamp(node_of_key(key), self.epoch, group)
+
+    def tokens_of(self, content: int) -> int:
+        """Return the length of the prefix that a stamp stands for."""
+        return self.tokens.length[node_of(content)]
+
+    def is_full_block(self, content: int) -> bool:
+        """Whether a stamp ends a block of its group."""
+        return content > 0 and self.tokens_of(content) % self.groups[group_of(content)].block_tokens == 0
+
+    # ------------------------------------------------------------------ plans
+
+    def flights_of(self, plan: Plan) -> list[Flight]:
+        """Return what a plan starts."""
+        return [self._load(copy) for copy in plan.loads] + [self._store(copy) for copy in plan.stores]
+
+    def _store(self, copy: Copy) -> Flight:
+        stamps = [self.will_hold[block] for block in copy.blocks]
+        orphaned = epoch_of(stamps[0]) != self.epoch
+        return Flight(copy.id, True, copy.blocks, copy.slots, stamps, self.all_ranks, orphaned=orphaned)
+
+    def _load(self, copy: Copy) -> Flight:
+        """Find the request that a load is for: each was admitted since the last plan, and has these blocks."""
+        for request in self.loads_due:
+            expected = {
+                block: content
+                for table, stamps in zip(request.tables, request.stamps, strict=True)
+                for block, content in zip(table, stamps, strict=False)
+                if block != NULL_BLOCK
+            }
+            if all(block in expected for block in copy.blocks):
+                self.loads_due.remove(request)
+                stamps = [expected[block] for block in copy.blocks]
+                return Flight(
+                    copy.id, False, copy.blocks, copy.slots, stamps, self.all_ranks, request=request, life=request.life
+                )
+        raise Violation("I1", f"load {copy.id} writes to blocks {list(copy.blocks)}, which no request waits for")
+
+    def begin(self, flight: Flight) -> None:
+        """Take note of a transfer."""
+        self.flights[flight.id] = flight
+        for block in flight.blocks:
+            self.blocks_busy[block] = self.blocks_busy.get(block, 0) + 1
+        if flight.is_store:
+            for slot, content in zip(flight.slots, flight.stamps, strict=True):
+                self.slots_written[slot] = flight.id
+                self.writing[content] = flight.id
+        else:
+            for slot in flight.slots:
+                self.slots_read[slot] = self.slots_read.get(slot, 0) + 1
+            for block, content in zip(flight.blocks, flight.stamps, strict=True):
+                self.will_hold[block] = content
+
+    # ------------------------------------------------------------------ reports
+
+    def hear(self, reports: list[Report]) -> None:
+        """Tick off what ranks say; `settled` has the transfers that are over then."""
+        if self.settled or reports:
+            self.settled = []
+        for report in reports:
+            if not self.all_ranks >> report.rank & 1:
+                continue
+            for transfer_id in report.done:
+                self._hear(report.rank, transfer_id, failed=False)
+            for transfer_id, _ in report.failed:
+                self._hear(report.rank, transfer_id, failed=True)
+
+    def _hear(self, rank: int, transfer_id: int, *, failed: bool) -> None:
+        flight = self.flights.get(transfer_id)
+        if flight is None or not flight.ranks_left >> rank & 1:
+            return
+        flight.ranks_left &= ~(1 << rank)
+        flight.failed = flight.failed or failed
+        if not flight.ranks_left:
+            self.settled.append(flight)
+
+    def end_settled(self) -> None:
+        """Forget the transfers that are over."""
+        for flight in self.settled:
+            del self.flights[flight.id]
+            _count_down(self.blocks_busy, flight.blocks)
+            if flight.is_store:
+                for slot, content in zip(flight.slots, flight.stamps, strict=True):
+                    del self.slots_written[slot]
+                    del self.writing[content]
+            else:
+                _count_down(self.slots_read, flight.slots)
+
+    # ------------------------------------------------------------------ visible keys
+
+    def store(self, contents: list[int]) -> None:
+        """Make contents visible. Runs while the transfer that brought them is still known."""
+        for content in contents:
+            flight = self.flights[self.writing[content]]
+            slot = flight.slots[flight.stamps.index(content)]
+            self.visible[content] = slot
+            self.slots_visible.add(slot)
+
+    def remove(self, contents: list[int]) -> None:
+        """Make contents invisible."""
+        for content in contents:
+            slot = self.visible.pop(content, None)
+            if slot is None:
+                raise Violation("I5", f"{self.tokens.describe(content)} was evicted and was not there")
+            self.slots_visible.discard(slot)
+
+    def clear(self) -> None:
+        """Make everything invisible."""
+        self.visible.clear()
+        self.slots_visible.clear()
+
+
+def _count_down(counts: dict[int, int], items: tuple[int, ...]) -> None:
+    for item in items:
+        left = counts[item] - 1
+        if left:
+            counts[item] = left
+        else:
+            del counts[item]

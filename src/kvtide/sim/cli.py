@@ -1,0 +1,226 @@
+"""The command line of `kvtide simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from contextlib import ExitStack
+
+from kvtide.sim.arguments import (
+    canaries,
+    canary,
+    canary_names,
+    check_together,
+    duration_s,
+    first_seed,
+    job_count,
+    number,
+)
+from kvtide.sim.batch import chunks, run_canary, run_here, run_on_all, run_seed
+from kvtide.sim.options import WORLD_OPTIONS, Overrides, apply_overrides, parse_overrides
+from kvtide.sim.present import (
+    CANARY_HEADER,
+    canaries_as_json,
+    canary_line,
+    command_for,
+    progress_line,
+    tally_as_json,
+    tally_lines,
+    violation_lines,
+)
+from kvtide.sim.shrink import Shrinker
+from kvtide.sim.tally import Tally
+from kvtide.sim.world import World
+
+SEEDS_DEFAULT = 1_000
+PROGRESS_EVERY_S, PROGRESS_LINE_EVERY_S = 0.5, 30.0
+"""How often progress is shown: on a terminal, and elsewhere."""
+
+DESCRIPTION = """\
+Run the real core against a simulated serving engine in virtual time, with everything drawn from a seed: pools, groups,
+ranks, traffic, delays and failures. After every step, checkers that share nothing with the core look for anything that
+must never happen (I1 to I9). The same seed gives the same run, on every Python."""
+
+EXAMPLES = """\
+examples:
+  kvtide simulate                              1,000 fresh seeds
+  kvtide simulate --seeds 20000 --jobs 8       more of them, on eight cores
+  kvtide simulate --seed 42 --log              one world, step by step
+  kvtide simulate --seed 42 --shrink           if it fails: a smaller world that fails in the same way
+  kvtide simulate --canary all                 take each guard away and see that it is noticed
+  kvtide simulate --canary F7 --seed 54 --log  how a missing fence shows
+  kvtide simulate --soak 10m                   fresh seeds on all cores, until time is up or Ctrl-C
+  kvtide simulate --world mode=lazy,ranks=2    fresh seeds of one kind
+
+world options (--world name=value):
+"""
+
+EXIT_CODES = "\nexit codes: 0 nothing found, 1 a violation, or a canary that survived, 2 bad option"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make the subcommand known."""
+    worlds = "\n".join(f"  {name:<22} {option.what}: {option.expected}" for name, option in WORLD_OPTIONS.items())
+    parser = commands.add_parser(
+        "simulate",
+        help="search for faults of the core in seeded worlds",
+        description=DESCRIPTION,
+        epilog=EXAMPLES + worlds + "\n" + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--seeds", metavar="N", help=f"run N seeds (default: {SEEDS_DEFAULT:,})")
+    parser.add_argument("--first", metavar="N", help="the first of them (default: drawn, and printed)")
+    parser.add_argument("--seed", metavar="N", help="run one seed")
+    parser.add_argument("--log", action="store_true", help="with --seed: print what happens")
+    parser.add_argument("--shrink", action="store_true", help="with --seed: look for a smaller world that fails too")
+    parser.add_argument("--canary", metavar="FAULT", help=f"let a fault in: {', '.join(canary_names())}")
+    parser.add_argument("--soak", metavar="TIME", help="run fresh seeds for this long, such as 90s, 10m or 2h")
+    parser.add_argument("--jobs", metavar="N", help="processes (default: 1; for --soak: all cores)")
+    parser.add_argument("--world", action="append", default=[], metavar="NAME=VALUE", help="fix a world option")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the arguments ask for; return the exit code."""
+    overrides = parse_overrides(args.world)
+    check_together(args)
+    if args.seed is not None:
+        return _run_one(args, number("--seed", args.seed), overrides)
+    if args.canary is not None:
+        return _run_canaries(args, overrides)
+    return _run_many(args, overrides)
+
+
+# ---------------------------------------------------------------------- one seed
+
+
+def _run_one(args: argparse.Namespace, seed: int, overrides: Overrides) -> int:
+    with ExitStack() as stack:
+        if args.canary is not None:
+            stack.enter_context(canary(args.canary).applied())
+        if args.shrink:
+            return _shrink(args, seed, overrides)
+        world = apply_overrides(World.draw(seed), overrides)
+        result = run_seed(seed, overrides, log=args.log)
+    if args.json:
+        tally = Tally()
+        tally.add(result)
+        _say(json.dumps(tally_as_json(tally, 0.0, seed, overrides) | ({"log": result.log} if args.log else {})))
+        return int(result.found is not None)
+    if args.log:
+        for line in [f"seed {seed}", *world.describe(), *result.log]:
+            _say(line)
+    if result.found is None:
+        _say(f"seed {seed}: {result.steps} steps, nothing found")
+        return 0
+    for line in violation_lines(result.found, overrides, args.canary):
+        _say(line)
+    return 1
+
+
+def _shrink(args: argparse.Namespace, seed: int, overrides: Overrides) -> int:
+    shrinker = Shrinker(seed, overrides)
+    if shrinker.result.found is None:
+        _say(f"seed {seed}: {shrinker.result.steps} steps, nothing found, nothing to shrink")
+        return 0
+    shrinker.shrink()
+    found = shrinker.result.found
+    assert found is not None
+    if args.json:
+        world = {"seed": seed, "world": shrinker.overrides, "step": found.step, "invariant": found.invariant}
+        _say(json.dumps(world | {"reproduce": command_for(seed, shrinker.overrides, args.canary)}))
+        return 1
+    _say(f"the smallest of {shrinker.runs} worlds:")
+    for line in apply_overrides(World.draw(seed), shrinker.overrides).describe():
+        _say(f"  {line}")
+    for line in violation_lines(found, shrinker.overrides, args.canary):
+        _say(line)
+    return 1
+
+
+# ---------------------------------------------------------------------- canaries
+
+
+def _run_canaries(args: argparse.Namespace, overrides: Overrides) -> int:
+    chosen = canaries(args.canary)
+    first = first_seed(args)
+    caught = []
+    if not args.json:
+        _say(f"first seed {first}")
+        _say(CANARY_HEADER)
+    for mutation in chosen:
+        entry = run_canary(mutation, first, overrides)
+        caught.append(entry)
+        if not args.json:
+            _say(canary_line(entry))
+    if args.json:
+        _say(json.dumps(canaries_as_json(caught)))
+    return int(any(entry.caught_after is None for entry in caught))
+
+
+# ---------------------------------------------------------------------- many seeds
+
+
+def _run_many(args: argparse.Namespace, overrides: Overrides) -> int:
+    limit_s = duration_s(args.soak) if args.soak is not None else None
+    seeds = number("--seeds", args.seeds, "how many seeds", 1) if args.seeds is not None else None
+    if seeds is None and limit_s is None:
+        seeds = SEEDS_DEFAULT
+    jobs = job_count(args.jobs, all_cores=args.soak is not None)
+    first = first_seed(args)
+    begin_s = time.monotonic()
+    show = _Progress(begin_s, overrides, violations_at_once=not args.json)
+    if not args.json:
+        _say(f"seeds from {first} on")
+    if jobs == 1 and limit_s is None:
+        tally = run_here(chunks(first, seeds), overrides, show)
+    else:
+        tally = run_on_all(chunks(first, seeds), overrides, show, jobs=jobs, duration_s=limit_s)
+    show.end()
+    wall_s = time.monotonic() - begin_s
+    if args.json:
+        _say(json.dumps(tally_as_json(tally, wall_s, first, overrides)))
+    else:
+        for line in tally_lines(tally, wall_s):
+            _say(line)
+    return int(tally.violations > 0)
+
+
+class _Progress:
+    """Violations on stdout as they are found; on stderr one line that is written over, or now and then a new one."""
+
+    def __init__(self, begin_s: float, overrides: Overrides, *, violations_at_once: bool) -> None:
+        self._begin_s = begin_s
+        self._overrides = overrides
+        self._at_once = violations_at_once
+        self._told = 0
+        self._shown_s = begin_s
+        self._terminal = sys.stderr.isatty()
+
+    def __call__(self, tally: Tally) -> None:
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= (PROGRESS_EVERY_S if self._terminal else PROGRESS_LINE_EVERY_S):
+            self._shown_s = now_s
+            line = progress_line(tally, now_s - self._begin_s)
+            sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
+            sys.stderr.flush()
+        for found in tally.found[self._told :] if self._at_once else ():
+            self.end()
+            self._told += 1
+            for line in violation_lines(found, self._overrides):
+                _say(line)
+
+    def end(self) -> None:
+        """Leave the line free."""
+        if self._terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,199 @@
+"""The simulated serving engine: its steps, and what is said between host, manager and ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+from kvtide.core.wire import Plan
+from kvtide.sim.clock import TICKS_PER_STEP
+from kvtide.sim.facade import WatchedManager
+from kvtide.sim.mailbox import Mailbox
+from kvtide.sim.pool import SimPool
+from kvtide.sim.rank import Rank, draw_speed
+from kvtide.sim.request import SimRequest, State
+from kvtide.sim.run import Run
+from kvtide.sim.scheduler import Scheduler
+from kvtide.sim.traffic import Arrival
+from kvtide.sim.violation import Violation
+from kvtide.sim.work import Item, StepWork, lay_out
+from kvtide.sim.world import World
+
+WAIT_TICKS_MAX = 16 * TICKS_PER_STEP
+"""The deadline of a wait for a transfer."""
+STEPS_MAX = 20_000
+"""No world is as long as this."""
+STEPS_IN_FLIGHT_MAX = 4
+"""The host never runs further ahead of a rank than this."""
+
+
+class SimEngine:
+    """A serving engine in virtual time, with everything that can go wrong."""
+
+    def __init__(self, world: World, *, log: bool = False) -> None:
+        run = Run.of(world, log=log)
+        self.world = world
+        self.clock = run.clock
+        self.log = run.log
+        self.fault_counts = run.fault_counts
+        self.watch = run.watch
+        self._draw = run.draw
+        pool = SimPool(world.device_blocks, run.watch)
+        self.manager = WatchedManager(run, pool)
+        self.scheduler = Scheduler(run, pool, self.manager)
+        self.ranks = [Rank(index, run) for index in range(world.ranks)]
+        self.watch.attach_ranks(self.ranks)
+        self._mailbox = Mailbox(run, self.ranks)
+        self._smallest_block_tokens = min(group.block_tokens for group in world.groups)
+        self._arrivals = deque(world.arrivals)
+        self._aborts: dict[int, list[SimRequest]] = {}
+        self._resets = deque(world.resets)
+        self._outputs: deque[StepWork] = deque()
+        self.step_number = 0
+        """Steps of the world: also those that the engine sleeps through."""
+        self.steps = 0
+        """Steps that the engine has made."""
+        self.resting = True
+        """Whether there is nothing to do at all until something arrives."""
+
+    # ------------------------------------------------------------------ life
+
+    def run(self) -> None:
+        """Live through the whole world."""
+        while self._arrivals or not self.resting:
+            if self.resting:
+                self.step_number = max(self.step_number, self._arrivals[0].at_step)  # sleep until then
+            self.step()
+            self.resting = self.scheduler.idle and not self._outputs and not self.manager.busy
+            if self.resting:
+                self.watch.at_rest()
+            if self.steps > STEPS_MAX:
+                raise Violation("I8", f"not at rest after {STEPS_MAX} steps")
+
+    def step(self) -> None:
+        """Do one step."""
+        self.steps += 1
+        if self.log:
+            self.log.add(f"step {self.step_number}")
+        if self.world.habits.outputs_before_reports:
+            self._take_outputs()
+            self._take_reports()
+        else:
+            self._take_reports()
+            self._take_outputs()
+        self._happen()
+        items = self.scheduler.schedule()
+        plan = self.manager.plan(idle=not items)
+        self._dispatch(plan, items)
+        self._pass_time(plan)
+        self.step_number += 1
+        self.watch.after_step()
+
+    # ------------------------------------------------------------------ what comes from outside
+
+    def _happen(self) -> None:
+        """Let requests arrive and be aborted, and weights change."""
+        while self._resets and self._resets[0] <= self.step_number:
+            self._resets.popleft()
+            self.scheduler.reset()
+        while self._arrivals and self._arrivals[0].at_step <= self.step_number:
+            arrival = self._arrivals.popleft()
+            request = SimRequest.arrive(arrival, self._id_for(arrival), self.world.tokens, self.world.groups)
+            if self.log:
+                prompt = f"{request.prompt_tokens} tokens up to n{request.nodes[request.known]}"
+                self.log.add(f"{request.id} arrives ({arrival.name}): {prompt}")
+            self.manager.add_request(request)
+            self.scheduler.waiting.append(request)
+            if arrival.abort_after_steps is not None:
+                self._aborts.setdefault(self.step_number + arrival.abort_after_steps, []).append(request)
+        for request in self._aborts.pop(self.step_number, ()):
+            if request.state is not State.OVER:
+                self.scheduler.finish(request)
+
+    def _id_for(self, arrival: Arrival) -> str:
+        """Return the name of a request, or the first one that nobody has at the moment."""
+        if not self.world.habits.reuses_ids:
+            return arrival.name
+        alive = self.watch.observed.requests
+        return next(name for name in (f"q{number}" for number in itertools.count()) if name not in alive)
+
+    # ------------------------------------------------------------------ what comes back
+
+    def _take_reports(self) -> None:
+        self.scheduler.take(self.manager.report(self._mailbox.collect()))
+
+    def _take_outputs(self) -> None:
+        """Take the output of the oldest step, if it is `depth` steps old."""
+        while self._outputs and self._outputs[0].step <= self.manager.steps - self.world.depth + 1:
+            work = self._outputs.popleft()
+            self._wait_for_compute(work.step, self.world.habits.host_waits_ranks)
+            for item in work.items:
+                if item.life == item.request.life and item.request.state is State.RUNNING:
+                    self._computed(item)
+
+    def _computed(self, item: Item) -> None:
+        """Believe that the tokens of an item are computed; take the token that came out."""
+        request = item.request
+        if item.end > request.told:
+            self._tell(request, item.end)
+        if not item.samples:
+            return
+        request.samples_due -= 1
+        request.known += 1
+        self.watch.observed.progress += 1
+        if request.known % self._smallest_block_tokens == 0:
+            request.reveal_keys(self.world.tokens, self.world.groups)
+        if request.known == request.total_tokens:
+            self.scheduler.finish(request)
+
+    def _tell(self, request: SimRequest, computed_tokens: int) -> None:
+        size = self._smallest_block_tokens
+        full, request.told = request.told // size, computed_tokens
+        if full != computed_tokens // size and request.epoch == self.scheduler.epoch:
+            self.scheduler.tables.register(request, computed_tokens)
+        self.manager.advance(request, computed_tokens)
+
+    # ------------------------------------------------------------------ what goes out
+
+    def _dispatch(self, plan: Plan, items: list[Item]) -> None:
+        """Send a plan and the compute of its step to the ranks."""
+        work = lay_out(plan.step, items, self.world.groups)
+        self.watch.submitted(work)
+        if items:
+            self._outputs.append(work)
+            if self.log:
+                self.log.add(f"compute {plan.step}: {work.describe()}")
+        slow = self.world.faults.slow_copy
+        for copy in plan.loads + plan.stores:
+            speed = draw_speed(self._draw, slow, self.fault_counts)
+            for rank in self.ranks:
+                rank.take(copy, plan.step, is_store=copy in plan.stores, speed=speed)
+        for rank in self.ranks:
+            rank.submit(work)
+        for item in items:
+            self.scheduler.dispatched(item)
+            known = min(item.end, item.request.known)
+            if self.world.habits.early and known > item.request.told:
+                self._tell(item.request, known)
+        if not self.world.habits.slide_before_plan:
+            self.scheduler.slide()
+
+    def _pass_time(self, plan: Plan) -> None:
+        self.clock.run(TICKS_PER_STEP)
+        if plan.wait_for:
+            self._wait_for_transfers(plan.wait_for)
+        if plan.step > STEPS_IN_FLIGHT_MAX:
+            self._wait_for_compute(plan.step - STEPS_IN_FLIGHT_MAX, self.world.ranks)
+
+    def _wait_for_transfers(self, transfers: tuple[int, ...]) -> None:
+        ticks_left = WAIT_TICKS_MAX
+        for transfer in transfers:
+            for rank in self.ranks:
+                while transfer in rank.unfinished and ticks_left > 0:
+                    ticks_left -= self.clock.run_until_next(ticks_left)
+
+    def _wait_for_compute(self, step: int, ranks: int) -> None:
+        """Wait until some ranks have computed a step. Compute always ends."""
+        for rank in self.ranks[:ranks]:
+            while rank.step_ended < step:
+                self.clock.run_until_next(TICKS_PER_STEP)

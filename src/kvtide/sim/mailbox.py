@@ -1,0 +1,73 @@
+"""The way of reports from ranks to the host: late, repeated, stray."""
+
+from __future__ import annotations
+
+from kvtide.core.wire import Report
+from kvtide.sim.rank import Rank
+from kvtide.sim.run import Run
+
+REPEAT_STEPS_MAX = 30
+STRAY_ID = 1 << 30
+"""Far above any transfer that exists."""
+
+
+class Mailbox:
+    """Collects what ranks say, once per step."""
+
+    def __init__(self, run: Run, ranks: list[Rank]) -> None:
+        self._faults = run.world.faults
+        self._host_slots = run.world.host_slots
+        self._ranks = ranks
+        self._draw = run.draw
+        self._fault_counts = run.fault_counts
+        self._late: list[tuple[int, Report]] = []
+        """Reports that are under way, with the number of steps until they come."""
+
+    def collect(self) -> list[Report]:
+        """Return the reports that arrive in this step."""
+        arriving: list[Report] = []
+        if self._late:
+            arriving = [report for steps, report in self._late if steps <= 1]
+            self._late = [(steps - 1, report) for steps, report in self._late if steps > 1]
+        for rank in self._ranks:
+            if rank.slots_ready < self._host_slots:
+                rank.pin_more()
+            if rank.has_news:
+                self._send(rank.poll(), arriving)
+        if self._draw.chance(self._faults.stray_report):
+            self._fault_counts["stray_report"] += 1
+            arriving.append(self._stray())
+        return arriving
+
+    def _stray(self) -> Report:
+        """Return a report of a rank that exists about a transfer that does not, or the other way round."""
+        rank = self._draw.below(len(self._ranks) + 2)
+        if rank < len(self._ranks):
+            return Report(rank, done=(STRAY_ID,))
+        return Report(rank, done=tuple(self._ranks[0].unfinished))
+
+    def _send(self, report: Report, arriving: list[Report]) -> None:
+        delay_steps = 0
+        if self._draw.chance(self._faults.lost_report):
+            self._fault_counts["lost_report"] += 1
+            delay_steps = self._draw.skewed(1, 6)
+        self._put(delay_steps, report, arriving)
+        if self._draw.chance(self._faults.repeated_report):
+            # Later than the first one, which is the true one.
+            self._fault_counts["repeated_report"] += 1
+            again = self._contradict(report) if self._draw.chance(64) else report
+            self._put(delay_steps + self._draw.skewed(0, REPEAT_STEPS_MAX), again, arriving)
+
+    def _put(self, delay_steps: int, report: Report, arriving: list[Report]) -> None:
+        if delay_steps:
+            self._late.append((delay_steps, report))
+        else:
+            arriving.append(report)
+
+    def _contradict(self, report: Report) -> Report:
+        """Return the same report with the opposite said of each transfer, as a confused rank might."""
+        return Report(
+            report.rank,
+            done=tuple(transfer for transfer, _ in report.failed),
+            failed=tuple((transfer, "on second thought") for transfer in report.done),
+        )

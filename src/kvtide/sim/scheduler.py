@@ -1,0 +1,248 @@
+"""The simulated engine's scheduler: which tokens of which requests are computed in the next step."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+
+from kvtide.core.groups import StateSpace, common_boundary
+from kvtide.core.wire import Outcome
+from kvtide.sim.facade import WatchedManager
+from kvtide.sim.pool import SimPool
+from kvtide.sim.request import SimRequest, State
+from kvtide.sim.run import Run
+from kvtide.sim.tables import Tables
+from kvtide.sim.work import Item
+
+
+class Scheduler:
+    """First come first served, prefill in chunks; who finds no block takes those of the last admitted."""
+
+    def __init__(self, run: Run, pool: SimPool, manager: WatchedManager) -> None:
+        world = run.world
+        self._world = world
+        self._habits = world.habits
+        self._pool = pool
+        self.tables = Tables(world.groups, pool, run.watch)
+        self._manager = manager
+        self._observed = run.watch.observed
+        self._draw = run.draw
+        self._fault_counts = run.fault_counts
+        self._boundary = common_boundary(world.groups)
+        self._any_state = any(isinstance(group, StateSpace) for group in world.groups)
+        self._windowed = any(group.first_needed(1 << 20) for group in world.groups)
+        self.waiting: deque[SimRequest] = deque()
+        self.loading: dict[str, SimRequest] = {}
+        self.running: list[SimRequest] = []
+        self._admissions = 0
+        self.epoch = 0
+
+    # ------------------------------------------------------------------ one step
+
+    def schedule(self) -> list[Item]:
+        """Decide what is computed in this step."""
+        budget = self._world.step_tokens
+        items: list[Item] = []
+        admitting = True
+        if self._windowed and self._habits.slide_before_plan:
+            self.slide()
+        for request in tuple(self.running):
+            if request.state is not State.RUNNING or not budget:
+                continue
+            count = min(request.schedulable - request.scheduled, self._world.chunk_tokens, budget)
+            if count <= 0:
+                continue
+            if request.scheduled + count <= request.room_tokens or self._make_room(request, request.scheduled + count):
+                items.append(self._item(request, count))
+                budget -= count
+            else:
+                admitting = False
+        while admitting and budget and self.waiting and self._has_seat():
+            request = self.waiting[0]
+            if not self._admit(request, budget):
+                break
+            if request.state is State.RUNNING:
+                count = min(request.schedulable - request.scheduled, self._world.chunk_tokens, budget)
+                items.append(self._item(request, count))
+                budget -= count
+        return items
+
+    def _item(self, request: SimRequest, count: int) -> Item:
+        start, end = request.scheduled, request.scheduled + count
+        samples = end == request.known + request.samples_due
+        return Item(request, start, end, samples, request.life)
+
+    def dispatched(self, item: Item) -> None:
+        """The step is on its way to the device."""
+        request = item.request
+        request.scheduled = item.end
+        request.samples_due += item.samples
+        if item.end > request.furthest:
+            request.furthest = item.end
+            self._observed.progress += 1
+
+    def slide(self) -> None:
+        """Free what fell out of the windows."""
+        if self._windowed:
+            for request in self.running:
+                self.tables.slide(request)
+
+    # ------------------------------------------------------------------ admission
+
+    def _has_seat(self) -> bool:
+        return len(self.running) + len(self.loading) < self._world.max_running
+
+    def _admit(self, request: SimRequest, budget: int) -> bool:
+        """Give the first of the queue its blocks; False: it stays where it is."""
+        # One block for each that runs, lest the request is preempted as soon as the others go on.
+        spare = min(len(self.running), self._pool.num_blocks // 4)
+        if self._pool.num_free <= spare:
+            self._fault_counts["device_short"] += 1
+            return False  # at least one block is always needed: no use asking
+        device_tokens = self.tables.device_hit(request)
+        accepted = self._accepted(request, device_tokens)
+        if accepted is None:
+            return False
+        resume_at = device_tokens + accepted
+        compute = 0 if accepted else min(request.known - device_tokens, self._world.chunk_tokens, budget)
+        if not self.tables.place(
+            request, device_tokens=device_tokens, resume_at=resume_at, end=resume_at + compute, spare=spare
+        ):
+            self._fault_counts["device_short"] += 1
+            if self._habits.gives_up:
+                self._manager.give_up(request.id)
+            return False
+        self.waiting.popleft()
+        self._admissions += 1
+        request.admission = self._admissions
+        request.begin_life(self.epoch, self._world.groups)
+        request.device_tokens, request.resume_at, request.scheduled = device_tokens, resume_at, device_tokens
+        if self._manager.admit(request, accepted):
+            request.state = State.LOADING
+            self.loading[request.id] = request
+        else:
+            self._run(request)
+        return True
+
+    def _accepted(self, request: SimRequest, device_tokens: int) -> int | None:
+        """Ask what the host has, and decide how many tokens to take of it; None: think about it until the next step."""
+        match = request.match
+        if match is None and self._draw.chance(self._habits.asks_nothing_chance):
+            return 0
+        if match is None or match.device_tokens != device_tokens:
+            match = self._manager.match(request.id, device_tokens, request.known)
+            self._manager.reserve(match)
+            if self._habits.patient and match.tokens:
+                request.match = match
+                return None
+        request.match = None
+        return self._accept(match.tokens)
+
+    def _accept(self, offered: int) -> int:
+        """Take all of an offer, or some of it, as some engines do."""
+        if not offered or not self._draw.chance(self._habits.accept_chance):
+            return offered
+        accepted = self._draw.between(0, offered)
+        if self._habits.accepts_inside_blocks and not self._any_state:
+            return accepted
+        return accepted // self._boundary * self._boundary  # a state cannot be resumed from inside a block
+
+    def _run(self, request: SimRequest) -> None:
+        request.state = State.RUNNING
+        insort(self.running, request, key=_admission)
+
+    # ------------------------------------------------------------------ room
+
+    def _make_room(self, request: SimRequest, end: int) -> bool:
+        """Find blocks for `end` tokens of a running request; False: not in this step."""
+        while not self.tables.extend(request, end):
+            self.slide()
+            missing = self.tables.missing(request, end)
+            if missing <= self._pool.num_free:
+                continue
+            self._fault_counts["device_short"] += 1
+            if missing <= self._pool.num_free + self._pool.num_pinned():
+                self._fault_counts["pins_in_the_way"] += 1
+                if self._habits.waits_for_pins:
+                    return False
+            victim = self.running[-1]
+            if victim is request and self.loading:
+                if not self._habits.preempts_loading:
+                    return False  # requests that load hold it: they will run, and can be preempted then
+                victim = next(reversed(self.loading.values()))
+            self.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def preempt(self, request: SimRequest) -> None:
+        """Take all blocks away from a request and let it wait in front of the others."""
+        if request.state is State.RUNNING:
+            self.running.remove(request)
+        else:
+            del self.loading[request.id]
+        if self._habits.frees_before_preempt:
+            self._pool.free(self.tables.release(request))
+            self._manager.preempt(request)
+        else:
+            self._manager.preempt(request)
+            self._pool.free(self.tables.release(request))
+        request.state = State.WAITING
+        request.life += 1
+        request.scheduled = request.samples_due = request.told = 0
+        request.device_tokens = request.resume_at = 0
+        self.waiting.appendleft(request)
+
+    # ------------------------------------------------------------------ what comes back
+
+    def take(self, outcome: Outcome) -> None:
+        """Let requests go on whose loads have ended."""
+        for request_id in outcome.loaded:
+            request = self.loading.pop(request_id)
+            request.scheduled = request.told = request.resume_at
+            if request.epoch == self.epoch:
+                self.tables.register(request, request.scheduled)
+            self._run(request)
+        for request_id in outcome.failed:
+            request = self.loading[request_id]
+            if self._habits.recomputes_in_place and not self._windowed:
+                del self.loading[request_id]
+                request.resume_at = request.device_tokens
+                self._run(request)
+            else:
+                self.preempt(request)
+
+    def finish(self, request: SimRequest) -> None:
+        """Remove a request, in whatever state."""
+        self._manager.finish(request)
+        if request.state is State.WAITING:
+            self.waiting.remove(request)
+        elif request.state is State.LOADING:
+            del self.loading[request.id]
+        else:
+            self.running.remove(request)
+        self._pool.free(self.tables.release(request))
+        request.state = State.OVER
+
+    def reset(self) -> None:
+        """The weights change."""
+        self._pool.reset()
+        self._manager.reset()
+        self.epoch += 1
+        for request in self.waiting:
+            request.match = None
+        if not self._habits.reset_keeps_running:
+            for request in self.waiting:
+                self._manager.preempt(request)
+            held = sorted([*self.running, *self.loading.values()], key=_admission)
+            for request in reversed(held):
+                self.preempt(request)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there are no requests."""
+        return not (self.waiting or self.loading or self.running)
+
+
+def _admission(request: SimRequest) -> int:
+    return request.admission

@@ -1,0 +1,65 @@
+"""One world from its first step to its last, or to the first thing that must not happen."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+
+from kvtide.core.reasons import NotStored
+from kvtide.sim.engine import SimEngine
+from kvtide.sim.violation import Violation
+from kvtide.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A violation, and where it was found."""
+
+    seed: int
+    step: int
+    invariant: str
+    what: str
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one world."""
+
+    seed: int
+    steps: int
+    found: Found | None
+    faults: dict[str, int]
+    reasons: dict[str, int]
+    kinds: tuple[str, ...]
+    """What kind of world it was, in a few words."""
+    log: list[str] = field(default_factory=list)
+
+
+def simulate(world: World, *, log: bool = False) -> Result:
+    """Run a world to its end."""
+    engine = SimEngine(world, log=log)
+    found = None
+    try:
+        engine.run()
+    except Violation as violation:
+        found = Found(world.seed, engine.step_number, violation.invariant, violation.what)
+    except Exception as error:
+        # Whatever the core raises would end a serving engine.
+        found = Found(world.seed, engine.step_number, "I8", f"the engine dies: {_last_line(error)}")
+    metrics = engine.manager.manager.metrics
+    reasons = {f"not_stored.{why.value}": count for why, count in metrics.not_stored.items() if count}
+    reasons |= {f"not_loaded.{why.value}": count for why, count in metrics.not_loaded.items() if count}
+    if metrics.not_stored[NotStored.HOST_FULL]:
+        engine.fault_counts["host_full"] += metrics.not_stored[NotStored.HOST_FULL]
+    kinds = [world.mode, world.layout, f"ranks {world.ranks}", f"depth {world.depth}"]
+    if metrics.loaded_blocks:
+        kinds.append("with loads")
+    if metrics.preemptions:
+        kinds.append("with preemptions")
+    lines = engine.log.lines if engine.log else []
+    return Result(world.seed, engine.steps, found, dict(engine.fault_counts), reasons, tuple(kinds), lines)
+
+
+def _last_line(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({where.name} in {where.filename.rsplit('/', 1)[-1]})"

@@ -1,0 +1,192 @@
+"""A world: everything that is drawn from a seed before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtide.core.config import Geometry, Mode, OffloadConfig
+from kvtide.core.groups import common_boundary
+from kvtide.sim.draw import CHANCE_ONE, Draw
+from kvtide.sim.faults import Faults
+from kvtide.sim.layouts import LAYOUTS, Layout, blocks_needed_max, draw_layout
+from kvtide.sim.tokens import EPOCHS_MAX, Tokens
+from kvtide.sim.traffic import Arrival, draw_shape, draw_traffic
+
+WORLD_STREAM, RUN_STREAM = 0, 1
+BLOCK_BYTES = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """What serving engines do differently. Each is within the contract of the façade."""
+
+    early: bool
+    """Blocks count as computed and are findable once the step is on its way, not when its output is there."""
+    slide_before_plan: bool
+    """Blocks out of the window are freed before the plan, which can then not store them any more."""
+    waits_for_pins: bool
+    """When pins of copies are what is missing, wait for them instead of preempting someone."""
+    gives_up: bool
+    """Says so when it cannot place a request; otherwise it just matches again later."""
+    patient: bool
+    """Allocates a step after it has asked what the host has."""
+    accept_chance: int
+    """How often fewer tokens are accepted than were offered."""
+    accepts_inside_blocks: bool
+    """What is accepted need not end a block."""
+    asks_nothing_chance: int
+    """How often a request is admitted without asking what the host has."""
+    preempts_loading: bool
+    """Takes blocks away from requests that load, too, when there is nobody else."""
+    reuses_ids: bool
+    """A new request may have the id of one that is over, while copies of that one still run."""
+    recomputes_in_place: bool
+    """After a failed load a request goes on with the blocks it has, if it can."""
+    frees_before_preempt: bool
+    """The blocks of a preempted request are freed before kvtide is told."""
+    outputs_before_reports: bool
+    reset_keeps_running: bool
+    """On a reset, requests go on with the KV of the old weights instead of starting again."""
+    host_waits_ranks: int
+    """How many ranks must have ended a step before the host takes its output; 0: it does not look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One simulated server, its users and its luck."""
+
+    seed: int
+    tokens: Tokens = field(compare=False)
+    layout: str
+    groups: Layout
+    mode: Mode
+    policy: str
+    ranks: int
+    depth: int
+    """How many steps are scheduled before the output of the first is there, less one step: 1 is synchronous."""
+    step_tokens: int
+    chunk_tokens: int
+    """Most tokens of one request in one step."""
+    max_running: int
+    device_blocks: int
+    host_slots: int
+    slots_ready: int
+    """Host slots that can be used from the start; the others are pinned while the engine serves (F20)."""
+    pin_budget: int
+    min_load_tokens: int
+    habits: Habits
+    faults: Faults
+    arrivals: tuple[Arrival, ...]
+    resets: tuple[int, ...]
+    """Steps before which the weights change."""
+
+    @classmethod
+    def draw(cls, seed: int) -> World:
+        """Draw the world of a seed."""
+        draw = Draw(seed, WORLD_STREAM)
+        tokens = Tokens()
+        layout = draw.pick(("full", "full", "full", "full+sliding", *LAYOUTS))
+        groups = draw_layout(layout, draw, draw.pick((1, 2, 3, 4, 4)))
+        arrivals = draw_traffic(draw, draw_shape(draw), tokens)
+        step_tokens = draw.pick((4, 8, 16, 64))
+        chunk_tokens = draw.between(1, step_tokens) if draw.chance(80) else step_tokens
+        needed = blocks_needed(groups, arrivals, chunk_tokens)
+        device_blocks = needed + draw.pick((0, 0, 1, 2, draw.between(0, needed), draw.between(0, 4 * needed)))
+        host_slots = draw.pick(
+            (draw.between(1, 4), draw.between(1, 2 * needed), draw.between(1, 6 * needed), 12 * needed, 12 * needed)
+        )
+        last_step = arrivals[-1].at_step + 30
+        return cls(
+            seed=seed,
+            tokens=tokens,
+            layout=layout,
+            groups=groups,
+            mode="lazy" if draw.chance(96) else "eager",
+            policy=draw.pick(("prefix", "prefix", "lru")),  # others: --world policy=NAME
+            ranks=draw.pick((1, 1, 1, 2, 2, 3, 4)),
+            depth=draw.pick((1, 2)),
+            step_tokens=step_tokens,
+            chunk_tokens=chunk_tokens,
+            max_running=draw.pick((1, 2, 4, 16)),
+            device_blocks=device_blocks,
+            host_slots=host_slots,
+            slots_ready=draw.pick((host_slots, host_slots, host_slots, draw.below(host_slots + 1))),
+            pin_budget=max(1, draw.pick((1, device_blocks // 4, draw.between(1, device_blocks), device_blocks))),
+            min_load_tokens=draw.pick((0, 0, 0, draw.between(1, 12))),
+            habits=draw_habits(draw),
+            faults=Faults.draw(draw),
+            arrivals=arrivals,
+            resets=tuple(sorted(draw.below(last_step) for _ in range(draw.pick((0, 0, 0, 1, 3))))),
+        )
+
+    def describe(self) -> list[str]:
+        """Return the world in a few lines, for people."""
+        habits = [name for name in Habits.__slots__ if getattr(self.habits, name) is True]
+        faults = [f"{kind} {getattr(self.faults, kind)}/{CHANCE_ONE}" for kind in self.faults.kinds]
+        return [
+            f"groups     {', '.join(map(str, self.groups))}",
+            f"offloading {self.mode}, policy {self.policy}, {self.host_slots} host slots "
+            f"({self.slots_ready} at once), pin budget {self.pin_budget}, "
+            f"loads of at least {self.min_load_tokens} tokens",
+            f"engine     {self.ranks} ranks, depth {self.depth}, {self.device_blocks} device blocks, "
+            f"{self.step_tokens} tokens a step, {self.chunk_tokens} a chunk, {self.max_running} running",
+            f"habits     {', '.join(habits) or 'none'}; {self.habits.host_waits_ranks} ranks waited for, "
+            f"accepts less {self.habits.accept_chance}/{CHANCE_ONE}",
+            f"faults     {', '.join(faults) or 'none'}",
+            f"requests   {len(self.arrivals)}: "
+            + ", ".join(f"{arrival.name} at {arrival.at_step}" for arrival in self.arrivals),
+            f"resets     {', '.join(f'at {step}' for step in self.resets) or 'none'}",
+        ]
+
+    def config(self) -> OffloadConfig:
+        """Return the configuration of the manager under test."""
+        geometry = Geometry(
+            groups=self.groups,
+            block_bytes=BLOCK_BYTES,
+            device_blocks=self.device_blocks,
+            ranks=self.ranks,
+            step_tokens=self.step_tokens,
+        )
+        return OffloadConfig.build(
+            geometry,
+            {
+                "host_per_rank": self.host_slots * BLOCK_BYTES,
+                "mode": self.mode,
+                "policy": self.policy,
+                "pin_budget": self.pin_budget,
+                "min_load_tokens": self.min_load_tokens,
+                "events": True,
+            },
+        )
+
+
+def draw_habits(draw: Draw) -> Habits:
+    """Draw what kind of engine this is."""
+    return Habits(
+        early=draw.chance(128),
+        slide_before_plan=draw.chance(128),
+        waits_for_pins=draw.chance(128),
+        gives_up=draw.chance(128),
+        patient=draw.chance(96),
+        accept_chance=draw.pick((0, 0, 0, 64)),
+        accepts_inside_blocks=draw.chance(64),
+        asks_nothing_chance=draw.pick((0, 0, 0, 24)),
+        preempts_loading=draw.chance(128),
+        reuses_ids=draw.chance(128),
+        recomputes_in_place=draw.chance(128),
+        frees_before_preempt=draw.chance(128),
+        outputs_before_reports=draw.chance(128),
+        reset_keeps_running=draw.chance(128),
+        host_waits_ranks=draw.below(3),
+    )
+
+
+def blocks_needed(groups: Layout, arrivals: tuple[Arrival, ...], chunk_tokens: int) -> int:
+    """Return the blocks without which the largest request could never run, or no prefix ever be resumed."""
+    boundary = common_boundary(groups)
+    to_resume = sum(boundary // group.block_tokens - group.first_needed(boundary) for group in groups)
+    longest = max(arrival.total_tokens for arrival in arrivals)
+    return max(to_resume, blocks_needed_max(groups, longest, chunk_tokens))
+
+
+assert EPOCHS_MAX > 3, "every reset of a world needs an epoch of its own"  # noqa: PLR2004 (the most that is drawn)

@@ -1,0 +1,34 @@
+"""Seeds that showed real faults of the core while it was built, each with a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtide.sim.batch import run_seed
+
+FOUND = [
+    (
+        22,
+        "prefix",
+        "lazy, the host smaller than the free queue: each store evicted the last one, and the engine never rested",
+    ),
+    (29, "prefix", "the same, with other pools"),
+    (
+        945,
+        "prefix",
+        "lazy, the only slot holds the parent of what is to be stored: waited for pins that nobody would return",
+    ),
+    (2397, "lru", "the same, with least recently used"),
+    (
+        1028,
+        "prefix",
+        "a request with fewer keys than its first needed block: an IndexError in the plan killed the engine",
+    ),
+    (1431, "prefix", "the same, in a world where a window ends there"),
+]
+"""Seed, policy (so that a new policy does not change the world) and what was wrong."""
+
+
+@pytest.mark.parametrize(("seed", "policy", "what"), FOUND, ids=[str(seed) for seed, _, _ in FOUND])
+def test_what_was_found_once_is_not_found_again(seed: int, policy: str, what: str) -> None:
+    assert run_seed(seed, {"policy": policy}).found is None, what
