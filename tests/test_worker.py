@@ -190,3 +190,22 @@ def test_bytes_and_seconds_are_counted_per_direction() -> None:
     assert stats.store.busy_s > 0
     assert stats.load.busy_s > 0
     assert (stats.done, stats.failed, stats.waits_expired, stats.engine_errors) == (2, 1, 0, 0)
+
+
+class GrowingEngine(NullCopyEngine):
+    """Has more and more slots."""
+
+    ready = 0
+
+    def slots_ready(self) -> int | None:
+        return self.ready
+
+
+def test_a_worker_reports_how_many_slots_are_ready_when_that_changes() -> None:
+    engine = GrowingEngine()
+    worker = Worker(0, engine)
+    assert worker.poll().slots_ready == 0
+    assert worker.poll().slots_ready is None
+    engine.ready = 7
+    assert worker.poll().slots_ready == 7
+    assert not worker.poll()

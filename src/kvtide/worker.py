@@ -47,6 +47,8 @@ class Worker:
         """Transfers that the engine did not take, until the next report."""
         self._over: str | None = None
         """Why no more transfers are taken: the worker was closed, or the engine broke."""
+        self._slots_ready: int | None = None
+        """What was said last."""
         self._traffic = dict.fromkeys(Direction, Traffic())
         self._done_count = 0
         self._failed_count = 0
@@ -83,7 +85,7 @@ class Worker:
             failed.update(self._abandon(self._over))
         self._done_count += len(done)
         self._failed_count += len(failed)
-        return Report(self.rank, done, tuple(failed.items()))
+        return Report(self.rank, done, tuple(failed.items()), self._news_of_slots())
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close the copy engine. A last `poll` reports what was in flight. May be called again.
@@ -127,6 +129,15 @@ class Worker:
             self._engine_errors += 1
         else:
             self._waits_expired += not ended
+
+    def _news_of_slots(self) -> int | None:
+        """Return how many slots are ready, if that has changed."""
+        before = self._slots_ready
+        try:
+            self._slots_ready = self._engine.slots_ready()
+        except Exception:
+            self._engine_errors += 1
+        return self._slots_ready if self._slots_ready != before else None
 
     def _ask_traffic(self, direction: Direction) -> Traffic:
         try:

@@ -22,7 +22,7 @@ from kvtide.core.chain import Chain
 from kvtide.core.events import EventStream
 from kvtide.core.host_pool import HostPool
 from kvtide.core.match import Matcher
-from tests.support import keys_of, text
+from tests.support import World, keys_of, text
 
 Layout = tuple[Group, ...]
 ABSENT, WRITING, CACHED = range(3)
@@ -296,3 +296,14 @@ def test_every_token_of_a_whole_block_is_offered_or_missed_for_a_reason(case: tu
     assert last in (0, step)
     assert all(tokens > 0 for tokens in missed.values())
     assert match.tokens + sum(missed.values()) == max(0, (num_tokens - 1) // step * step - device_tokens)
+
+
+def test_a_part_of_an_offer_that_ends_inside_a_state_cannot_be_resumed_from() -> None:
+    """Found by the simulator: the state at the end of the block has seen tokens that were not accepted."""
+    world = World(groups=(FullAttention(4), StateSpace(8)), device_blocks=64)
+    world.serve("r", text("a", 33), chunk=8)
+    world.fill_device()
+    request = world.add("again", text("a", 33))
+    assert world.match(request).tokens == 32
+    assert world.admit(request, accept=20)
+    assert world.step().failed == ("again",)

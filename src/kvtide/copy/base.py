@@ -93,6 +93,10 @@ class CopyEngine(ABC):
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""
 
+    def slots_ready(self) -> int | None:
+        """Return how many host slots, from slot 0 on, can be used by now. None: all of them, from the start."""
+        return None
+
 
 def describe(error: BaseException) -> str:
     """Return what a report says about an exception.

@@ -32,6 +32,10 @@ class Group:
         """Index of the first block that must be there to compute the token at `boundary`. Never falls."""
         raise NotImplementedError
 
+    def can_resume_at(self, boundary: int) -> bool:
+        """Whether what a block holds is of use to a request that resumes at `boundary`, be it inside the block."""
+        return True
+
     def longest(self, floor: int, boundary: int, step: int, present: Present) -> int:
         """Return the largest multiple of `step` up to `boundary`, or `floor`, from which this group can resume.
 
@@ -94,6 +98,10 @@ class StateSpace(Group):
     def first_needed(self, boundary: int) -> int:
         """Index of the one state at `boundary`."""
         return max(0, boundary // self.block_tokens - 1)
+
+    def can_resume_at(self, boundary: int) -> bool:
+        """Only where a state ends: one that lies further on has seen tokens that are not computed yet."""
+        return boundary % self.block_tokens == 0
 
 
 def common_boundary(groups: Sequence[Group]) -> int:

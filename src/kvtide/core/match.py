@@ -90,7 +90,7 @@ class Matcher:
                 slots = full_slots[index][: last - first]
             else:
                 slots = self._host.leading_slots(index, keys[index][first:last])
-            if len(slots) < last - first:
+            if len(slots) < last - first or not group.can_resume_at(boundary):
                 return None
             if slots:
                 pieces.append(Piece(index, first, slots))

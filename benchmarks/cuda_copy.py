@@ -1,0 +1,380 @@
+"""How fast blocks get out of a GPU and back, against one large copy, and what that costs compute.
+
+    python benchmarks/cuda_copy.py [--json results.json] [--gib 1] [--small]
+
+Every rate is GB/s by the wall clock, from the first submit to the last report, the median of `--repeats`, with
+`--transfers` in flight in each direction, or one ("alone"). Blocks are scattered over the device; slots follow one
+another on the host, or do not ("scattered"). Needs an NVIDIA GPU, torch and Triton.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtide.copy import Direction, HostArena
+from kvtide.copy.cuda import CudaCache, CudaCopyEngine, Route, lane, tensor_regions
+from kvtide.copy.cuda.driver import Driver
+from kvtide.copy.cuda.plan import fragment_ranges
+from kvtide.copy.cuda.torch_gpu import TorchGpu
+from kvtide.core.wire import Copy
+
+STORE, LOAD = Direction.STORE, Direction.LOAD
+WAYS = {"store": (STORE,), "load": (LOAD,), "both": (STORE, LOAD)}
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+Row = dict[str, Any]
+
+
+class Bench:
+    """A cache of `2 * gib` in fragments of one size, an arena as large, and an engine between them."""
+
+    def __init__(self, fragment: int, args: argparse.Namespace, *, route: Route | None = None) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.repeats, self.transfers = args.repeats, args.transfers
+        self.half_bytes = int(args.gib * GIB)
+        regions = min(64, 16 * MIB // fragment)
+        self.half = self.half_bytes // (regions * fragment)
+        blocks = 2 * self.half
+        self.tensors = [
+            self.torch.randint(0, 127, (blocks, fragment), dtype=self.torch.uint8, device="cuda")
+            for _ in range(regions)
+        ]
+        self.torch.cuda.synchronize()
+        self.cache = CudaCache([r for tensor in self.tensors for r in tensor_regions(tensor, 0)], blocks=blocks)
+        self.arena = HostArena(blocks, self.cache.block_bytes)
+        options = {"staging_bytes": args.staging_mib * MIB, "staging_buffers": args.buffers}
+        gpu = TorchGpu(programs=args.programs)
+        self.engine = CudaCopyEngine(self.cache, self.arena, gpu=gpu, route=route, **options)
+        assert self.engine.pinning.wait(120)
+        assert self.engine.pinning.problem is None, self.engine.pinning.problem
+        self.blocks = np.random.default_rng(0).permutation(blocks).tolist()
+        self.next_id = 0
+
+    def copies(self, way: str, *, scattered: bool = False, parts: int = 1) -> list[tuple[Direction, Copy]]:
+        """Return half the cache for each direction, in `parts` transfers; they share neither blocks nor slots."""
+        slots = list(range(2 * self.half))
+        if scattered:
+            slots = np.random.default_rng(1).permutation(2 * self.half).tolist()
+        copies = []
+        for index in range(parts):
+            for half, direction in enumerate(WAYS[way]):
+                at = half * self.half
+                part = slice(at + self.half * index // parts, at + self.half * (index + 1) // parts)
+                self.next_id += 1
+                copies.append((direction, Copy(self.next_id, tuple(self.blocks[part]), tuple(slots[part]))))
+        return copies
+
+    def run(self, way: str, *, scattered: bool, parts: int) -> float:
+        """Return the GB/s of half the cache in each direction."""
+        copies = self.copies(way, scattered=scattered, parts=parts)
+        begin_s = time.perf_counter()
+        for direction, copy in copies:
+            assert self.engine.submit(direction, copy)
+        assert self.engine.wait([copy.id for _, copy in copies], 60)
+        spent_s = time.perf_counter() - begin_s
+        done, failed = self.engine.poll()
+        assert len(done) == len(copies), failed
+        return len(WAYS[way]) * self.half * self.cache.block_bytes / spent_s / 1e9
+
+    def rate(self, way: str, *, scattered: bool = False, parts: int | None = None) -> float:
+        """Return the median, after a first one that does not count."""
+        rates = [self.run(way, scattered=scattered, parts=parts or self.transfers) for _ in range(self.repeats + 1)]
+        return statistics.median(rates[1:])
+
+    def close(self) -> None:
+        """Give all memory back."""
+        assert self.engine.close(60)
+        self.arena.close()
+        self.tensors.clear()
+        self.torch.cuda.empty_cache()
+
+
+@contextmanager
+def bench(fragment: int, args: argparse.Namespace, *, route: Route | None = None) -> Iterator[Bench]:
+    one = Bench(fragment, args, route=route)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+class OneLargeCopy:
+    """The limit: one copy of pinned memory in each direction, by torch alone."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.nbytes = int(args.gib * GIB)
+        kind = {"dtype": self.torch.uint8}
+        self.device = [self.torch.randint(0, 127, (self.nbytes,), device="cuda", **kind) for _ in range(2)]
+        self.host = [self.torch.empty(self.nbytes, pin_memory=True, **kind) for _ in range(2)]
+        self.streams = [self.torch.cuda.Stream() for _ in range(2)]
+
+    def run(self, way: str) -> float:
+        """Return GB/s."""
+        self.torch.cuda.synchronize()
+        begin_s = time.perf_counter()
+        for direction in WAYS[way]:
+            i = int(direction is LOAD)
+            with self.torch.cuda.stream(self.streams[i]):
+                ends = self.device[i], self.host[i]
+                to, source = ends[::-1] if direction is STORE else ends
+                to.copy_(source, non_blocking=True)
+        self.torch.cuda.synchronize()
+        return len(WAYS[way]) * self.nbytes / (time.perf_counter() - begin_s) / 1e9
+
+
+def against(one: Bench, limit: OneLargeCopy, way: str) -> Row:
+    """Run the engine and one large copy in turn: what else the machine does changes from second to second."""
+    one.run(way, scattered=False, parts=one.transfers)
+    pairs = [(one.run(way, scattered=False, parts=one.transfers), limit.run(way)) for _ in range(one.repeats)]
+    rate, limit_rate = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    return {way: rate, f"{way}_limit": limit_rate, f"{way}_share": rate / limit_rate}
+
+
+def batched_dma(one: Bench) -> Row:
+    """The same fragments by `cuMemcpyBatchAsync`: GB/s, and milliseconds of the calling thread."""
+    driver, row = Driver(), Row()
+    stream = one.torch.cuda.Stream()
+    blocks = np.array(one.blocks[: one.half])
+    ranges = fragment_ranges(one.cache, blocks, np.arange(one.half), one.engine.pinning.piece_bytes)
+    host = int(one.arena.memory.ctypes.data) + ranges.host
+    for way in ("store", "load"):
+        to, source = (host, ranges.device) if way == "store" else (ranges.device, host)
+        rates, calls_ms = [], []
+        for _ in range(2):
+            begin_s = time.perf_counter()
+            driver.copy_batch(stream.cuda_stream, to, source, ranges.size)
+            calls_ms.append((time.perf_counter() - begin_s) * 1e3)
+            stream.synchronize()
+            rates.append(float(ranges.size.sum()) / (time.perf_counter() - begin_s) / 1e9)
+        row[way], row[f"{way}_call_ms"] = max(rates), min(calls_ms)
+    return row
+
+
+def host_cost(one: Bench) -> Row:
+    """Milliseconds of the worker for a submit of 2,000 blocks (or as many as there are), and of the engine's thread."""
+    spent_ms: list[float] = []
+    issue = lane.Lane.issue
+
+    def timed(self: lane.Lane, *arguments: Any) -> lane.Issued:
+        begin_s = time.thread_time()
+        issued = issue(self, *arguments)
+        spent_ms.append((time.thread_time() - begin_s) * 1e3)
+        return issued
+
+    count = min(2000, one.half)
+    copy = Copy(1 << 40, tuple(one.blocks[:count]), tuple(range(count)))
+    submit_ms = []
+    lane.Lane.issue = timed  # type: ignore[method-assign, assignment]
+    try:
+        for _ in range(one.repeats):
+            begin_s = time.perf_counter()
+            assert one.engine.submit(STORE, copy)
+            submit_ms.append((time.perf_counter() - begin_s) * 1e3)
+            assert one.engine.wait([copy.id], 60)
+            one.engine.poll()
+    finally:
+        lane.Lane.issue = issue  # type: ignore[method-assign]
+    return {"blocks": count, "submit_ms": statistics.median(submit_ms), "thread_ms": statistics.median(spent_ms)}
+
+
+def fragments(args: argparse.Namespace) -> list[Row]:
+    rows, limit = [], OneLargeCopy(args)
+    for fragment in args.fragments:
+        with bench(fragment, args) as one:
+            row: Row = {"fragment": fragment, "route": one.engine.route.value, "block": one.cache.block_bytes}
+            for way in WAYS:
+                row |= against(one, limit, way)
+            row |= {f"alone_{way}": one.rate(way, parts=1) for way in WAYS}
+            row |= {f"scattered_{way}": one.rate(way, scattered=True) for way in ("store", "load")}
+            row["rates"] = dataclasses.asdict(one.engine.rates)
+            row["host"] = host_cost(one)
+            row["batched_dma"] = batched_dma(one)
+        with bench(fragment, args, route=Route.STAGED) as one:
+            dma_min, lane._DMA_BYTES_MIN = lane._DMA_BYTES_MIN, 1 << 60
+            row["zero_copy"] = {way: one.rate(way, scattered=True) for way in ("store", "load")}
+            lane._DMA_BYTES_MIN = dma_min
+        rows.append(row)
+    return rows
+
+
+def compute_kernels(torch: Any, small: bool) -> dict[str, Callable[[], object]]:
+    size = 1024 if small else 8192
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(a)
+    x = torch.randn((64 if small else 1024) * MIB // 4, device="cuda")
+    y = torch.empty_like(x)
+    return {
+        "bf16 matrix product": lambda: torch.mm(a, b, out=product),
+        "memory-bound kernel": lambda: torch.add(x, 1.0, out=y),
+    }
+
+
+def slow_down(args: argparse.Namespace) -> list[Row]:
+    """How much longer compute takes while copies run all the time, and how fast the copies are meanwhile."""
+    rows = []
+    with bench(16 * KIB, args) as one:
+        for name, kernel in compute_kernels(one.torch, args.small).items():
+            count = 8 if args.small else int(300 / time_ms(one.torch, kernel, 10))
+            time_ms(one.torch, kernel, 2 * count)  # until clocks and power have settled
+            for way in WAYS:
+                alone, along = [], []
+                for _ in range(1 if args.small else 3):  # in turn, because clocks and power drift
+                    alone.append(time_ms(one.torch, kernel, count))
+                    along.append(beside(one, kernel, count, way))
+                alone_ms, beside_ms = statistics.median(alone), statistics.median(ms for ms, _ in along)
+                row = {"kernel": name, "way": way, "alone_ms": alone_ms, "beside_ms": beside_ms}
+                row["slow_down"] = beside_ms / alone_ms - 1
+                rows.append(row | {"copy_gbps": statistics.median(gbps for _, gbps in along)})
+    return rows
+
+
+def time_ms(torch: Any, kernel: Callable[[], object], count: int) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(count):
+        kernel()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / count
+
+
+def beside(one: Bench, kernel: Callable[[], object], count: int, way: str) -> tuple[float, float]:
+    """Return the milliseconds of a kernel while many transfers are in flight, and their GB/s meanwhile."""
+
+    def moved_bytes() -> int:
+        return sum(one.engine.traffic(direction).bytes for direction in Direction)
+
+    copies = [copy for _ in range(20) for copy in one.copies(way, parts=16)]
+    for direction, copy in copies:
+        assert one.engine.submit(direction, copy)
+    time.sleep(0.01)
+    before, begin_s = moved_bytes(), time.perf_counter()
+    beside_ms = time_ms(one.torch, kernel, count)
+    moved, spent_s = moved_bytes() - before, time.perf_counter() - begin_s
+    ids = [copy.id for _, copy in copies]
+    assert not one.engine.wait(ids, 0.0), "the copies ended before the compute"
+    assert one.engine.wait(ids, 60)
+    assert not one.engine.poll().failed
+    return beside_ms, moved / spent_s / 1e9
+
+
+def pinning(args: argparse.Namespace) -> Row:
+    """Seconds to pin, and how long a small kernel takes from launch to end meanwhile."""
+    torch: Any = importlib.import_module("torch")
+    tensor = torch.zeros((16, MIB), dtype=torch.uint8, device="cuda")
+    cache = CudaCache(tensor_regions(tensor, 0), blocks=16)
+    x = torch.zeros(16, device="cuda")
+
+    def probe() -> float:
+        begin_s = time.perf_counter()
+        x.add_(1)
+        torch.cuda.current_stream().synchronize()
+        return (time.perf_counter() - begin_s) * 1e6
+
+    probe()
+    alone = sorted(probe() for _ in range(2000))
+    arena = HostArena(slots=int(args.pin_gib * 1024), slot_bytes=MIB)
+    begin_s = time.perf_counter()
+    engine = CudaCopyEngine(cache, arena, huge_pages=args.huge_pages)
+    made_s = time.perf_counter() - begin_s
+    begin_s = time.perf_counter()
+    during = []
+    while not engine.pinning.wait(0.0):
+        during.append(probe())
+    during.sort()
+    row = {
+        "gib": args.pin_gib,
+        "engine_s": made_s,
+        "s_per_gib": (time.perf_counter() - begin_s) / args.pin_gib,
+        "alone_us": {"p50": alone[len(alone) // 2], "p99": alone[len(alone) * 99 // 100], "max": alone[-1]},
+        "during_us": {"p50": during[len(during) // 2], "p99": during[len(during) * 99 // 100], "max": during[-1]},
+        "problem": engine.pinning.problem,
+    }
+    begin_s = time.perf_counter()
+    assert engine.close(60)
+    return row | {"close_s": time.perf_counter() - begin_s}
+
+
+def print_fragments(rows: list[Row]) -> None:
+    """GB/s, in brackets as a share of one large copy."""
+    limits = (f"{way} {statistics.median(row[f'{way}_limit'] for row in rows):.1f}" for way in WAYS)
+    print("one large pinned copy, GB/s: " + ", ".join(limits))
+    head = ("fragment", "route", *WAYS, "alone", "scattered slots", "batched DMA", "zero-copy", "submit / thread ms")
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for row in rows:
+        ways = " | ".join(f"{row[way]:.1f} ({row[f'{way}_share']:.1%})" for way in WAYS)
+        dma, kernel, host = row["batched_dma"], row["zero_copy"], row["host"]
+        print(
+            f"| {row['fragment'] // KIB} KiB | {row['route']} | {ways} "
+            f"| {row['alone_store']:.1f} / {row['alone_load']:.1f} / {row['alone_both']:.1f} "
+            f"| {row['scattered_store']:.1f} / {row['scattered_load']:.1f} | {dma['store']:.1f} / {dma['load']:.1f} "
+            f"| {kernel['store']:.1f} / {kernel['load']:.1f} "
+            f"| {host['submit_ms']:.3f} / {host['thread_ms']:.1f} for {host['blocks']} |"
+        )
+
+
+def print_slow_down(rows: list[Row]) -> None:
+    print("\n| compute | copies | alone ms | beside ms | slow-down | copies GB/s |\n|---|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row['kernel']} | {row['way']} | {row['alone_ms']:.3f} | {row['beside_ms']:.3f} "
+            f"| {row['slow_down']:.1%} | {row['copy_gbps']:.1f} |"
+        )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    parser.add_argument("--only", choices=("fragments", "slow_down", "pinning"), help="one of the three parts")
+    parser.add_argument("--gib", type=float, default=1.0, help="GiB of one transfer")
+    parser.add_argument("--pin-gib", type=float, default=8.0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--transfers", type=int, default=4, help="in flight in each direction")
+    parser.add_argument("--staging-mib", type=int, default=64)
+    parser.add_argument("--buffers", type=int, default=2)
+    parser.add_argument("--programs", type=int, default=256)
+    parser.add_argument("--huge-pages", action="store_true")
+    parser.add_argument("--small", action="store_true", help="little memory and few repeats: does it run?")
+    parser.add_argument(
+        "--fragments", type=int, nargs="+", default=[n * KIB for n in (2, 4, 8, 16, 64, 256, 1024, 4096)]
+    )
+    args = parser.parse_args()
+    if args.small:
+        args.gib, args.pin_gib, args.repeats, args.fragments = 0.125, 0.25, 1, [2 * KIB, 1 * MIB]
+    return args
+
+
+def main() -> None:
+    args = parse()
+    torch: Any = importlib.import_module("torch")
+    triton: Any = importlib.import_module("triton")
+    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
+    staging = f"{args.buffers} buffers of {args.staging_mib} MiB each way, {args.programs} programs"
+    results: Row = {"machine": machine, "staging": staging}
+    print(f"{machine}; {staging}")
+    if args.only in {None, "fragments"}:
+        results["fragments"] = fragments(args)
+        print_fragments(results["fragments"])
+    if args.only in {None, "slow_down"}:
+        results["slow_down"] = slow_down(args)
+        print_slow_down(results["slow_down"])
+    if args.only in {None, "pinning"}:
+        results["pinning"] = pinning(args)
+        print("\npinning:", json.dumps(results["pinning"]))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""Copies between NVIDIA GPUs and host memory at the speed of the link, whatever the size of the fragments.
+
+Nothing here imports torch or Triton before an engine is made.
+"""
+
+from __future__ import annotations
+
+from kvtide.copy.cuda.engine import CudaCopyEngine
+from kvtide.copy.cuda.geometry import CudaCache, CudaRegion, tensor_regions
+from kvtide.copy.cuda.measure import Rates, Route
+
+__all__ = ["CudaCache", "CudaCopyEngine", "CudaRegion", "Rates", "Route", "tensor_regions"]

@@ -1,0 +1,188 @@
+"""The copy engine for NVIDIA GPUs: one lane and one thread for each direction, beside compute."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable
+
+from kvtide.copy.arena import HostArena
+from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic, describe
+from kvtide.copy.cuda.geometry import CudaCache
+from kvtide.copy.cuda.gpu import Gpu
+from kvtide.copy.cuda.jobs import Job, Jobs
+from kvtide.copy.cuda.lane import Lane
+from kvtide.copy.cuda.measure import Rates, Route, measure
+from kvtide.copy.cuda.pinning import Pinner
+from kvtide.copy.cuda.torch_gpu import TorchGpu
+from kvtide.core.wire import Copy
+from kvtide.errors import ConfigError
+from kvtide.options import parse_count
+
+_LOG = logging.getLogger(__name__)
+_STAGING_BYTES_MAX = 1 << 30
+
+
+class CudaCopyEngine(CopyEngine):
+    """Copies between GPU and pinned host memory, both directions at once. At most `max_transfers` are in flight.
+
+    A fence (`after`) is called in a thread of the engine, with the stream current on which device blocks are touched.
+    So compute is passed as the `wait` of a recorded event, and no thread blocks:
+
+        event = torch.cuda.Event()
+        event.record()  # on the compute stream, behind the step's kernels
+        engine.submit(direction, copy, after=event.wait)
+
+    Blocks go through `staging_buffers` buffers of `staging_bytes` for each direction, on the GPU, unless their
+    fragments are large enough without; `route` overrides what a short measurement says. The arena is pinned in the
+    background; `usable_slots` says how far that has come, and a transfer that names a slot beyond it fails.
+    """
+
+    def __init__(
+        self,
+        device: CudaCache,
+        arena: HostArena,
+        *,
+        staging_bytes: int = 64 << 20,
+        staging_buffers: int = 2,
+        piece_bytes: int = 64 << 20,
+        huge_pages: bool = False,
+        max_transfers: int = 1024,
+        route: Route | None = None,
+        gpu: Gpu | None = None,
+    ) -> None:
+        _check(device, arena, staging_bytes, staging_buffers, max_transfers)
+        gpu = gpu or TorchGpu(device.device)
+        self._jobs = Jobs(device.block_bytes, max_transfers)
+        self._lanes: dict[Direction, Lane] = {}
+        try:
+            with gpu.active():
+                self.rates = measure(gpu, device) if route is None else Rates()
+                """GB/s of one large copy in each direction, measured at start."""
+                self.route = route or self.rates.route
+                for direction in Direction:
+                    self._lanes[direction] = Lane(
+                        gpu,
+                        direction,
+                        device,
+                        arena,
+                        route=self.route,
+                        staging_bytes=staging_bytes,
+                        staging_buffers=staging_buffers,
+                        piece_bytes=piece_bytes,
+                    )
+        except Exception as error:
+            expected = f"GPU memory that is left for {staging_buffers} such buffers each way ({describe(error)})"
+            raise ConfigError("staging_bytes", staging_bytes, expected) from error
+        self.device_bytes = sum(lane.device_bytes for lane in self._lanes.values())
+        """GPU memory that the engine takes: staging buffers, and a little for indices."""
+        self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes, huge_pages=huge_pages)
+        """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
+        self._threads = [
+            threading.Thread(target=self._run, args=(direction, lane), name=f"kvtide-{direction.value}", daemon=False)
+            for direction, lane in self._lanes.items()
+        ]
+        self._start_threads()
+        self.start_line = self._describe(device)
+        """What was chosen, and why."""
+        _LOG.info("%s", self.start_line)
+
+    @property
+    def usable_slots(self) -> int:
+        """Slots, from slot 0 on, that are pinned so far: only those may be named by transfers."""
+        return self.pinning.usable_slots
+
+    def slots_ready(self) -> int | None:
+        """Return how far pinning has come. See `CopyEngine.slots_ready`."""
+        return self.usable_slots
+
+    @property
+    def lost(self) -> str | None:
+        """Why the GPU does not answer any more, or None. From then on every transfer is refused."""
+        return self._jobs.lost
+
+    def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
+        """Queue a transfer. See `CopyEngine.submit`."""
+        return self._jobs.submit(direction, copy, after)
+
+    def poll(self) -> Finished:
+        """Return the transfers that ended since the last call. See `CopyEngine.poll`."""
+        return self._jobs.poll()
+
+    def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
+        """Block until none of the transfers is under way. See `CopyEngine.wait`."""
+        return self._jobs.wait(ids, timeout_s)
+
+    def traffic(self, direction: Direction) -> Traffic:
+        """Return what was moved in one direction so far."""
+        return self._jobs.traffic(direction)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Stop the threads after what they are at, and unpin. See `CopyEngine.close`."""
+        deadline_s = time.monotonic() + timeout_s
+        self.pinning.stop()
+        self._jobs.close()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        if not self._jobs.wait(None, deadline_s - time.monotonic()):
+            return False
+        self._lanes.clear()  # gives their buffers back, now that nothing moves in them
+        return self.pinning.close(max(0.0, deadline_s - time.monotonic()))
+
+    def _start_threads(self) -> None:
+        started: list[threading.Thread] = []
+        try:
+            for thread in self._threads:
+                thread.start()
+                started.append(thread)
+        except RuntimeError as error:
+            self._threads = started
+            self.close()
+            raise ConfigError("threads", len(self._lanes), f"as many as the system can start ({error})") from error
+
+    def _describe(self, device: CudaCache) -> str:
+        fragments = f"{len(device.regions)} fragments of {device.fragment_bytes_min} to {device.fragment_bytes_max} B"
+        rates = self.rates
+        return (
+            f"CUDA copies: {self.route.value}, blocks of {fragments}, {self.device_bytes >> 20} MiB of GPU memory; "
+            f"one large copy reaches {rates.store:.1f} GB/s out and {rates.load:.1f} in, "
+            f"one fragment at a time {rates.store_fragments:.1f} and {rates.load_fragments:.1f} (0: not measured)"
+        )
+
+    def _run(self, direction: Direction, lane: Lane) -> None:
+        """Issue transfers until the engine is closed. No transfer, whatever it raises, ends the thread (F15)."""
+        with contextlib.suppress(Exception):  # what fails here fails again with the first transfer, and is reported
+            lane.enter()
+        while (job := self._jobs.next(direction)) is not None:
+            self._issue(lane, job)
+
+    def _issue(self, lane: Lane, job: Job) -> None:
+        try:
+            issued = lane.issue(job.copy, job.after, self.usable_slots, job.issued)
+        except BaseException as error:  # even SystemExit: there is nobody behind this frame to tell
+            why = describe(error)
+            self._settle(lane)
+            self._jobs.failed(job, why)
+        else:
+            self._jobs.issued(job, issued)
+
+    def _settle(self, lane: Lane) -> None:
+        """Wait until nothing of a failed transfer moves any more. A device that cannot say so is lost."""
+        try:
+            lane.settle()
+        except BaseException as error:
+            self._jobs.lose(describe(error))
+
+
+def _check(device: CudaCache, arena: HostArena, staging_bytes: int, staging_buffers: int, max_transfers: int) -> None:
+    parse_count("max_transfers", max_transfers)
+    parse_count("staging_bytes", staging_bytes)
+    parse_count("staging_buffers", staging_buffers, minimum=2)
+    if staging_bytes > _STAGING_BYTES_MAX:
+        raise ConfigError("staging_bytes", staging_bytes, f"at most {_STAGING_BYTES_MAX}")
+    if arena.slot_bytes != device.block_bytes:
+        raise ConfigError("slot_bytes", arena.slot_bytes, f"the bytes of one device block, {device.block_bytes}")

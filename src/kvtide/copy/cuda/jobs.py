@@ -1,0 +1,189 @@
+"""Which transfers are in flight, from submit to poll.
+
+    submitted ── queued ── next ──► being issued ── issued ──► under way ──┬─► done ───┬─► polled
+                   └── close ───────────┴──────────── raises ──────────────┴─► failed ─┘
+
+Lane threads take jobs and say what became of issuing them. Everything else is the worker's thread, which looks at
+events itself: nobody has to wake up for a transfer that ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvtide.copy.base import Direction, Fence, Finished, Traffic, describe
+from kvtide.copy.cuda.lane import Issued
+from kvtide.core.wire import Copy
+
+_LOG = logging.getLogger(__name__)
+_ORPHAN_CHECK_S = 1.0
+_LOOK_AGAIN_S = 20e-6
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One transfer."""
+
+    direction: Direction
+    copy: Copy
+    after: Fence | None
+    issued: Issued | None = None
+    """The events of a transfer under way; before, events of an earlier one that may be used again."""
+    ended: bool = False
+    why: str | None = None
+    """Why it failed; None while it runs and when it is done."""
+
+
+class Jobs:
+    """The transfers in flight, at most `max_transfers`. All methods may be called from any thread."""
+
+    def __init__(self, block_bytes: int, max_transfers: int) -> None:
+        self._block_bytes = block_bytes
+        self._max_transfers = max_transfers
+        self._changed = threading.Condition(threading.RLock())
+        self._jobs: dict[int, Job] = {}
+        self._ended: list[Job] = []
+        self._spare: list[Issued] = []
+        self._queues: dict[Direction, deque[Job]] = {direction: deque() for direction in Direction}
+        self._under_way: dict[Direction, deque[Job]] = {direction: deque() for direction in Direction}
+        self._traffic = dict.fromkeys(Direction, Traffic())
+        self._closed = False
+        self._lost: str | None = None
+
+    # ------------------------------------------------------------------ the worker's side
+
+    def submit(self, direction: Direction, copy: Copy, after: Fence | None) -> bool:
+        """Queue a transfer; False if it is refused."""
+        with self._changed:
+            if copy.id in self._jobs:
+                return True
+            if self._closed or self._lost is not None or len(self._jobs) >= self._max_transfers:
+                return False
+            job = Job(direction, copy, after)
+            self._jobs[copy.id] = job
+            self._queues[direction].append(job)
+            self._changed.notify_all()
+            return True
+
+    def poll(self) -> Finished:
+        """Return the transfers that ended since the last call."""
+        with self._changed:
+            self._collect()
+            ended, self._ended = self._ended, []
+            for job in ended:
+                del self._jobs[job.copy.id]
+        return Finished(
+            done=tuple(job.copy.id for job in ended if job.why is None),
+            failed=tuple((job.copy.id, job.why) for job in ended if job.why is not None),
+        )
+
+    def wait(self, ids: Iterable[int] | None, timeout_s: float) -> bool:
+        """Block until none of the transfers (None: of all that were issued) is under way, at most `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            jobs = [self._jobs[id_] for id_ in (self._jobs if ids is None else ids) if id_ in self._jobs]
+        while True:
+            with self._changed:
+                self._collect()
+                if all(job.ended for job in jobs):
+                    return True
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(_LOOK_AGAIN_S)
+
+    def close(self) -> None:
+        """Take no more transfers, and fail those that no thread has taken."""
+        with self._changed:
+            self._closed = True
+            self._fail_queued("the copy engine was closed before the copy began")
+            self._changed.notify_all()
+
+    def traffic(self, direction: Direction) -> Traffic:
+        """Return what was moved in one direction, as far as it was looked at."""
+        with self._changed:
+            self._collect()
+            return self._traffic[direction]
+
+    @property
+    def lost(self) -> str | None:
+        """Why the device does not answer any more, or None."""
+        return self._lost
+
+    # ------------------------------------------------------------------ a lane's side
+
+    def next(self, direction: Direction) -> Job | None:
+        """Wait for something to do. None: the engine is closed, or the program ends without closing it."""
+        orphaned = False
+        with self._changed:
+            while not self._closed:
+                if self._queues[direction]:
+                    job = self._queues[direction].popleft()
+                    job.issued = self._spare.pop() if self._spare else None
+                    return job
+                if orphaned:
+                    self._closed = True  # who still submits is refused, rather than waiting forever
+                    break
+                # The interpreter waits for this thread before it exits, so the thread has to notice by itself.
+                orphaned = not self._changed.wait(_ORPHAN_CHECK_S) and not threading.main_thread().is_alive()
+        return None
+
+    def issued(self, job: Job, issued: Issued) -> None:
+        """Tell that a transfer is under way."""
+        with self._changed:
+            job.issued = issued
+            job.after = None  # what a fence refers to need not live until the poll
+            if self._lost is None:
+                self._under_way[job.direction].append(job)
+            else:
+                self._end(job, self._lost)
+
+    def failed(self, job: Job, why: str) -> None:
+        """Tell that a transfer came to nothing and that nothing of it moves any more."""
+        with self._changed:
+            self._end(job, why)
+
+    def lose(self, why: str) -> None:
+        """Tell that the device is lost: nothing moves any more, and nothing ever will. Said once."""
+        with self._changed:
+            if self._lost is not None:
+                return
+            self._lost = f"the GPU is lost: {why}"
+            _LOG.error("%s; no more blocks are copied", self._lost)
+            self._fail_queued(self._lost)
+            for under_way in self._under_way.values():
+                while under_way:
+                    self._end(under_way.popleft(), self._lost)
+
+    # ------------------------------------------------------------------ under the lock
+
+    def _collect(self) -> None:
+        """Look at the oldest transfers under way; those of one direction end in order."""
+        try:
+            for direction, under_way in self._under_way.items():
+                while under_way and (issued := under_way[0].issued) is not None and issued.end.query():
+                    self._count(direction, under_way[0], issued.begin.elapsed_time(issued.end) / 1e3)
+                    self._end(under_way.popleft(), None)
+        except Exception as error:
+            self.lose(describe(error))
+
+    def _count(self, direction: Direction, job: Job, busy_s: float) -> None:
+        before = self._traffic[direction]
+        moved_bytes = self._block_bytes * len(job.copy.blocks)
+        self._traffic[direction] = Traffic(before.transfers + 1, before.bytes + moved_bytes, before.busy_s + busy_s)
+
+    def _fail_queued(self, why: str) -> None:
+        for queue in self._queues.values():
+            while queue:
+                self._end(queue.popleft(), why)
+
+    def _end(self, job: Job, why: str | None) -> None:
+        job.ended, job.why = True, why
+        if job.issued is not None:
+            self._spare.append(job.issued)
+        job.after = job.issued = None
+        self._ended.append(job)

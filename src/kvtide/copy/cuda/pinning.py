@@ -1,0 +1,137 @@
+"""Pins a host arena in pieces, in the background, while the first pieces are already in use (F20)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.copy.arena import HostArena
+from kvtide.copy.base import describe
+from kvtide.copy.cuda.gpu import Gpu
+from kvtide.errors import ConfigError
+from kvtide.options import parse_count
+
+_LOG = logging.getLogger(__name__)
+_PAGE_BYTES = 2 << 20
+"""A huge page; pieces are whole ones, whether the arena has any or not."""
+_MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23
+_POPULATING_THREADS = 2
+_GIB = 1 << 30
+
+
+class Pinner:
+    """Pins the arena from its first slot on, `piece_bytes` at a time. `pinned_bytes` only grows until `close`.
+
+    What cannot be pinned, for want of memory or of permission, stays unused; `problem` then says why.
+
+    A registration holds the driver's locks while it runs, so that kernel launches of other threads wait for it: small
+    pieces keep those waits short. The pages are made before, outside of those locks.
+    """
+
+    def __init__(self, gpu: Gpu, arena: HostArena, *, piece_bytes: int = 64 << 20, huge_pages: bool = False) -> None:
+        parse_count("piece_bytes", piece_bytes)
+        if piece_bytes % _PAGE_BYTES:
+            raise ConfigError("piece_bytes", piece_bytes, f"a multiple of {_PAGE_BYTES}")
+        self.piece_bytes = piece_bytes
+        self.problem: str | None = None
+        self.pinned_bytes = 0
+        self._gpu = gpu
+        self._slot_bytes = arena.slot_bytes
+        self._size = arena.memory.nbytes
+        self._memory: npt.NDArray[np.uint8] | None = arena.memory  # keeps the mapping
+        self._address = int(arena.memory.ctypes.data)
+        self._huge_pages = huge_pages
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvtide-pin", daemon=False)
+        self._thread.start()
+
+    @property
+    def usable_slots(self) -> int:
+        """Slots, from slot 0 on, that transfers may name."""
+        return self.pinned_bytes // self._slot_bytes
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until all is pinned that can be, at most `timeout_s`. Returns whether that came true."""
+        return self._ended.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Pin no more pieces."""
+        self._stop.set()
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Unpin everything. Nothing may be moving. Returns False if a piece is still being pinned."""
+        self.stop()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        for begin in range(0, self.pinned_bytes, self.piece_bytes):
+            # A device that is lost refuses, and has given up the registration.
+            with contextlib.suppress(Exception), self._gpu.active():
+                self._gpu.unpin(self._address + begin)
+        self.pinned_bytes = 0
+        self._memory = None
+        return True
+
+    def _run(self) -> None:
+        begin_s = time.monotonic()
+        try:
+            self._gpu.enter()
+            self._settle_down()
+            with ThreadPoolExecutor(_POPULATING_THREADS, "kvtide-pages") as pool:
+                while self.pinned_bytes < self._size and not self._stop.is_set() and threading.main_thread().is_alive():
+                    self._pin_piece(pool)
+        except BaseException as error:
+            self.problem = describe(error)
+            pinned, size = self.pinned_bytes / _GIB, self._size / _GIB
+            _LOG.warning("pinned %.2f of %.2f GiB; the host tier stays at that: %s", pinned, size, self.problem)
+        else:
+            _LOG.info("pinned %.2f GiB in %.1f s", self.pinned_bytes / _GIB, time.monotonic() - begin_s)
+        finally:
+            self._ended.set()
+
+    def _settle_down(self) -> None:
+        """Run where the GPU is: pages are taken from the memory next to the CPU that touches them first."""
+        cpus = self._gpu.local_cpus()
+        if cpus:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, cpus)
+
+    def _pin_piece(self, pool: ThreadPoolExecutor) -> None:
+        begin = self._address + self.pinned_bytes
+        piece_bytes = min(self.piece_bytes, self._size - self.pinned_bytes)
+        part_bytes = max(_PAGE_BYTES, self.piece_bytes // _POPULATING_THREADS // _PAGE_BYTES * _PAGE_BYTES)
+        offsets = range(0, piece_bytes, part_bytes)
+        list(pool.map(lambda at: self._populate(begin + at, min(part_bytes, piece_bytes - at)), offsets))
+        self._gpu.pin(begin, piece_bytes)
+        self.pinned_bytes += piece_bytes
+
+    def _populate(self, address: int, nbytes: int) -> None:
+        """Make the pages. Most of the time of pinning goes here, and it is no business of the driver.
+
+        In short steps: each holds a lock of the process that other threads want when they allocate memory.
+        """
+        if self._huge_pages:
+            _madvise(address, nbytes, _MADV_HUGEPAGE)
+        for at in range(0, nbytes, _PAGE_BYTES):
+            _madvise(address + at, min(_PAGE_BYTES, nbytes - at), _MADV_POPULATE_WRITE)
+
+
+def _madvise(address: int, nbytes: int, advice: int) -> None:
+    """Give the kernel a hint. One that does not know it, or has no memory, is found out by the pinning."""
+    with contextlib.suppress(OSError, AttributeError):
+        _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(advice))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

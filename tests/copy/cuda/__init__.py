@@ -1,0 +1,1 @@
+"""Tests of `kvtide.copy.cuda` that need no GPU."""

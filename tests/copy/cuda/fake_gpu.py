@@ -1,0 +1,274 @@
+"""A GPU that exists only in the tests: streams run in any order that their events allow, chosen by a seed.
+
+Device memory is numpy memory, addressed by its real addresses. Nothing issued runs at once: every look at an event
+runs a few operations of randomly chosen streams. So an engine that forgets an event gets wrong bytes with some seeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.copy.base import Direction
+from kvtide.copy.cuda.geometry import Tiling
+from kvtide.copy.cuda.gpu import Addresses, DeviceMemory, Event, Gpu, Mover, Stream
+
+
+class LostError(RuntimeError):
+    pass
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self.records = 0
+        self.reached = 0
+        self.reached_at = 0
+
+    def record(self, stream: Stream | None = None) -> None:
+        with self._gpu.call("record"):
+            self.records += 1
+            number = self.records
+            self._gpu.known(stream).operations.append(Operation(lambda: self._reach(number)))
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Let a stream, or the one that is current in this thread, wait: what torch.cuda.Event.wait does."""
+        self._gpu.known(stream).wait_event(self)
+
+    def query(self) -> bool:
+        with self._gpu.call("query"):
+            self._gpu.run_some()
+            return self.reached >= self.records
+
+    def synchronize(self) -> None:
+        with self._gpu.call("synchronize"):
+            self._gpu.run_until(lambda: self.reached >= self.records)
+
+    def elapsed_time(self, end_event: Event) -> float:
+        assert isinstance(end_event, FakeEvent)
+        return float(end_event.reached_at - self.reached_at)
+
+    def _reach(self, number: int) -> None:
+        self.reached = max(self.reached, number)
+        self.reached_at = self._gpu.clock
+
+
+class Operation:
+    """Runs once it is at the head of its stream and `ready`."""
+
+    def __init__(self, run: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
+        self.run = run
+        self.ready = ready
+
+
+class FakeStream:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self.operations: deque[Operation] = deque()
+
+    def wait_event(self, event: Event) -> None:
+        assert isinstance(event, FakeEvent)
+        with self._gpu.call("wait_event"):
+            number = event.records
+            self.operations.append(Operation(lambda: None, lambda: event.reached >= number))
+
+    def synchronize(self) -> None:
+        with self._gpu.call("synchronize"):
+            self._gpu.run_until(lambda: not self.operations)
+
+
+class FakeMemory:
+    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
+        self.array = array
+        self.address = int(array.ctypes.data)
+        self.nbytes = array.nbytes
+
+    def part(self, offset: int, nbytes: int) -> FakeMemory:
+        return FakeMemory(self.array[offset : offset + nbytes])
+
+
+class FakeGpu(Gpu):
+    def __init__(self, seed: int = 0, *, pin_limit_bytes: int = 1 << 40) -> None:
+        self.calls: Counter[str] = Counter()
+        self.failing: dict[str, BaseException] = {}
+        """Errors to be raised once, by call."""
+        self.lost = False
+        self.pinned: dict[int, int] = {}
+        self.pin_limit_bytes = pin_limit_bytes
+        self.clock = 0
+        self._memory: dict[int, int] = {}
+        self._kept: list[object] = []
+        self._rng = random.Random(seed)
+        self._lock = threading.RLock()
+        self._streams: list[FakeStream] = []
+        self._current = threading.local()
+
+    # ------------------------------------------------------------------ for tests
+
+    def adopt(self, array: npt.NDArray[np.uint8]) -> int:
+        """Call an array device memory; returns its address."""
+        self._memory[int(array.ctypes.data)] = array.nbytes
+        self._kept.append(array)
+        return int(array.ctypes.data)
+
+    def run_on(self, stream: Stream, work: Callable[[], None]) -> None:
+        """Issue a piece of compute."""
+        with self._lock:
+            self.known(stream).operations.append(Operation(work))
+
+    # ------------------------------------------------------------------ the interface
+
+    def enter(self, stream: Stream | None = None) -> None:
+        self._current.stream = stream
+
+    def stream(self) -> FakeStream:
+        with self._lock:
+            self._streams.append(FakeStream(self))
+            return self._streams[-1]
+
+    def event(self, *, timing: bool = False) -> FakeEvent:
+        return FakeEvent(self)
+
+    def allocate(self, nbytes: int) -> FakeMemory:
+        with self.call("allocate"):
+            memory = np.full(nbytes + 256, 0xA5, np.uint8)
+            memory = memory[-memory.ctypes.data % 256 :][:nbytes]
+            self.adopt(memory)
+            return FakeMemory(memory)
+
+    def allocate_pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        memory = np.zeros(nbytes, np.uint8)
+        self.adopt(memory)
+        return memory
+
+    def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses) -> None:
+        with self.call("copy"):
+            copies = list(zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True))
+            for one in copies:
+                self._check_inside(one[0], one[2])
+                self._check_inside(one[1], one[2])
+                self.known(stream).operations.append(Operation(lambda one=one: _memmove(*one)))  # type: ignore[misc]
+
+    def mover(self, direction: Direction, tiling: Tiling, table: DeviceMemory) -> Mover:
+        def move(index: DeviceMemory, *, pairs: int, rows_at: int, row_bytes: int, scattered: bool) -> None:
+            with self.call("move"):
+                rows = Rows(index.address, pairs, rows_at, row_bytes, scattered)
+                work = Operation(lambda: self._move_tiles(direction, tiling, table.address, rows))
+                self.known(None).operations.append(work)
+
+        return move
+
+    def pin(self, address: int, nbytes: int) -> None:
+        with self.call("pin"):
+            if sum(self.pinned.values()) + nbytes > self.pin_limit_bytes:
+                raise MemoryError("not so much can be locked")
+            self.pinned[address] = nbytes
+
+    def unpin(self, address: int) -> None:
+        with self.call("unpin"):
+            del self.pinned[address]
+
+    # ------------------------------------------------------------------ inside
+
+    @contextlib.contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        with self._lock:
+            self.calls[name] += 1
+            if self.lost:
+                raise LostError("an illegal memory access was encountered")
+            error = self.failing.pop(name, None)
+            if error is not None:
+                raise error
+            yield
+
+    def known(self, stream: Stream | None) -> FakeStream:
+        stream = stream or self._current.stream
+        assert isinstance(stream, FakeStream)
+        return stream
+
+    def run_some(self) -> bool:
+        """Run a few operations; returns whether any could run."""
+        progress = False
+        for _ in range(self._rng.randint(1, 6)):
+            ready = [s for s in self._streams if s.operations and s.operations[0].ready()]
+            if not ready:
+                break
+            # A favourite for a while, so that streams get far ahead of one another.
+            stream = ready[0] if self._rng.random() < 0.3 else self._rng.choice(ready)
+            self.clock += 1
+            stream.operations.popleft().run()
+            progress = True
+        return progress
+
+    def run_until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            assert self.run_some(), "streams wait for each other"
+
+    def _move_tiles(self, direction: Direction, tiling: Tiling, table_at: int, rows: Rows) -> None:
+        """The numpy twin of `kernels.move_tiles`, with every address checked."""
+        for row, region, nbytes in twin(tiling, table_at, rows):
+            self._check_reachable(row, nbytes)
+            self._check_reachable(region, nbytes)
+            to, source = (row, region) if direction is Direction.STORE else (region, row)
+            _memmove(to, source, nbytes)
+
+    def _check_inside(self, address: int, nbytes: int) -> None:
+        """A copy by DMA must not reach over two registrations."""
+        if self._reachable_bytes(address) < nbytes:
+            raise AssertionError(f"{nbytes} bytes at {address:#x} are not inside one allocation or registration")
+
+    def _check_reachable(self, address: int, nbytes: int) -> None:
+        """A kernel sees addresses; where a registration ends is all the same to it."""
+        while nbytes > 0:
+            reach = self._reachable_bytes(address)
+            if not reach:
+                raise AssertionError(f"{nbytes} bytes at {address:#x} are nobody's")
+            address, nbytes = address + reach, nbytes - reach
+
+    def _reachable_bytes(self, address: int) -> int:
+        for memory in (self._memory, self.pinned):
+            for begin, size in memory.items():
+                if begin <= address < begin + size:
+                    return begin + size - address
+        return 0
+
+
+class Rows(NamedTuple):
+    """What a launch of the kernel is told."""
+
+    index_at: int
+    pairs: int
+    rows_at: int
+    row_bytes: int
+    scattered: bool
+
+
+def twin(tiling: Tiling, table_at: int, rows: Rows) -> Iterator[tuple[int, int, int]]:
+    """Yield the copies that the kernel makes: address in a row, address in a region, bytes."""
+    width = tiling.element_bytes
+    origin, stride, offset, length = _array_at(table_at, 4 * tiling.tiles).reshape(4, -1).tolist()
+    index = _array_at(rows.index_at, 2 * rows.pairs).reshape(-1, 2).tolist()
+    for pair, (block, slot) in enumerate(index):
+        row = (rows.rows_at + (slot if rows.scattered else pair) * rows.row_bytes) // width
+        for tile in range(tiling.tiles):
+            assert length[tile] <= tiling.lanes
+            region = table_at // width + origin[tile] + block * stride[tile]
+            in_row = row + offset[tile]
+            assert not any(number % tiling.align for number in (region, in_row, length[tile]))
+            yield in_row * width, region * width, length[tile] * width
+
+
+def _array_at(address: int, count: int) -> npt.NDArray[np.int64]:
+    return np.array((ctypes.c_int64 * count).from_address(address), np.int64)
+
+
+def _memmove(to: int, source: int, nbytes: int) -> None:
+    ctypes.memmove(to, source, nbytes)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kvtide.copy import HostArena
+from kvtide.copy.cuda.pinning import Pinner
+from kvtide.copy.cuda.torch_gpu import parse_cpus
+from kvtide.core.wire import Copy
+from tests.contracts.copy_contract import PATIENCE_S, STORE, Shape
+from tests.copy.cuda.fake_gpu import FakeGpu
+from tests.copy.cuda.test_engine import FakeRig
+
+MIB = 1 << 20
+
+
+class SlowGpu(FakeGpu):
+    """Pins one piece each time it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowed = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(0)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        self.arrived.release()
+        assert self.allowed.acquire(timeout=PATIENCE_S)
+        super().pin(address, nbytes)
+
+
+def test_f20_the_tier_grows_piece_by_piece() -> None:
+    gpu = SlowGpu()
+    arena = HostArena(slots=10, slot_bytes=MIB)
+    pinner = Pinner(gpu, arena, piece_bytes=4 * MIB)
+    seen = []
+    for _ in range(3):
+        assert gpu.arrived.acquire(timeout=PATIENCE_S)
+        seen.append(pinner.usable_slots)
+        gpu.allowed.release()
+    assert pinner.wait(PATIENCE_S)
+    assert (seen, pinner.usable_slots, pinner.problem) == ([0, 4, 8], 10, None)
+    assert sorted(gpu.pinned.values()) == [2 * MIB, 4 * MIB, 4 * MIB]
+    assert pinner.close(PATIENCE_S)
+    assert not gpu.pinned
+
+
+def test_f20_slots_that_are_pinned_are_served_and_the_others_fail_their_transfer() -> None:
+    shape = Shape(blocks=8, slots=40, fragments=(MIB // 8,))
+    rig = FakeRig(shape)
+    rig.engine.pinning.pinned_bytes = 2 * MIB  # as if the rest were still to come
+    assert rig.engine.usable_slots == 16
+    assert rig.run(STORE, Copy(1, (3,), (15,))).done == (1,)
+    assert rig.read_slot(15) == rig.read_block(3)
+    done, failed = rig.run(STORE, Copy(2, (3,), (16,)))
+    assert not done
+    assert "slot 16 is not pinned" in failed[0][1]
+    rig.engine.pinning.pinned_bytes = 5 * MIB
+    assert rig.run(STORE, Copy(3, (3,), (16,))).done == (3,)
+    assert rig.engine.close(PATIENCE_S)
+
+
+def test_too_little_lockable_memory_leaves_the_tier_at_what_there_is_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpu = FakeGpu(pin_limit_bytes=5 * MIB)
+    arena = HostArena(slots=5, slot_bytes=2 * MIB)
+    pinner = Pinner(gpu, arena, piece_bytes=2 * MIB)
+    assert pinner.wait(PATIENCE_S)
+    assert pinner.usable_slots == 2
+    assert pinner.problem == "MemoryError: not so much can be locked"
+    assert "the host tier stays at that" in caplog.text
+    assert pinner.close(PATIENCE_S)
+    assert not gpu.pinned
+
+
+def test_a_slot_may_lie_in_two_pieces() -> None:
+    gpu = FakeGpu()
+    pinner = Pinner(gpu, HostArena(slots=3, slot_bytes=3 * MIB), piece_bytes=2 * MIB)
+    assert pinner.wait(PATIENCE_S)
+    assert len(gpu.pinned) == 5
+    assert pinner.usable_slots == 3
+    assert pinner.close(PATIENCE_S)
+
+
+def test_closing_in_the_middle_stops_after_the_piece_at_hand_and_unpins() -> None:
+    gpu = SlowGpu()
+    pinner = Pinner(gpu, HostArena(slots=10, slot_bytes=MIB), piece_bytes=2 * MIB)
+    assert gpu.arrived.acquire(timeout=PATIENCE_S)
+    assert not pinner.close(0.0), "a piece is being pinned"
+    gpu.allowed.release()
+    assert pinner.close(PATIENCE_S)
+    assert not gpu.pinned
+    assert pinner.usable_slots == 0
+
+
+def test_huge_pages_are_a_hint() -> None:
+    pinner = Pinner(FakeGpu(), HostArena(slots=4, slot_bytes=MIB), piece_bytes=2 * MIB, huge_pages=True)
+    assert pinner.wait(PATIENCE_S)
+    assert pinner.problem is None
+    assert pinner.close(PATIENCE_S)
+
+
+def test_lists_of_cpus_are_read_as_the_kernel_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(10)))
+    assert parse_cpus("0-2,8,20-21\n") == {0, 1, 2, 8}
+    assert parse_cpus("\n") == frozenset()
