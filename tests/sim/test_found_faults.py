@@ -25,6 +25,11 @@ FOUND = [
         "a request with fewer keys than its first needed block: an IndexError in the plan killed the engine",
     ),
     (1431, "prefix", "the same, in a world where a window ends there"),
+    (
+        373399776742,
+        "lru",
+        "admitted later than matched, when the device had lost its part: blocks that left their window were not counted",
+    ),
 ]
 """Seed, policy (so that a new policy does not change the world) and what was wrong."""
 

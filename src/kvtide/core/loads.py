@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.host_pool import HostPool
@@ -59,7 +61,7 @@ class Loads:
                 self._metrics.not_loaded[why] += tokens
             if accepted_tokens < offered:
                 self._metrics.not_loaded[NotLoaded.NOT_ACCEPTED] += offered - accepted_tokens
-            request.considered = self._matcher.first_needed(match.device_tokens + accepted_tokens)
+        request.considered = [_leading_nulls(table) for table in request.blocks]
         if match is None or not accepted_tokens:
             request.handle(Event.ADMIT)
             self.release(request)
@@ -144,3 +146,8 @@ class Loads:
             else:
                 load.blocks += blocks
                 load.slots += slots
+
+
+def _leading_nulls(table: Sequence[int]) -> int:
+    """Return how many blocks at the front the engine left out: others have computed them, not this request."""
+    return next((index for index, block in enumerate(table) if block != NULL_BLOCK), len(table))

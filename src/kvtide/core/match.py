@@ -96,10 +96,6 @@ class Matcher:
                 pieces.append(Piece(index, first, slots))
         return tuple(pieces)
 
-    def first_needed(self, boundary: int) -> list[int]:
-        """Return, for each group, the first block that resuming at `boundary` needs."""
-        return [group.first_needed(boundary) for group in self._groups]
-
     def block_tokens(self, group: int) -> int:
         """Return the block size of a group."""
         return self._groups[group].block_tokens
