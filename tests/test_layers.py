@@ -33,7 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "vllm": MOVING,
     "sim": MOVING,
     "traces": MOVING | {"engine", "sim"},
-    "demo": MOVING | {"engine"},
+    "demo": MOVING | {"engine", "vllm"},
     "cli": MOVING | {"__init__", "demo", "engine", "sim", "traces"},
     "__init__": CORE,
     "__main__": {"cli"},
@@ -48,7 +48,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "vllm": {"numpy", "torch", "vllm"},
     "sim": set(),
     "traces": {"numpy", "rich"},
-    "demo": {"numpy", "rich"},
+    "demo": {"numpy", "rich", "safetensors", "torch", "vllm"},
     "cli": {"rich"},
 }
 """What each part may import from elsewhere, the standard library aside."""

@@ -198,10 +198,17 @@ def test_blocks_that_resuming_does_not_need_do_not_count_against_the_device() ->
 # ---------------------------------------------------------------------- options
 
 
-def test_the_defaults_are_eager_and_prefix_aware_with_a_quarter_of_the_device_to_pin() -> None:
+def test_the_defaults_are_eager_and_prefix_aware() -> None:
     config = build()
-    assert (config.mode, config.policy, config.pin_budget_blocks) == ("eager", "prefix", 25)
+    assert (config.mode, config.policy) == ("eager", "prefix")
     assert (config.min_load_tokens, config.events, config.slots) == (0, False, 10)
+
+
+@pytest.mark.parametrize(("step_tokens", "blocks"), [(4, 25), (16 * 25, 25), (16 * 40, 40), (16 * 90, 50)])
+def test_by_default_stores_may_pin_a_quarter_of_the_device_or_what_a_step_computes_up_to_half(
+    step_tokens: int, blocks: int
+) -> None:
+    assert build(step_tokens=step_tokens).pin_budget_blocks == blocks
 
 
 def test_a_tiny_device_still_has_a_pin_budget() -> None:

@@ -28,7 +28,7 @@ FOUND = [
     (
         373399776742,
         "lru",
-        "admitted later than matched, when the device had lost its part: blocks that left their window were not counted",
+        "admitted later than matched, when the device had lost its part: blocks out of their window were not counted",
     ),
 ]
 """Seed, policy (so that a new policy does not change the world) and what was wrong."""

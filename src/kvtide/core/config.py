@@ -97,8 +97,7 @@ class OffloadConfig:
                 near = difflib.get_close_matches(name, OPTIONS, n=1)
                 hint = f'did you mean "{near[0]}"? ' if near else ""
                 raise ConfigError(name, options[name], f"a known option; {hint}known are {', '.join(OPTIONS)}")
-        quarter = max(1, geometry.device_blocks // 4)
-        budget = parse_count("pin_budget", options.get("pin_budget", quarter))
+        budget = parse_count("pin_budget", options.get("pin_budget", _default_pin_budget(geometry)))
         if budget > geometry.device_blocks:
             raise ConfigError("pin_budget", budget, f"at most the device pool, {geometry.device_blocks} blocks")
         mode = parse_choice("mode", options.get("mode", "eager"), get_args(Mode))
@@ -123,11 +122,18 @@ OPTIONS: Mapping[str, str] = {
     "host_per_rank": "host memory of each rank, instead of host",
     "mode": "eager: store blocks once they are computed; lazy: store blocks that are about to be evicted",
     "policy": "which block leaves the host first: " + ", ".join(POLICIES),
-    "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool)",
+    "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool, or what one "
+    "step computes if that is more, up to half)",
     "min_load_tokens": "compute rather than load when fewer tokens than this would be loaded (default: 0)",
     "events": "keep an event stream of stored and removed keys (default: false)",
 }
 """Every option people can write, with its meaning."""
+
+
+def _default_pin_budget(geometry: Geometry) -> int:
+    """Return a quarter of the device pool, or what one step computes if that is more, lest stores fall behind."""
+    step_blocks = sum(-(-geometry.step_tokens // group.block_tokens) for group in geometry.groups)
+    return max(1, geometry.device_blocks // 4, min(geometry.device_blocks // 2, step_blocks))
 
 
 def _slots(geometry: Geometry, options: Mapping[str, object]) -> int:

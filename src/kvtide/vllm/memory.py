@@ -1,0 +1,117 @@
+"""Where vLLM keeps the bytes of a block, in both of its layouts, and what copies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvtide.copy import CopyEngine, DeviceCache, Fence, HostArena, Region, ThreadedCopyEngine
+from kvtide.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stripe:
+    """One fragment of every block: that of block `b` is at byte `offset + b * block_stride` of `memory`."""
+
+    memory: torch.Tensor
+    """A flat tensor of bytes: a whole allocation."""
+    offset: int
+    block_stride: int
+    """Also the length of the fragment: vLLM leaves no gaps."""
+
+
+def stripes_of(kv_caches: Mapping[str, Any], kv_cache_config: Any) -> list[Stripe]:
+    """Return where blocks are, each piece of memory once, though layers and groups share them."""
+    tensors = {name: value[0] if isinstance(value, list | tuple) else value for name, value in kv_caches.items()}
+    if hasattr(kv_cache_config.kv_cache_tensors[0], "layers"):
+        found = _by_placement(tensors, kv_cache_config)
+    else:
+        found = _by_storage(tensors, kv_cache_config.num_blocks)
+    unique = {(stripe.memory.data_ptr(), stripe.offset): stripe for stripe in found}
+    return list(unique.values())
+
+
+def _by_placement(tensors: Mapping[str, torch.Tensor], kv_cache_config: Any) -> Iterator[Stripe]:
+    """Since 0.29: one allocation, and `KVCacheTensor` says where each layer's pages are in it."""
+    blocks = kv_cache_config.num_blocks
+    for placed in kv_cache_config.kv_cache_tensors:
+        name = next((name for name in placed.layers if name in tensors), None)
+        if name is None or getattr(placed, "host_resident", False):
+            continue
+        memory = _bytes_of(tensors[name])
+        region_bytes = blocks * placed.block_stride
+        if placed.layer_stride >= region_bytes:  # each layer is a region, or one region for each head group
+            count = len(placed.layers) * placed.layer_stride // region_bytes
+            offsets = [placed.offset + index * region_bytes for index in range(count)]
+        else:  # all layers of a block lie side by side
+            offsets = [0]
+        for offset in offsets:
+            _check_inside(memory, offset + region_bytes, name)
+            yield Stripe(memory, offset, placed.block_stride)
+
+
+def _by_storage(tensors: Mapping[str, torch.Tensor], blocks: int) -> Iterator[Stripe]:
+    """Up to 0.28: an allocation for each layer, whose shape depends on the attention backend.
+
+    A dimension whose stride is longer than a block's page lies outside the blocks: keys and values of FlashAttention.
+    """
+    for name, tensor in tensors.items():
+        memory = _bytes_of(tensor)
+        page_bytes = memory.numel() // blocks
+        outer = [dim for dim in range(tensor.ndim) if tensor.stride(dim) * tensor.element_size() > page_bytes]
+        pieces = tensor.shape[outer[0]] if outer else 1
+        piece_bytes = tensor.stride(outer[0]) * tensor.element_size() if outer else page_bytes * blocks
+        _check_inside(memory, pieces * piece_bytes, name)
+        for index in range(pieces):
+            yield Stripe(memory, index * piece_bytes, piece_bytes // blocks)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of a tensor's allocation as bytes, without a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _check_inside(memory: torch.Tensor, end: int, name: str) -> None:
+    if end > memory.numel():
+        raise ConfigError("kv_caches", name, f"an allocation of at least {end} bytes, it has {memory.numel()}")
+
+
+def make_copy_engine(stripes: list[Stripe], blocks: int, slots: int, threads: int) -> tuple[CopyEngine, HostArena]:
+    """Return what copies between these blocks and newly mapped host slots: the one place that looks at the device."""
+    device = stripes[0].memory.device
+    if device.type == "cuda":
+        return _make_cuda_engine(stripes, blocks, slots, device.index or 0)
+    if device.type != "cpu":
+        raise ConfigError("device", str(device), "a CPU or a CUDA device: kvtide has no copy engine for others")
+    regions = [
+        Region(stripe.memory.numpy(), stripe.block_stride, stripe.block_stride, stripe.offset) for stripe in stripes
+    ]
+    cache = DeviceCache(regions, blocks=blocks)
+    arena = HostArena(slots, cache.block_bytes)
+    return ThreadedCopyEngine(cache, arena, threads=threads), arena
+
+
+def _make_cuda_engine(stripes: list[Stripe], blocks: int, slots: int, device: int) -> tuple[CopyEngine, HostArena]:
+    from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion  # noqa: PLC0415 (only where there is a GPU)
+
+    regions = [
+        CudaRegion(stripe.memory.data_ptr() + stripe.offset, stripe.block_stride, stripe.block_stride, stripe.memory)
+        for stripe in stripes
+    ]
+    cache = CudaCache(regions, blocks=blocks, device=device)
+    arena = HostArena(slots, cache.block_bytes)
+    return CudaCopyEngine(cache, arena, huge_pages=True), arena  # pinned in a third of the time
+
+
+def fence(stripes: list[Stripe]) -> Fence | None:
+    """Return what stands for all compute that was issued so far. On a CPU it is over (F6, F7)."""
+    device = stripes[0].memory.device
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    wait: Fence = event.wait
+    return wait

@@ -1,0 +1,17 @@
+"""The entry point of the group `vllm.general_plugins`: makes vLLM know the connector by its name alone."""
+
+from __future__ import annotations
+
+NAME = "KVTideConnector"
+
+
+def register() -> None:
+    """Register the connector with vLLM. vLLM calls this in every process, and sometimes more than once."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import (  # noqa: PLC0415 (only vLLM calls this)
+        KVConnectorFactory,
+    )
+
+    try:
+        KVConnectorFactory.register_connector(NAME, "kvtide.vllm.connector", NAME)
+    except ValueError:  # it is known already
+        return

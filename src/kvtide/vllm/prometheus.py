@@ -1,0 +1,94 @@
+"""kvtide's numbers on vLLM's `/metrics`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
+
+PREFIX = "vllm:kvtide_"
+
+COUNTERS = {
+    "requests": "Requests that kvtide has seen.",
+    "loaded_tokens": "Tokens loaded from host memory instead of being computed.",
+    "loaded_blocks": "Blocks loaded from host memory.",
+    "loads_failed": "Loads that failed on at least one rank; the requests were computed.",
+    "stored_blocks": "Blocks stored in host memory.",
+    "stores_failed": "Store transfers that failed on at least one rank.",
+    "evicted_blocks": "Blocks evicted from host memory.",
+    "preemptions": "Requests that started again: preempted, or their load failed.",
+    "resets": "Times that the cache was emptied.",
+    "reports_unknown": "Reports about transfers that are not in flight.",
+    "reports_repeated": "Second reports of one rank about one transfer.",
+    "events_lost": "KV cache events that nobody took in time.",
+}
+LABELLED_COUNTERS = {
+    "not_stored": ("reason", "Blocks that were computed and are not stored, by reason."),
+    "not_loaded": ("reason", "Tokens that were computed and not loaded, by reason."),
+    "transfers": ("direction", "Transfers between device and host, per rank."),
+    "transfer_bytes": ("direction", "Bytes moved between device and host, all ranks together."),
+}
+GAUGES = {
+    "slots": "Host slots of each rank.",
+    "slots_free": "Host slots that hold nothing.",
+    "slots_cached": "Host slots whose block can be loaded.",
+    "slots_writing": "Host slots that are being written.",
+    "slots_pinned": "Host slots that cannot be evicted now.",
+    "store_pins": "Device blocks that stores keep from being reused.",
+    "transfers": "Transfers in flight.",
+    "backlog_blocks": "Blocks that wait to be stored because too many are pinned.",
+    "pinned_blocks": "Device blocks that stores or loads keep from being reused.",
+}
+GAUGE_NAMES = {"transfers": "transfers_in_flight"}
+"""Where the name of a gauge would be that of a counter."""
+HISTOGRAMS = {"transfer_seconds": ("direction", "Seconds spent copying, per transfer and rank.")}
+BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM has no type information here
+    """Registers the metrics of one API server and feeds them."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._engine_labels = per_engine_labelvalues
+        self._children: dict[tuple[int, str, str], Any] = {}
+        self._metrics: dict[str, Any] = {}
+        for name, documentation in COUNTERS.items():
+            self._metrics[f"counters/{name}"] = self._counter_cls(PREFIX + name, documentation, labelnames)
+        for name, (label, documentation) in LABELLED_COUNTERS.items():
+            self._metrics[f"counters/{name}"] = self._counter_cls(PREFIX + name, documentation, [*labelnames, label])
+        for name, documentation in GAUGES.items():
+            self._metrics[f"gauges/{name}"] = self._gauge_cls(
+                PREFIX + GAUGE_NAMES.get(name, name), documentation, labelnames, multiprocess_mode="mostrecent"
+            )
+        for name, (label, documentation) in HISTOGRAMS.items():
+            self._metrics[f"observations/{name}"] = self._histogram_cls(
+                PREFIX + name, documentation, [*labelnames, label], buckets=BUCKETS_S
+            )
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Take the numbers of one engine."""
+        for name, by in transfer_stats_data.get("counters", {}).items():
+            self._child(engine_idx, "counters", name).inc(by)
+        for name, value in transfer_stats_data.get("gauges", {}).items():
+            self._child(engine_idx, "gauges", name).set(value)
+        for name, values in transfer_stats_data.get("observations", {}).items():
+            child = self._child(engine_idx, "observations", name)
+            for value in values:
+                child.observe(value)
+
+    def _child(self, engine: int, kind: str, name: str) -> Any:
+        """Return the metric of one engine and label."""
+        key = engine, kind, name
+        child = self._children.get(key)
+        if child is None:
+            base, _, label = name.partition("/")
+            values = [*self._engine_labels[engine], *([label] if label else [])]
+            child = self._children[key] = self._metrics[f"{kind}/{base}"].labels(*values)
+        return child

@@ -1,0 +1,255 @@
+"""The scheduler's half: vLLM's calls become events of the core, the core's plans become metadata of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from kvtide.core import NULL_BLOCK, FullAttention, OffloadConfig, OffloadManager, StateSpace
+from kvtide.core.events import Event
+from kvtide.vllm import versions
+from kvtide.vllm.device_pool import VLLMDevicePool
+from kvtide.vllm.groups import Layout
+from kvtide.vllm.requests import Tracked
+from kvtide.vllm.stats import Snapshot, StepStats
+from kvtide.vllm.tables import BlockTable, FoundTable, Nulls, keys_of
+from kvtide.vllm.wire import StepMetadata, WorkerMetadata
+
+
+class SchedulerSide:
+    """Translates. Every decision is the core's.
+
+    A step costs next to nothing when nothing is stored or loaded: only requests that get new blocks are looked at,
+    for a block can only have become full when the next one is allocated.
+    """
+
+    def __init__(self, config: OffloadConfig, layout: Layout) -> None:
+        self.config = config
+        self._layout = layout
+        self._eager = config.mode == "eager"
+        self._requests: dict[str, Tracked] = {}
+        self._new_loads: list[str] = []
+        """Requests whose loads the next plan starts, in the order in which the core was told."""
+        self._placed_again: set[str] = set()
+        """Requests that were matched anew in this step, so that news of their preemption is old."""
+        self._announce: dict[str, int | None] = {}
+        """See `StepMetadata.announce`."""
+        self._idle = False
+        self._cache_manager: Any = None
+        self._snapshot = Snapshot()
+
+    def bind(self, pool: Any, cache_manager: Any = None) -> None:
+        """Take vLLM's block pool, and its cache manager if this vLLM hands it out."""
+        self._device = VLLMDevicePool(pool, self._layout, walked=not self._eager)
+        # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come.
+        slots_ready = 0 if versions.on_gpu() else None
+        self.manager = OffloadManager(self.config, self._device, slots_ready=slots_ready)
+        several_groups = len(self._layout.geometry.groups) > 1
+        if several_groups and not versions.FAILS_BY_REQUEST:
+            self._cache_manager = cache_manager or versions.find_cache_manager(pool)
+
+    # ------------------------------------------------------------------ requests
+
+    def add(self, request: Any) -> Tracked:
+        """Make a request known, once."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            hash_tokens = self._layout.hash_tokens
+            groups = self._layout.geometry.groups
+            keys = [keys_of(request.block_hashes, hash_tokens, group.block_tokens) for group in groups]
+            tracked = Tracked(request, keys, [()] * len(groups))
+            self._requests[request.request_id] = tracked
+            self.manager.add_request(request.request_id, keys, tracked.tables)
+        return tracked
+
+    def match(self, request: Any, device_tokens: int) -> tuple[int, bool]:
+        """Offer what the host has beyond `device_tokens`, and keep it until vLLM has answered (F11)."""
+        tracked = self.add(request)
+        if tracked.placed:  # preempted, and resumed before any step could tell
+            self._preempt(tracked)
+            self._placed_again.add(request.request_id)
+        tracked.device_tokens = device_tokens
+        if request.skip_reading_prefix_cache or not self._may_load(device_tokens):
+            self.manager.give_up(request.request_id)
+            return 0, False
+        match = self.manager.match(request.request_id, device_tokens, request.num_tokens)
+        if match.tokens and self._layout.drops_last_block:
+            shorter = device_tokens + match.tokens - self._layout.boundary_tokens
+            match = self.manager.match(request.request_id, device_tokens, max(shorter, device_tokens) + 1)
+        self.manager.reserve(match)
+        return match.tokens, match.tokens > 0
+
+    def placed(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """Take note of the blocks that vLLM has allocated, and start the load that it accepted.
+
+        Called again when the load is over, with nothing to load; then there is nothing to do.
+        """
+        tracked = self.add(request)
+        if tracked.placed:
+            return
+        own = [BlockTable(blocks.blocks[id_]) for id_ in self._layout.group_ids]
+        tracked.tables[:] = own
+        tracked.placed = True
+        tracked.loading = self.manager.admit(request.request_id, external_tokens)
+        if tracked.loading:
+            self._new_loads.append(request.request_id)
+        tracked.tables[:] = [self._table_for_stores(tracked, index, table) for index, table in enumerate(own)]
+
+    def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> None:
+        """A request is over; its blocks are still its own."""
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is None:
+            return
+        if tracked.running:
+            for index, id_ in enumerate(self._layout.group_ids):
+                tracked.tables[index] = self._table_for_stores(tracked, index, block_ids[id_])
+            self.manager.advance(request.request_id, tracked.computed_tokens)
+            self._remember_parents(tracked)
+        self.manager.finish(request.request_id)
+
+    # ------------------------------------------------------------------ steps
+
+    def plan(self, step: Any) -> StepMetadata:
+        """Return what the workers have to do in this step."""
+        for request_id in step.preempted_req_ids or ():
+            tracked = self._requests.get(request_id)
+            if tracked is not None and tracked.placed and request_id not in self._placed_again:
+                self._preempt(tracked)
+        if self._placed_again:
+            self._placed_again.clear()
+        if self._eager:
+            self._advance(step)
+        self._idle = step.total_num_scheduled_tokens == 0
+        metadata = StepMetadata(self.manager.plan(idle=self._idle), self.config.slots, self._idle)
+        if self._new_loads:
+            self._name_loads(metadata)
+        if self._announce:
+            metadata.announce, self._announce = self._announce, {}
+        return metadata
+
+    def report(self, output: Any) -> None:
+        """Take what the workers say, and see to it that vLLM learns of every load that came to nothing."""
+        said = output.kv_connector_worker_meta
+        outcome = self.manager.report(*(said.reports if isinstance(said, WorkerMetadata) else ()))
+        for request_id in outcome.loaded:
+            self._requests[request_id].loading = False
+        for request_id in outcome.failed:
+            tracked = self._requests[request_id]
+            self._restart(tracked)
+            self._ensure_failed(tracked, output)
+
+    def reset(self) -> None:
+        """Forget everything that is cached (F9)."""
+        self.manager.reset()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an idle engine has to go on stepping."""
+        return bool(self._announce) or self.manager.busy
+
+    def frees_soon(self) -> bool:
+        """Whether waiting for copies makes room on the device."""
+        return self._device.frees_soon()
+
+    def take_stats(self) -> StepStats | None:
+        """Return what happened since the last call, now and then."""
+        return self._snapshot.take(self.manager, self._device.count_pinned, idle=self._idle)
+
+    def take_events(self) -> list[Event]:
+        """Return what was stored and removed since the last call."""
+        return self.manager.take_events() if self.config.events else []
+
+    # ------------------------------------------------------------------ inside
+
+    def _may_load(self, device_tokens: int) -> bool:
+        """Whether a load could begin at `device_tokens` and, if it fails, be reported."""
+        if device_tokens % self._layout.boundary_tokens:
+            return False  # inside a block that others may share
+        if versions.FAILS_BY_REQUEST or len(self._layout.geometry.groups) == 1:
+            return True
+        return self._cache_manager is not None
+
+    def _table_for_stores(self, tracked: Tracked, index: int, blocks: Sequence[int]) -> Sequence[int]:
+        group = self._layout.geometry.groups[index]
+        if isinstance(group, FullAttention):
+            return blocks
+        keys = tracked.keys[index]
+        if isinstance(group, StateSpace):
+            blocks = Nulls(keys)
+        return FoundTable(blocks, keys, partial(self._device.find, index))
+
+    def _advance(self, step: Any) -> None:
+        """Tell the core about the requests that get new blocks in this step, and about those that are new."""
+        scheduled = step.num_scheduled_tokens
+        for new in step.scheduled_new_reqs:
+            self._advance_one(new.req_id, scheduled)
+        cached = step.scheduled_cached_reqs
+        got_blocks = cached.new_block_ids
+        if any(got_blocks):
+            for index, new_blocks in enumerate(got_blocks):
+                if new_blocks is not None:
+                    self._advance_one(cached.req_ids[index], scheduled)
+
+    def _advance_one(self, request_id: str, scheduled: dict[str, int]) -> None:
+        tracked = self._requests.get(request_id)
+        if tracked is not None and tracked.running:
+            self.manager.advance(request_id, tracked.computed_tokens)
+            tracked.scheduled(scheduled[request_id])
+
+    def _preempt(self, tracked: Tracked) -> None:
+        """Its blocks are gone, but until someone else writes to them they can be found by key."""
+        request_id = tracked.request.request_id
+        if tracked.running and self._eager and tracked.end_tokens:
+            self.manager.advance(request_id, tracked.computed_before_preemption())
+        self._remember_parents(tracked)
+        self._restart(tracked)
+
+    def _restart(self, tracked: Tracked) -> None:
+        """Let the core expect the request to be matched again."""
+        self.manager.preempt(tracked.request.request_id)
+        tracked.placed = tracked.loading = tracked.decoding = False
+        tracked.end_tokens = 0
+
+    def _remember_parents(self, tracked: Tracked) -> None:
+        if not self._eager:
+            for table, keys in zip(tracked.tables, tracked.keys, strict=True):
+                self._device.remember_parents(table[:], keys[:])
+
+    def _name_loads(self, metadata: StepMetadata) -> None:
+        """Say which request each load is for; those that needed no copy are over already."""
+        outcome = self.manager.report()
+        for request_id in outcome.loaded:
+            self._requests[request_id].loading = False
+            metadata.announce[request_id] = None
+        for request_id in outcome.failed:
+            tracked = self._requests[request_id]
+            metadata.announce[request_id] = self._first_unfilled(tracked)
+            self._restart(tracked)
+        copied = [request_id for request_id in self._new_loads if request_id not in metadata.announce]
+        for copy, request_id in zip(metadata.plan.loads, copied, strict=True):
+            metadata.load_of[copy.id] = request_id
+        self._new_loads.clear()
+
+    def _ensure_failed(self, tracked: Tracked, output: Any) -> None:
+        """Let vLLM compute what was not loaded.
+
+        A worker that saw the copy fail has said so. If it has not (the copy was fine, but a reset came between),
+        the news that the load is over is held back, and all workers are asked to announce it as failed.
+        """
+        request = tracked.request
+        first = self._first_unfilled(tracked)
+        if request.request_id in getattr(output, "failed_recving", ()) or first in output.invalid_block_ids:
+            return
+        if self._cache_manager is not None:
+            self._cache_manager.free(request)
+            request.num_computed_tokens = 0
+            return
+        if output.finished_recving:
+            output.finished_recving.discard(request.request_id)
+        self._announce[request.request_id] = first
+
+    def _first_unfilled(self, tracked: Tracked) -> int:
+        """Return the block in which the load of a request was to begin (single-group models)."""
+        index = tracked.device_tokens // self._layout.geometry.groups[0].block_tokens
+        return next(iter(tracked.tables[0][index : index + 1]), NULL_BLOCK)

@@ -1,0 +1,145 @@
+"""Numbers for vLLM's metrics: what happened since the last time, as plain data that survives the way to the API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+
+from kvtide.copy import Direction, Traffic
+from kvtide.core import Metrics, OffloadManager
+
+INTERVAL_S = 1.0
+"""The scheduler side's numbers are handed over this often; looking at all gauges takes time."""
+
+_COUNTS = (
+    "requests",
+    "loaded_tokens",
+    "loaded_blocks",
+    "loads_failed",
+    "stored_blocks",
+    "stores_failed",
+    "evicted_blocks",
+    "preemptions",
+    "resets",
+    "reports_unknown",
+    "reports_repeated",
+    "events_lost",
+)
+_REASONS = ("not_stored", "not_loaded")
+
+
+@dataclass
+class StepStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type information here
+    """Counters add up, gauges are the latest, observations are collected. All by "name" or "name/label"."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Start empty unless there is data from another process."""
+        if not self.data:
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.data = {"counters": {}, "gauges": {}, "observations": {}}
+
+    def count(self, name: str, by: float) -> None:
+        """Add to a counter."""
+        if by:
+            self.data["counters"][name] = self.data["counters"].get(name, 0) + by
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Join with another rank's numbers, or the other role's."""
+        assert isinstance(other, StepStats)
+        for name, by in other.data["counters"].items():
+            self.count(name, by)
+        self.data["gauges"].update(other.data["gauges"])
+        for name, values in other.data["observations"].items():
+            self.data["observations"].setdefault(name, []).extend(values)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """Return the few numbers that belong into vLLM's log line."""
+        counters = self.data["counters"]
+        names = ("loaded_tokens", "stored_blocks", "evicted_blocks", "loads_failed", "stores_failed")
+        reduced: dict[str, int | float] = {f"kvtide_{name}": counters[name] for name in names if name in counters}
+        if "slots_cached" in self.data["gauges"]:
+            reduced["kvtide_slots_cached"] = self.data["gauges"]["slots_cached"]
+        return reduced
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not any(self.data.values())
+
+
+class Snapshot:
+    """Remembers what the scheduler side has told already."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+        self._next_s = 0.0
+
+    def take(self, manager: OffloadManager, count_pins: Callable[[], int], *, idle: bool) -> StepStats | None:
+        """Return what changed since the last call; None before the interval is over, unless all work is done."""
+        now_s = time.monotonic()
+        if now_s < self._next_s and (not idle or manager.busy):
+            return None
+        self._next_s = now_s + INTERVAL_S
+        counts = _counts(manager.metrics)
+        stats = StepStats()
+        for name, count in counts.items():
+            stats.count(name, count - self._told.get(name, 0))
+        self._told = counts
+        gauges = manager.gauges()
+        stats.data["gauges"] = {name: getattr(gauges, name) for name in gauges.__slots__}
+        stats.data["gauges"]["pinned_blocks"] = count_pins()
+        return stats
+
+
+def _counts(metrics: Metrics) -> dict[str, int]:
+    counts = {name: getattr(metrics, name) for name in _COUNTS}
+    for name in _REASONS:
+        for reason, count in getattr(metrics, name).items():
+            counts[f"{name}/{reason.value}"] = count
+    return counts
+
+
+def summary(metrics: Metrics) -> str:
+    """Say in one line what it was all good for."""
+    reasons = {reason.value: count for reason, count in (metrics.not_stored + metrics.not_loaded).items()}
+    return (
+        f"{metrics.requests} requests, {metrics.loaded_tokens} tokens loaded, {metrics.stored_blocks} blocks stored, "
+        f"{metrics.evicted_blocks} evicted, {metrics.loads_failed} loads and {metrics.stores_failed} stores failed; "
+        f"not stored (blocks) or not loaded (tokens): {reasons or 'none'}"
+    )
+
+
+class TrafficStats:
+    """Turns a copy engine's running totals into counters and transfer times."""
+
+    def __init__(self) -> None:
+        self._told = dict.fromkeys(Direction, Traffic())
+        self._stats = StepStats()
+
+    def update(self, direction: Direction, now: Traffic) -> None:
+        """Take new totals. Transfers that ended since the last time share their time evenly."""
+        before = self._told[direction]
+        self._told[direction] = now
+        transfers = now.transfers - before.transfers
+        if transfers:
+            label = direction.value
+            self._stats.count(f"transfers/{label}", transfers)
+            self._stats.count(f"transfer_bytes/{label}", now.bytes - before.bytes)
+            seconds = (now.busy_s - before.busy_s) / transfers
+            self._stats.data["observations"].setdefault(f"transfer_seconds/{label}", []).extend([seconds] * transfers)
+
+    def take(self) -> StepStats | None:
+        """Return what was not told yet."""
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, StepStats()
+        return stats

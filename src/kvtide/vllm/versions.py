@@ -1,0 +1,127 @@
+"""Everything that differs between the vLLM versions that kvtide works with.
+
+| since  | what changed                                                                                              |
+|--------|-----------------------------------------------------------------------------------------------------------|
+| 0.24.0 | the oldest version that is tested                                                                         |
+| 0.27.0 | `requires_kv_delivery`: a cache answers False                                                             |
+| 0.29.0 | one backing allocation for all layers (`KVCacheTensor.layers`, `layer_stride`) instead of one tensor per  |
+|        | layer (`shared_by`); asynchronous loads begin after the forward pass instead of before it                 |
+| 0.30.0 | failed loads are reported by request (`get_transfer_results`, `failed_recving`) instead of by block       |
+|        | (`get_block_ids_with_load_errors`, one KV group only); `bind_kv_cache_manager`;                           |
+|        | `has_pending_block_frees`; groups that take no part in prefix caching (`prefix_cacheable_group_ids`)      |
+| 0.31.0 | `wait_for_save` is also called on steps without a forward pass; failures by block raise with several      |
+|        | KV groups                                                                                                 |
+| 0.32.0 | `get_loaded_kv_cache_group_ids`, `get_external_cache_hit_sources` (`CacheHitSource.HOST`)                 |
+
+Nothing here compares version numbers: what is there is used. Numbers are compared only to warn.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import FrameType
+from typing import Any
+
+import vllm.v1.core.kv_cache_utils as cache_utils
+import vllm.v1.kv_cache_interface as cache_interface
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.platforms import current_platform
+from vllm.version import __version__
+
+from kvtide.vllm.log import logger
+
+OLDEST = (0, 24, 0)
+NEWEST = (0, 32, 0)
+
+TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
+"""The class that carries failed loads by request id, or None where they are reported by block."""
+
+FAILS_BY_REQUEST = TransferResults is not None
+"""Whether vLLM takes failed loads by request id (0.30): then any number of KV groups can fail."""
+
+
+def warn_if_untested() -> None:
+    """Say once that this vLLM is outside the tested range."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", str(__version__))[:2])
+    if not OLDEST[:2] <= numbers <= NEWEST[:2]:
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+        logger.warning("kvtide is tested with vLLM %s to %s; this is %s", oldest, newest, __version__)
+
+
+def cacheable_group_ids(kv_cache_config: Any) -> tuple[int, ...]:
+    """Return the KV groups that take part in prefix caching: before 0.30 all of them."""
+    ids = getattr(kv_cache_config, "prefix_cacheable_group_ids", None)
+    return tuple(range(len(kv_cache_config.kv_cache_groups)) if ids is None else ids)
+
+
+def group_block_tokens(vllm_config: Any, kv_cache_config: Any) -> tuple[list[int], int, int]:
+    """Return the tokens of one block in each group, of a scheduler's block, and of a block hash.
+
+    With decode context parallel, a block id stands for as many blocks of tokens as there are ranks.
+    """
+    boundary, hash_tokens = cache_utils.resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if len(specs) == 1:
+        return [boundary], boundary, hash_tokens
+    resolve = getattr(cache_utils, "resolve_dcp_kv_block_size", None)
+    if resolve is None:  # vLLM refuses several groups with context parallel here
+        return [spec.block_size for spec in specs], boundary, hash_tokens
+    parallel = vllm_config.parallel_config.decode_context_parallel_size
+    return [resolve(spec, parallel) for spec in specs], boundary, hash_tokens
+
+
+def block_bytes(kv_cache_config: Any) -> int:
+    """Return the bytes of one block on one rank, all layers together. The same on scheduler and worker (F22)."""
+    tensors = [tensor for tensor in kv_cache_config.kv_cache_tensors if not getattr(tensor, "host_resident", False)]
+    blocks: int = kv_cache_config.num_blocks
+    if hasattr(tensors[0], "layers"):  # each tensor tells the size of the whole allocation
+        return int(tensors[0].size) // blocks
+    if tensors[0].block_stride:  # layers packed into blocks, in one allocation
+        return int(tensors[0].block_stride)
+    return sum(int(tensor.size) // blocks for tensor in tensors)
+
+
+def drops_last_block(vllm_config: Any) -> bool:
+    """Whether speculative decoding (EAGLE, MTP) has to compute the last block of every hit again."""
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return False
+    ask = getattr(speculative, "use_eagle_block_drop", None) or speculative.use_eagle
+    return bool(ask())
+
+
+def on_gpu() -> bool:
+    """Whether the KV cache is in the memory of a GPU."""
+    return bool(current_platform.is_cuda_alike())
+
+
+def layer_specs(spec: Any) -> list[Any]:
+    """Return the specs of a group's layers: one for all, or one for each layer."""
+    if isinstance(spec, cache_interface.UniformTypeKVCacheSpecs):
+        return list(spec.kv_cache_specs.values())
+    return [spec]
+
+
+def host_hit_source() -> Any:
+    """Return what vLLM calls hits in host memory in its metrics (0.32), or None."""
+    try:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: PLC0415 (not there before 0.32)
+    except ImportError:
+        return None
+    return CacheHitSource.HOST
+
+
+def find_cache_manager(pool: Any) -> Any:
+    """Return the cache manager that owns `pool`, from the scheduler that is binding it right now, or None.
+
+    Needed only before 0.30 and only with several KV groups: there vLLM has no way to report that a load of such a
+    model failed, so the connector has to give the blocks back itself, and vLLM does not hand out the manager.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        manager = getattr(frame.f_locals.get("self"), "kv_cache_manager", None)
+        if manager is not None and getattr(manager, "block_pool", None) is pool:
+            return manager
+        frame = frame.f_back
+    return None

@@ -1,0 +1,39 @@
+"""What the two halves of the connector say to each other, in the envelopes that vLLM asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+from kvtide.core import Plan, Report
+
+
+@dataclass(slots=True)
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no type information here
+    """From the scheduler to every worker, once per step."""
+
+    plan: Plan
+    slots: int
+    """Host slots of each rank. The scheduler alone computes this; the workers obey (F22)."""
+    idle: bool = False
+    """There is no forward pass in this step, so copies need not wait for one."""
+    load_of: dict[int, str] = field(default_factory=dict)
+    """The request that each load of the plan is for."""
+    announce: dict[str, int | None] = field(default_factory=dict)
+    """Requests whose load is over without a worker's doing, to be announced to vLLM by every rank.
+
+    The value is None if the load succeeded (there was nothing to copy), or a block that it did not fill.
+    """
+
+
+@dataclass(slots=True)
+class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM has no type information here
+    """From the workers to the scheduler: one report of each rank that has something to say."""
+
+    reports: tuple[Report, ...]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Join with what another rank says."""
+        assert isinstance(other, WorkerMetadata)
+        return WorkerMetadata(self.reports + other.reports)

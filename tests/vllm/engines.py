@@ -1,0 +1,84 @@
+"""Copy engines that do what a test wants, when it wants it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from kvtide.copy import CopyEngine, DeviceCache, Direction, Fence, Finished, HostArena, Region, Traffic
+from kvtide.copy.move import BlockMover
+from kvtide.core import Copy
+from kvtide.vllm import memory
+
+
+class ControlledEngine(CopyEngine):
+    """Copies in the calling thread, in `poll`: held back, late, out of order or failing, as told."""
+
+    def __init__(self, device: DeviceCache, arena: HostArena) -> None:
+        self._mover = BlockMover(device, arena)
+        self.arena = arena
+        self.waiting: dict[int, tuple[Direction, Copy]] = {}
+        self.held: set[Direction] = set()
+        """Directions in which nothing is copied."""
+        self.failing: set[Direction] = set()
+        """Directions in which every copy fails."""
+        self.random: random.Random | None = None
+        """Set: copies take a random number of polls, and a few of them fail."""
+        self.failure_rate = 0.02
+        self.moved = dict.fromkeys(Direction, 0)
+
+    def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
+        self.waiting[copy.id] = direction, copy
+        return True
+
+    def poll(self) -> Finished:
+        done: list[int] = []
+        failed: list[tuple[int, str]] = []
+        jobs = list(self.waiting.items())
+        if self.random is not None:
+            self.random.shuffle(jobs)
+        for id_, (direction, copy) in jobs:
+            if direction in self.held or (self.random is not None and self.random.random() < 0.6):
+                continue
+            del self.waiting[id_]
+            fails = direction in self.failing or (self.random is not None and self.random.random() < self.failure_rate)
+            if fails:
+                failed.append((id_, "the test says so"))
+            else:
+                self._mover.move(direction, copy)
+                self.moved[direction] += len(copy.blocks)
+                done.append(id_)
+        return Finished(tuple(done), tuple(failed))
+
+    def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
+        return not any(id_ in self.waiting for id_ in ids)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        return True
+
+    def traffic(self, direction: Direction) -> Traffic:
+        return Traffic(bytes=self.moved[direction])
+
+
+class Control:
+    """Stands in for `memory.make_copy_engine` and keeps hold of the engines."""
+
+    def __init__(self) -> None:
+        self.engines: list[ControlledEngine] = []
+        self.setup: dict[str, Any] = {}
+
+    def make(self, stripes: list[memory.Stripe], blocks: int, slots: int, threads: int) -> tuple[CopyEngine, HostArena]:
+        regions = [Region(s.memory.numpy(), s.block_stride, s.block_stride, s.offset) for s in stripes]
+        cache = DeviceCache(regions, blocks=blocks)
+        arena = HostArena(slots, cache.block_bytes)
+        engine = ControlledEngine(cache, arena)
+        for name, value in self.setup.items():
+            setattr(engine, name, value)
+        self.engines.append(engine)
+        return engine, arena
+
+    @property
+    def engine(self) -> ControlledEngine:
+        """The latest engine."""
+        return self.engines[-1]

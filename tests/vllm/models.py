@@ -1,0 +1,86 @@
+"""The models of these tests: small, random, and large enough in their weights for a wrong block to show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from kvtide.demo import random_model
+from kvtide.demo.random_model import LLAMA_NORMS, Shape
+
+
+def write_llama(path: Path, *, layers: int = 4) -> Path:
+    """Write a Llama-shaped model: full attention everywhere."""
+    return random_model.write_llama(path, Shape(layers=layers))
+
+
+def write_gemma3(path: Path, *, layers: int = 6, window: int = 64) -> Path:
+    """Write a Gemma-3-shaped model: two sliding layers for each full one."""
+    shape = Shape(layers=layers)
+    config = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": shape.head_size,
+        "sliding_window": window,
+        "layer_types": ["full_attention" if i % 3 == 2 else "sliding_attention" for i in range(layers)],
+    }
+    norms = (*LLAMA_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    return random_model.write_model(path, shape, config, norms=norms, head_norms=("q_norm", "k_norm"))
+
+
+def write_lfm2(path: Path, *, layers: int = 4) -> Path:
+    """Write an LFM2-shaped model: short convolutions, whose state vLLM keeps like Mamba's, and full attention.
+
+    Mamba 2 itself does not run on the CPU build of 0.32: its prefill raises an IndexError with prefix caching.
+    """
+    shape = Shape(layers=layers, heads=2, kv_heads=2)
+    config = {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "norm_eps": 1e-5,
+        "layer_types": ["full_attention" if i % 2 else "conv" for i in range(layers)],
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "conv_dim": shape.hidden,
+        "conv_dim_out": shape.hidden,
+        "block_dim": shape.hidden,
+        "block_ff_dim": shape.mlp,
+        "block_multiple_of": 32,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+    }
+    random = torch.Generator().manual_seed(7)
+
+    def weight(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=random) * 0.25
+
+    hidden, kv = shape.hidden, shape.kv_heads * shape.head_size
+    tensors = {
+        "model.embed_tokens.weight": weight(shape.vocab, hidden),
+        "model.embedding_norm.weight": torch.ones(hidden),
+    }
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        tensors[prefix + "operator_norm.weight"] = torch.ones(hidden)
+        tensors[prefix + "ffn_norm.weight"] = torch.ones(hidden)
+        tensors[prefix + "feed_forward.w1.weight"] = weight(shape.mlp, hidden)
+        tensors[prefix + "feed_forward.w3.weight"] = weight(shape.mlp, hidden)
+        tensors[prefix + "feed_forward.w2.weight"] = weight(hidden, shape.mlp)
+        if layer % 2:
+            for name, rows in (("q_proj", hidden), ("k_proj", kv), ("v_proj", kv), ("out_proj", hidden)):
+                tensors[f"{prefix}self_attn.{name}.weight"] = weight(rows, hidden)
+            for name in ("q_layernorm", "k_layernorm"):
+                tensors[f"{prefix}self_attn.{name}.weight"] = torch.ones(shape.head_size)
+        else:
+            tensors[prefix + "conv.in_proj.weight"] = weight(3 * hidden, hidden)
+            tensors[prefix + "conv.out_proj.weight"] = weight(hidden, hidden)
+            tensors[prefix + "conv.conv.weight"] = weight(hidden, 1, 3)
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps({**shape.config(), **config}))
+    return path

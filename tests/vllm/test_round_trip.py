@@ -1,0 +1,135 @@
+"""Out to the host and back on real models: same tokens, same logprobs, hits where they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtide.core import FullAttention, StateSpace
+from tests.vllm.fixtures import PROMPTS, Says
+from tests.vllm.llm import BLOCK_TOKENS, Result, engine, params, prompt
+from tests.vllm.models import write_lfm2
+
+
+def assert_same(results: Sequence[Result], expected: Sequence[Result]) -> None:
+    for index, (result, plain) in enumerate(zip(results, expected, strict=True)):
+        assert result.same_as(plain), f"prompt {index}: {result} instead of {plain}"
+
+
+def hit(tokens: Sequence[int]) -> int:
+    """What can come from a cache: whole blocks, without the last token."""
+    return (len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_llama_loads_back_what_was_evicted(llama: Path, llama_says: Says, mode: str) -> None:
+    prompts = PROMPTS[:6]  # 2,100 tokens, the device has room for 2,016
+    with engine(llama, mode) as offloading:
+        assert_same(offloading.generate(*prompts), llama_says(*prompts))
+        offloading.drain()
+        again = offloading.generate(*prompts)
+        assert_same(again, llama_says(*prompts))
+        assert [result.cached_tokens for result in again] == [hit(tokens) for tokens in prompts]
+        assert offloading.metrics.loaded_tokens > 0
+        offloading.check_at_rest()
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_gemma_resumes_sliding_and_full_groups(gemma: Path, gemma_says: Says, mode: str) -> None:
+    prompts = PROMPTS[:6]
+    with engine(gemma, mode, blocks=96) as offloading:
+        assert len(offloading.side.config.geometry.groups) == 3
+        assert_same(offloading.generate(*prompts), gemma_says(*prompts))
+        offloading.drain()
+        again = offloading.generate(*prompts)
+        assert_same(again, gemma_says(*prompts))
+        assert [result.cached_tokens for result in again] == [hit(tokens) for tokens in prompts]
+        assert offloading.metrics.loaded_tokens > 0
+        offloading.check_at_rest()
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_states_of_a_state_space_hybrid_come_back(tmp_path: Path, mode: str) -> None:
+    """LFM2: two groups, one of states (vLLM's mode "align") and one of full attention."""
+    model = write_lfm2(tmp_path / "lfm2")
+    prompts = [prompt(seed, length) for seed, length in enumerate((700, 500, 650))]
+    args: dict[str, Any] = {
+        "blocks": 64,
+        "max_num_batched_tokens": 256,
+        "enable_prefix_caching": True,
+        "mamba_cache_mode": "align",
+    }
+    with engine(model, None, **args) as plain:
+        expected = plain.generate(*prompts)
+    with engine(model, mode, **args) as offloading:
+        assert [type(group) for group in offloading.side.config.geometry.groups] == [StateSpace, FullAttention]
+        assert_same(offloading.generate(*prompts), expected)
+        offloading.generate(*(prompt(seed, 700) for seed in range(10, 14)))  # drives the others out
+        offloading.drain()
+        again = offloading.generate(*prompts)
+        assert_same(again, expected)
+        assert offloading.metrics.loaded_tokens > 0
+        offloading.check_at_rest()
+
+
+def test_f1_a_prompt_that_finishes_in_its_first_step_is_stored(llama: Path, llama_says: Says) -> None:
+    prompts = PROMPTS[:5]
+    with engine(llama) as offloading:
+        assert_same(offloading.generate(*prompts, max_tokens=1), llama_says(*prompts, max_tokens=1))
+        offloading.forget_device()
+        again = offloading.generate(*prompts, max_tokens=1)
+        assert_same(again, llama_says(*prompts, max_tokens=1))
+        assert [result.cached_tokens for result in again] == [hit(tokens) for tokens in prompts]
+        offloading.check_at_rest()
+
+
+def test_chunked_prefill_stores_every_block(llama: Path, llama_says: Says) -> None:
+    prompts = PROMPTS[:6]
+    with engine(llama, max_num_batched_tokens=80) as offloading:
+        assert_same(offloading.generate(*prompts, together=True), llama_says(*prompts))
+        offloading.forget_device()
+        again = offloading.generate(*prompts, together=True)
+        assert_same(again, llama_says(*prompts))
+        assert offloading.metrics.loaded_tokens == sum(hit(tokens) for tokens in prompts)
+        offloading.check_at_rest()
+
+
+def test_generated_tokens_are_stored_and_loaded_in_the_next_turn(llama: Path, llama_says: Says) -> None:
+    first = PROMPTS[2]
+    [answer] = llama_says(first, max_tokens=24)
+    with engine(llama) as offloading:
+        assert_same(offloading.generate(first, max_tokens=24), [answer])
+        offloading.forget_device()
+        turn = [*first, *answer.tokens]
+        [result] = offloading.generate(turn, max_tokens=1)
+        # The last sampled token has no KV; all others have.
+        assert result.cached_tokens == (len(turn) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        offloading.check_at_rest()
+        offloading.forget_device()
+    with engine(llama, None) as plain:
+        assert_same([result], plain.generate(turn, max_tokens=1))
+
+
+def test_stores_are_drained_without_another_request(llama: Path) -> None:
+    with engine(llama) as offloading:
+        offloading.generate(PROMPTS[0])
+        for _ in range(1_000):
+            if not offloading.scheduler.has_requests():
+                break
+            offloading.step()
+        assert offloading.metrics.stored_blocks == len(PROMPTS[0]) // BLOCK_TOKENS
+        offloading.check_at_rest()
+
+
+def test_a_salt_keeps_prompts_apart(llama: Path) -> None:
+    with engine(llama) as offloading:
+        offloading.generate(PROMPTS[0])
+        offloading.forget_device()
+        salted = {"prompt_token_ids": PROMPTS[0], "cache_salt": "someone else"}
+        [output] = offloading.llm.generate([salted], params(4), use_tqdm=False)
+        assert output.num_cached_tokens == 0
+        assert offloading.metrics.loaded_tokens == 0
+        offloading.check_at_rest()

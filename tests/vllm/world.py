@@ -1,0 +1,452 @@
+"""vLLM's real scheduler and block pool with both halves of the connector, and stamps instead of a model.
+
+    world = World(tmp_path, groups=[full()], blocks=32)
+    request = world.add("a", tokens)
+    world.run()                       # until nothing is left to do; checks everything after every step
+
+The KV of a token is 8 bytes that depend on all tokens up to it, the group, the layer and the weights. A step looks
+at all KV that attention would read before it writes its own, and at every block that the host calls visible. So a
+wrong, late, early or missing copy shows as a wrong stamp in the step in which it happens.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kvtide.core import NULL_BLOCK, ChunkedLocal, FullAttention, SlidingWindow
+from kvtide.vllm import memory, versions
+from kvtide.vllm.connector import KVTideConnector
+from tests.vllm.engines import Control
+from tests.vllm.models import write_llama
+
+LAYERS = 2
+BLOCK_TOKENS = 16
+STAMP_BYTES = 8
+VOCAB = 500
+
+_SHAPE: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+
+
+def full(block_tokens: int = BLOCK_TOKENS) -> KVCacheSpec:
+    """A group of full attention."""
+    return FullAttentionSpec(block_size=block_tokens, **_SHAPE)
+
+
+def sliding(window: int, block_tokens: int = BLOCK_TOKENS) -> KVCacheSpec:
+    """A group of sliding-window attention."""
+    return SlidingWindowSpec(block_size=block_tokens, sliding_window=window, **_SHAPE)
+
+
+def chunked(chunk: int, block_tokens: int = BLOCK_TOKENS) -> KVCacheSpec:
+    """A group of chunked local attention."""
+    return ChunkedLocalAttentionSpec(block_size=block_tokens, attention_chunk_size=chunk, **_SHAPE)
+
+
+def text(seed: int, length: int) -> list[int]:
+    """Tokens that depend on nothing but the arguments."""
+    return [random.Random(f"{seed}/{i}").randrange(3, VOCAB) for i in range(length)]
+
+
+class World:
+    """One engine without a model."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        groups: Sequence[KVCacheSpec] | None = None,
+        blocks: int = 32,
+        host_blocks: int = 64,
+        max_tokens: int = 256,
+        step_tokens: int = 64,
+        max_running: int = 8,
+        asynchronous: bool = False,
+        old_worker: bool = False,
+        control: Control | None = None,
+        monkeypatch: Any = None,
+        engine_args: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        specs = list(groups or [full()])
+        self.weights = 0
+        self.asynchronous = asynchronous
+        self.old_worker = old_worker
+        """Call the worker's half as vLLM 0.24 does."""
+        if old_worker:
+            monkeypatch.setattr(versions, "FAILS_BY_REQUEST", False)
+        model = write_llama(path / "world-model", layers=1)
+        page = specs[0].page_size_bytes
+        transfer = KVTransferConfig(
+            kv_connector="KVTideConnector",
+            kv_role="kv_both",
+            kv_connector_module_path="kvtide.vllm",
+            kv_connector_extra_config={"host": host_blocks * page * LAYERS, **options},
+        )
+        config = EngineArgs(
+            model=str(model),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=max_tokens,
+            max_num_batched_tokens=step_tokens,
+            max_num_seqs=max_running,
+            block_size=BLOCK_TOKENS,
+            enable_prefix_caching=True,
+            kv_transfer_config=transfer,
+            disable_hybrid_kv_cache_manager=False,
+            **(engine_args or {}),
+        ).create_engine_config()
+        config.cache_config.num_gpu_blocks = blocks
+        config.scheduler_config.async_scheduling = asynchronous
+        self.config = config
+        self.kv_cache_config = make_kv_cache_config(specs, blocks)
+        self.control = control or Control()
+        if monkeypatch is not None:
+            monkeypatch.setattr(memory, "make_copy_engine", self.control.make)
+        block_size, hash_size = resolve_kv_cache_block_sizes(self.kv_cache_config, config)
+        self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
+            vllm_config=config,
+            kv_cache_config=self.kv_cache_config,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=block_size,
+            hash_block_size=hash_size,
+            log_stats=True,
+        )
+        hash_fn = get_hash_fn_by_name("sha256")
+        init_none_hash(hash_fn)
+        self._hasher = get_request_block_hasher(hash_size, hash_fn)
+        self.connector: KVTideConnector = self.scheduler.connector
+        self.worker: KVTideConnector = KVConnectorFactory.create_connector(
+            config=config, role=KVConnectorRole.WORKER, kv_cache_config=self.kv_cache_config
+        )
+        storage = torch.zeros(self.kv_cache_config.kv_cache_tensors[0].size, dtype=torch.uint8)
+        self.worker.register_kv_caches(
+            {name: storage for tensor in self.kv_cache_config.kv_cache_tensors for name in tensor.layers}
+        )
+        # kv[layer, block, token]: a stamp
+        self.kv: npt.NDArray[np.uint64] = storage.numpy().view(np.uint64).reshape(LAYERS, blocks, page // STAMP_BYTES)
+        self.free_at_start = self.pool.get_num_free_blocks()
+        self.tokens: dict[str, list[int]] = {}
+        """Everything a request was given or has generated."""
+        self.done: list[str] = []
+        self.hits: dict[str, int] = {}
+        self.in_flight: list[tuple[Any, Any]] = []
+        self.steps = 0
+        self._stamps: dict[tuple[int, int], list[int]] = {}
+        self._expected: dict[tuple[int, bytes], npt.NDArray[np.uint64]] = {}
+
+    # ------------------------------------------------------------------ what tests do
+
+    @property
+    def side(self) -> Any:
+        """The connector's scheduler side."""
+        return self.connector._scheduler
+
+    @property
+    def manager(self) -> Any:
+        """The core."""
+        return self.side.manager
+
+    @property
+    def pool(self) -> Any:
+        """vLLM's block pool."""
+        return self.scheduler.kv_cache_manager.block_pool
+
+    def add(self, name: str, tokens: Sequence[int], new_tokens: int = 4, **params: Any) -> Request:
+        """Add a request."""
+        request = Request(
+            request_id=name,
+            prompt_token_ids=list(tokens),
+            sampling_params=SamplingParams(max_tokens=new_tokens, ignore_eos=True, temperature=0, **params),
+            pooling_params=None,
+            block_hasher=self._hasher,
+        )
+        request.sampling_params.update_from_generation_config({}, 2)
+        self.tokens[name] = list(tokens)
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, *names: str) -> None:
+        """End requests early."""
+        self.scheduler.finish_requests(list(names), RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> Any:
+        """Schedule, run, and process the output: at once, or with asynchronous scheduling one step later."""
+        step = self.scheduler.schedule()
+        output = self._execute(step)
+        self.in_flight.append((step, output))
+        if len(self.in_flight) > (1 if self.asynchronous else 0):
+            self._process(*self.in_flight.pop(0))
+        self.steps += 1
+        self.check()
+        return step
+
+    def process_all(self) -> None:
+        """Process the outputs of all steps that were scheduled."""
+        while self.in_flight:
+            self._process(*self.in_flight.pop(0))
+
+    def run(self, steps: int = 2_000) -> None:
+        """Step until the engine would go to sleep."""
+        for _ in range(steps):
+            if not self.scheduler.has_requests():
+                self.process_all()
+                if not self.scheduler.has_requests():
+                    return
+            self.step()
+        raise AssertionError("the engine does not come to rest")
+
+    def generate(self, name: str, tokens: Sequence[int], new_tokens: int = 4) -> int:
+        """Run one request to its end; return how many tokens came from the host."""
+        before = self.manager.metrics.loaded_tokens
+        self.add(name, tokens, new_tokens)
+        self.run()
+        return int(self.manager.metrics.loaded_tokens - before)
+
+    def evict_device(self) -> None:
+        """Let vLLM forget everything, and keep what the host has."""
+        assert self.scheduler.kv_cache_manager.reset_prefix_cache()
+
+    def check_at_rest(self) -> None:
+        """No waiting, no running, no pins, free count as at the start."""
+        assert not self.scheduler.requests
+        assert not self.scheduler.running
+        assert not self.side._requests
+        assert not self.manager.busy
+        gauges = self.manager.gauges()
+        assert (gauges.store_pins, gauges.transfers, gauges.slots_writing, gauges.slots_pinned) == (0, 0, 0, 0)
+        assert gauges.backlog_blocks == 0
+        assert self.side._device.count_pinned() == 0
+        assert self.pool.get_num_free_blocks() == self.free_at_start
+        assert gauges.slots_free + gauges.slots_cached == gauges.slots
+        assert self.worker._worker is not None
+        assert not self.worker._worker._loading
+
+    # ------------------------------------------------------------------ the worker
+
+    def _execute(self, step: Any) -> Any:
+        metadata = _through_a_pipe(step.kv_connector_metadata)
+        worker = self.worker
+        worker.handle_preemptions(metadata)
+        worker.bind_connector_metadata(metadata)
+        output = KVConnectorOutput()
+        if self.old_worker:
+            worker.start_load_kv(None)
+            sampled = self._forward(step)
+            if step.total_num_scheduled_tokens:
+                worker.wait_for_save()
+            _, output.finished_recving = worker.get_finished(step.finished_req_ids)
+        else:
+            sampled = self._forward(step)
+            worker.start_load_kv(None)
+            worker.wait_for_save()
+            results = worker.get_transfer_results(step.finished_req_ids)
+            output.finished_recving = results.finished_recving or None
+            output.failed_recving = results.failed_recving
+        output.invalid_block_ids = worker.get_block_ids_with_load_errors()
+        output.kv_connector_stats = worker.get_kv_connector_stats()
+        output.kv_connector_worker_meta = _through_a_pipe(worker.build_connector_worker_meta())
+        worker.clear_connector_metadata()
+        ids = list(step.num_scheduled_tokens)
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={name: index for index, name in enumerate(ids)},
+            sampled_token_ids=[sampled[name] for name in ids],
+            kv_connector_output=output,
+        )
+
+    def _forward(self, step: Any) -> dict[str, list[int]]:
+        """Check what is read, write what is computed, sample what follows."""
+        starts = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+        cached = step.scheduled_cached_reqs
+        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        sampled: dict[str, list[int]] = {}
+        # A request may hit blocks that another one writes in the same step: all write, then all read.
+        for name, count in step.num_scheduled_tokens.items():
+            start = starts[name]
+            if name not in self.hits:
+                self.hits[name] = start
+            for group in range(len(self.kv_cache_config.kv_cache_groups)):
+                self._write(name, group, start, start + count)
+        for name, count in step.num_scheduled_tokens.items():
+            start = starts[name]
+            for group in range(len(self.kv_cache_config.kv_cache_groups)):
+                self._check_reads(name, group, start, start + count)
+            tokens = self.tokens[name]
+            known = len(tokens)
+            if start + count < known:
+                sampled[name] = []
+            else:
+                following = self._next_token(tokens)
+                tokens.append(following)
+                sampled[name] = [following]
+        return sampled
+
+    def _process(self, step: Any, output: Any) -> None:
+        for outputs in self.scheduler.update_from_output(step, output).values():
+            for result in outputs.outputs:
+                if result.finish_reason is not None:
+                    self.done.append(result.request_id)
+        # Tokens that vLLM has dropped (after a preemption, or past the end) were never generated.
+        for name, request in self.scheduler.requests.items():
+            ahead = request.num_output_placeholders
+            del self.tokens[name][request.num_tokens + ahead :]
+
+    def _write(self, name: str, group: int, first: int, last: int) -> None:
+        table = self._table(name, group)
+        size = self._block_tokens(group)
+        stamps = self._stamps_of(name, group)
+        for position in range(first, last):
+            block = table[position // size]
+            assert block != NULL_BLOCK, f"{name}: token {position} has no block in group {group}"
+            for layer in range(LAYERS):
+                self.kv[layer, block, position % size] = stamps[position] + layer
+
+    def _check_reads(self, name: str, group: int, first: int, last: int) -> None:
+        rule = self.side._layout.geometry.groups[group]
+        if isinstance(rule, FullAttention):
+            oldest = 0
+        elif isinstance(rule, SlidingWindow):
+            oldest = max(0, first - rule.window_tokens + 1)
+        else:
+            assert isinstance(rule, ChunkedLocal)
+            oldest = first // rule.chunk_tokens * rule.chunk_tokens
+        table, size, stamps = self._table(name, group), rule.block_tokens, self._stamps_of(name, group)
+        for position in range(oldest, last):
+            block = table[position // size]
+            assert block != NULL_BLOCK, f"{name}: token {position} is read and has no block in group {group}"
+            for layer in range(LAYERS):
+                found = int(self.kv[layer, block, position % size])
+                assert found == stamps[position] + layer, (
+                    f"step {self.steps}: {name} reads a wrong token {position} in group {group}, block {block}"
+                )
+
+    # ------------------------------------------------------------------ stamps
+
+    def _table(self, name: str, group: int) -> list[int]:
+        return list(self.scheduler.kv_cache_manager.get_block_ids(name)[group])
+
+    def _block_tokens(self, group: int) -> int:
+        return int(self.side._layout.geometry.groups[group].block_tokens)
+
+    def _next_token(self, tokens: Sequence[int]) -> int:
+        return int.from_bytes(blake2b(repr(tokens).encode(), digest_size=4).digest(), "little") % (VOCAB - 3) + 3
+
+    def _stamps_of(self, name: str, group: int) -> list[int]:
+        return self.stamps(self.tokens[name], group)
+
+    def stamps(self, tokens: Sequence[int], group: int) -> list[int]:
+        """The KV of each token in layer 0."""
+        stamps = []
+        state = f"{group}/{self.weights}".encode()
+        for token in tokens:
+            known = self._stamps.get((hash(state), token))
+            if known is None:
+                digest = blake2b(state + token.to_bytes(4, "little"), digest_size=16).digest()
+                known = [int.from_bytes(digest[:7], "little") * 16, digest]  # type: ignore[list-item]
+                self._stamps[hash(state), token] = known
+            stamps.append(known[0])
+            state = known[1]  # type: ignore[assignment]
+        return stamps
+
+    def check(self) -> None:
+        """Look at every block that the host calls visible (I3, I4), and at the sums of both pools (I5)."""
+        for tracked in self.side._requests.values():
+            self._learn(tracked)
+        host = self.manager._host
+        if not self.control.engines:
+            return
+        rows = self.control.engine.arena.memory
+        for group in range(len(self.side._layout.group_ids)):
+            for key, slot in host.known(group).items():
+                expected = self._expected.get((group, key)) if host.cached[slot] else None
+                if expected is not None:
+                    found = rows[slot].view(np.uint64).reshape(LAYERS, -1)
+                    assert np.array_equal(found[:, : expected.shape[1]], expected), (
+                        f"step {self.steps}: slot {slot} holds wrong bytes of group {group}"
+                    )
+        gauges = self.manager.gauges()
+        assert gauges.slots_free + gauges.slots_cached + gauges.slots_writing == gauges.slots
+        assert gauges.store_pins <= self.side.config.pin_budget_blocks
+
+    def _learn(self, tracked: Any) -> None:
+        """Work out what the blocks of a request must hold, by key."""
+        tokens = self.tokens[tracked.request.request_id]
+        for group, keys in enumerate(tracked.keys):
+            size = self._block_tokens(group)
+            missing = [i for i, key in enumerate(keys) if (group, key) not in self._expected]
+            if not missing or (missing[-1] + 1) * size > len(tokens):
+                continue
+            stamps = self.stamps(tokens[: (missing[-1] + 1) * size], group)
+            for index in missing:
+                block = np.array(stamps[index * size : (index + 1) * size], dtype=np.uint64)
+                self._expected[group, keys[index]] = np.stack([block + np.uint64(layer) for layer in range(LAYERS)])
+
+    def new_weights(self) -> None:
+        """Change the weights as an operator would: reset until it works, then go on."""
+        while True:
+            self.process_all()
+            try:
+                if self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
+                    break
+            except RuntimeError:
+                pass
+            self.step()
+        self.weights += 1
+        self._stamps.clear()
+        self._expected.clear()
+
+
+def _through_a_pipe(message: Any) -> Any:
+    return pickle.loads(pickle.dumps(message))  # noqa: S301 (our own bytes)
+
+
+def make_kv_cache_config(specs: Sequence[KVCacheSpec], blocks: int) -> KVCacheConfig:
+    """Lay groups over each other in one allocation, as vLLM does."""
+    page = max(spec.page_size_bytes for spec in specs)
+    assert all(spec.page_size_bytes == page for spec in specs)
+    groups = [
+        KVCacheGroupSpec([f"group{index}.layer{layer}" for layer in range(LAYERS)], copy.deepcopy(spec))
+        for index, spec in enumerate(specs)
+    ]
+    tensors = [
+        KVCacheTensor(
+            size=LAYERS * blocks * page, layers=group.layer_names, layer_stride=blocks * page, block_stride=page
+        )
+        for group in groups
+    ]
+    return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
