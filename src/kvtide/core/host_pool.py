@@ -46,6 +46,7 @@ class HostPool:
         self._free: list[int] = []
         self._num_cached = 0
         self._policy = POLICIES[policy](slots, self._pins)
+        self._policy.keys = self._key
         self._orphans = Orphans()
         self._events = events
         self._metrics = metrics
@@ -160,10 +161,10 @@ class HostPool:
             if slot is not None and cached[slot]:
                 run.append(slot)
             elif run:
-                self.use(group, run, end_tokens + (index - len(run)) * block_tokens)
+                self._policy.renew(run, end_tokens + (index - len(run)) * block_tokens, block_tokens)
                 run = []
         if run:
-            self.use(group, run, end_tokens + (len(keys) - len(run)) * block_tokens)
+            self._policy.renew(run, end_tokens + (len(keys) - len(run)) * block_tokens, block_tokens)
         return leading
 
     def tick(self) -> None:

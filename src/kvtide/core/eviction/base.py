@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from kvtide.core.groups import Key
+
 NO_PARENT = -1
 
 
@@ -20,6 +22,8 @@ class EvictionPolicy(ABC):
         """`pins` is live: `pins[slot]` is above zero while a slot must not be evicted."""
         self.slots = slots
         self.pins = pins
+        self.keys: Sequence[Key] = ()
+        """Live, set by the pool: what each slot holds, for policies that remember what they gave up. May be empty."""
 
     @abstractmethod
     def tick(self) -> None:
@@ -36,6 +40,13 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def use(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
         """Tell that a cached chain was used."""
+
+    def renew(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
+        """Tell that a request ends which had a cached chain: what it found there and what it has added itself.
+
+        This is no proof that a block is of use to a second request, as `use` is.
+        """
+        self.use(chain, end_tokens, block_tokens)
 
     @abstractmethod
     def release(self, slots: Sequence[int]) -> None:

@@ -1,0 +1,113 @@
+"""`kvtide replay`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from rich.console import Console
+
+from kvtide.core import POLICIES
+from kvtide.errors import ConfigError
+from kvtide.options import parse_choice
+from kvtide.traces.cli_common import (
+    add_input,
+    add_machine,
+    bytes_per_token_of,
+    cost_of,
+    input_of,
+    number,
+    parser,
+    progress,
+    put,
+    size,
+)
+from kvtide.traces.cost import CostModel
+from kvtide.traces.plots import draw_replay, figure
+from kvtide.traces.replay import Replay, ReplayConfig
+from kvtide.traces.replay_report import as_json, replay_tables
+from kvtide.traces.writing import check_writable, write_whole
+
+TEXT = """\
+Serve a trace in virtual time with the real core: what comes from the device and from host memory, what is computed
+and why, how long users wait. Only the time that computing and copying take is a model."""
+
+EXAMPLES = """\
+  kvtide replay                                          a synthetic workload
+  kvtide replay trace.jsonl --host 256GiB                a trace in Mooncake's format
+  kvtide replay chats.jsonl --tokenizer tokenizer.json   a log of chat completion requests
+  kvtide replay trace.jsonl --gpus 8 --policy forecast --json > replay.json"""
+
+PROGRESS_EVERY = 100
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make the subcommand known."""
+    command = parser(commands, "replay", "serve a trace in virtual time and report hits and times", TEXT, EXAMPLES)
+    add_input(command)
+    add_machine(command)
+    command.add_argument("--device", default="40GiB", metavar="SIZE", help="KV memory of each GPU (default: 40GiB)")
+    command.add_argument("--host", default="256GiB", metavar="SIZE", help="host memory (default: 256GiB)")
+    command.add_argument("--gpus", type=number, default=1, metavar="N", help="GPUs that share the traffic (default: 1)")
+    policies = f"which block leaves the host first: {', '.join(POLICIES)} (default: prefix)"
+    command.add_argument("--policy", default="prefix", metavar="NAME", help=policies)
+    command.add_argument("--mode", default="eager", metavar="NAME", help="eager or lazy (default: eager)")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    command.add_argument("--plot", metavar="FILE.png", help="draw shares over time and times to first token")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay a trace."""
+    if args.plot is not None:
+        check_writable("--plot", args.plot, (".png",))
+        figure(1, 1)  # fails now, not after the run, if it cannot be drawn
+    source = input_of(args)
+    config = _config(args, source.block_tokens)
+    replay = Replay(config)
+    with progress("requests") as advance:
+        result = replay.run(source.requests, lambda done: None if done % PROGRESS_EVERY else advance(done))
+    if args.plot is not None:
+        write_whole(args.plot, lambda path: draw_replay(result, source.title, path))
+    if args.json:
+        put(json.dumps({"trace": source.title, "cost_source": config.cost.source, **as_json(result)}, indent=2))
+        return 0
+    out = Console()
+    for table in replay_tables(result):
+        out.print(table)
+    out.print(f"times: {config.cost.source}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _config(args: argparse.Namespace, block_tokens: int) -> ReplayConfig:
+    per_token = bytes_per_token_of(args)
+    block_bytes = per_token * block_tokens
+    if not isinstance(args.gpus, int) or args.gpus < 1:
+        raise ConfigError("--gpus", args.gpus, "a whole number of at least 1")
+    device_blocks = size("--device", args.device) * args.gpus // block_bytes
+    if device_blocks < 1:
+        raise ConfigError("--device", args.device, f"at least one block, {block_bytes} bytes")
+    host_bytes = size("--host", args.host)
+    if host_bytes < block_bytes:
+        raise ConfigError("--host", args.host, f"at least one block, {block_bytes} bytes")
+    return ReplayConfig(
+        block_tokens=block_tokens,
+        bytes_per_token=per_token,
+        device_blocks=device_blocks,
+        host_bytes=host_bytes,
+        policy=parse_choice("--policy", args.policy, tuple(POLICIES)),
+        mode=parse_choice("--mode", args.mode, ("eager", "lazy")),
+        cost=_together(cost_of(args), args.gpus),
+    )
+
+
+def _together(cost: CostModel, gpus: int) -> CostModel:
+    """Return the rates of several GPUs: each has its own compute and its own link. One request decodes as before."""
+    return dataclasses.replace(
+        cost,
+        prefill_tokens_per_s=cost.prefill_tokens_per_s * gpus,
+        load_bytes_per_s=cost.load_bytes_per_s * gpus,
+        store_bytes_per_s=cost.store_bytes_per_s * gpus,
+        source=cost.source if gpus == 1 else f"{cost.source}; {gpus} GPUs",
+    )

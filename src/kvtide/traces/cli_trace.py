@@ -1,0 +1,121 @@
+"""`kvtide trace make` and `kvtide trace stats`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from kvtide.traces.cli_common import add_input, add_workload, input_of, number, parser, put, tell, workload_of
+from kvtide.traces.record import TraceRequest
+from kvtide.traces.stats import TraceStats, trace_stats
+from kvtide.traces.units import percent_text, seconds_text
+from kvtide.traces.workloads import Workload
+from kvtide.traces.writing import check_writable, write_whole
+
+SHARES = (0.1, 0.5, 0.9, 0.99)
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make the subcommands known."""
+    examples = "  kvtide trace make --workload agents --requests 1000 agents.jsonl\n  kvtide trace stats agents.jsonl"
+    command = parser(
+        commands, "trace", "make synthetic traces, and look at traces", "Make and look at traces.", examples
+    )
+    inner = command.add_subparsers(dest="trace_command", metavar="COMMAND", title="commands", required=True)
+    make = inner.add_parser("make", help="write a synthetic workload in Mooncake's format", allow_abbrev=False)
+    make.add_argument("output", nargs="?", metavar="FILE", help="file to write (default: standard output)")
+    make.add_argument("--block-tokens", type=number, metavar="N", help="tokens that one hash stands for (default: 512)")
+    add_workload(make)
+    make.set_defaults(run=run_make)
+    stats = inner.add_parser("stats", help="reuse, gaps between uses, working set", allow_abbrev=False)
+    add_input(stats)
+    stats.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    stats.set_defaults(run=run_stats)
+
+
+def run_make(args: argparse.Namespace) -> int:
+    """Write a synthetic workload."""
+    workload = workload_of(args)
+    if args.output is None:
+        for line in _lines(workload):
+            put(line)
+        return 0
+    check_writable("FILE", args.output)
+    write_whole(args.output, lambda path: _write_lines(path, workload))
+    tell(f"kvtide: {workload.requests:,} requests written to {args.output}")
+    return 0
+
+
+def _write_lines(path: Path, workload: Workload) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in _lines(workload))
+
+
+def _lines(workload: Workload) -> Iterator[str]:
+    return (json.dumps(mooncake_record(request)) for request in workload)
+
+
+def mooncake_record(request: TraceRequest) -> dict[str, object]:
+    """Return a request in Mooncake's format, with its session."""
+    return {
+        "timestamp": round(request.time_s * 1000),
+        "input_length": request.prompt_tokens,
+        "output_length": request.output_tokens,
+        "hash_ids": list(request.hashes),
+        "session_id": request.session,
+    }
+
+
+def run_stats(args: argparse.Namespace) -> int:
+    """Print numbers about a trace."""
+    source = input_of(args)
+    stats = trace_stats(source.requests)
+    if args.json:
+        put(json.dumps({"trace": source.title, **_as_json(stats)}, indent=2))
+        return 0
+    out = Console()
+    out.print(_table(stats, source.block_tokens))
+    return 0
+
+
+def _table(stats: TraceStats, block_tokens: int) -> Table:
+    table = Table(show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    table.add_row("requests", f"{stats.requests:,} in {seconds_text(stats.duration_s)}")
+    if stats.sessions:
+        table.add_row("sessions", f"{stats.sessions:,}")
+    table.add_row("prompt tokens, mean", f"{stats.prompt_tokens / stats.requests:,.0f}")
+    table.add_row("output tokens, mean", f"{stats.output_tokens / stats.requests:,.0f}")
+    table.add_row(f"blocks of {block_tokens} tokens", f"{stats.uses:,}")
+    table.add_row("different blocks", f"{stats.unique_blocks:,}")
+    table.add_row("of these used once", percent_text(stats.used_once / max(1, stats.unique_blocks)))
+    table.add_row("used before (what a cache can hit at most)", percent_text(stats.reuse_ratio))
+    for share in SHARES:
+        gap_s = stats.gap_s(share)
+        if gap_s is not None:
+            table.add_row(f"gap between uses, {share:.0%} of them", seconds_text(gap_s))
+    for window_s, blocks in stats.working_set.items():
+        table.add_row(f"different blocks within {seconds_text(window_s)}", f"{blocks:,.0f}")
+    return table
+
+
+def _as_json(stats: TraceStats) -> dict[str, object]:
+    return {
+        "requests": stats.requests,
+        "sessions": stats.sessions,
+        "duration_s": stats.duration_s,
+        "prompt_tokens": stats.prompt_tokens,
+        "output_tokens": stats.output_tokens,
+        "blocks": stats.uses,
+        "unique_blocks": stats.unique_blocks,
+        "used_once": stats.used_once,
+        "reuse_ratio": stats.reuse_ratio,
+        "gap_s": {f"p{share * 100:g}": stats.gap_s(share) for share in SHARES},
+        "working_set_blocks": {str(window_s): blocks for window_s, blocks in stats.working_set.items()},
+    }

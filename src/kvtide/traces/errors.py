@@ -1,0 +1,18 @@
+"""Errors of traces.
+
+KVTideError
+└── TraceError         a trace cannot be read or used
+    └── MalformedLine  one line of it cannot; it can be skipped
+"""
+
+from __future__ import annotations
+
+from kvtide.errors import KVTideError
+
+
+class TraceError(KVTideError, ValueError):
+    """A trace cannot be read or used."""
+
+
+class MalformedLine(TraceError):
+    """One line of a trace has no meaning."""

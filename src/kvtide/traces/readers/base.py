@@ -1,0 +1,63 @@
+"""The interface of a reader, and what readers of JSON share."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from kvtide.traces.errors import MalformedLine
+from kvtide.traces.record import TraceRequest
+from kvtide.traces.tokenizers import Tokenize
+
+
+class LineReader(ABC):
+    """Makes requests of lines. Keeps next to nothing between lines: a trace may be longer than memory."""
+
+    default_block_tokens: int
+
+    def __init__(self, block_tokens: int | None, tokenize: Tokenize) -> None:
+        self.block_tokens = block_tokens or self.default_block_tokens
+        self.tokenize = tokenize
+
+    @staticmethod
+    @abstractmethod
+    def recognises(line: str) -> bool:
+        """Whether a line looks like this format."""
+
+    @abstractmethod
+    def parse(self, line: str) -> TraceRequest | None:
+        """Return the request of a line, or None for a line that is not about a request."""
+
+
+def json_object(line: str) -> Mapping[str, object] | None:
+    """Return a line as a JSON object, or None if it is something else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def required_object(line: str) -> Mapping[str, object]:
+    """Return a line as a JSON object."""
+    value = json_object(line)
+    if value is None:
+        raise MalformedLine("not a JSON object")
+    return value
+
+
+def number(record: Mapping[str, object], name: str) -> float:
+    """Return a number of a record."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MalformedLine(f"{name}={value!r}: expected a number")
+    return value
+
+
+def count(record: Mapping[str, object], name: str) -> int:
+    """Return a whole number of a record."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise MalformedLine(f"{name}={value!r}: expected a whole number")
+    return value

@@ -1,0 +1,118 @@
+"""The commands, as people type them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtide.errors import KVTideError
+from kvtide.traces import cli, open_trace
+from tests.traces.support import mooncake_line, write
+
+SMALL = ("--requests", "80")
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser(prog="kvtide")
+    cli.add_parsers(parser.add_subparsers(dest="command"))
+    return cli.run(parser.parse_args(arguments))
+
+
+def test_without_a_file_a_synthetic_workload_is_used_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", *SMALL) == 0
+    out, err = capsys.readouterr()
+    assert "synthetic workload 'mixture', 80 requests" in err
+    assert "of prefill tokens are loaded instead of computed" in out.replace("\n", " ")
+
+
+def test_replay_prints_tables_and_the_source_of_its_times(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("replay", *SMALL, "--gpu", "l4", "--gpus", "2") == 0
+    out, _ = capsys.readouterr()
+    assert "loaded from the host" in out
+    assert "NVIDIA's data sheet of the L4" in out
+    assert "2 GPUs" in out
+
+
+def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (("replay",), ("plan",), ("trace", "stats")):
+        assert run(*command, *SMALL, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["requests"] == 80
+
+
+def test_a_trace_that_was_made_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "agents.jsonl"
+    assert run("trace", "make", str(path), "--workload", "agents", "--requests", "30", "--seed", "7") == 0
+    assert len(list(open_trace(path, strict=True))) == 30
+    assert run("trace", "make", "--workload", "agents", "--requests", "30", "--seed", "7") == 0
+    assert capsys.readouterr().out == path.read_text()
+    assert run("trace", "stats", str(path)) == 0
+    assert "different blocks" in capsys.readouterr().out
+    assert run("replay", str(path), "--policy", "forecast") == 0
+
+
+def test_the_page_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    assert run("plan", *SMALL, "--html", str(page), "--policies", "lru,forecast") == 0
+    assert "<svg" in page.read_text()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is an optional extra")
+def test_plots_are_written(tmp_path: Path) -> None:
+    for command in ("plan", "replay"):
+        assert run(command, *SMALL, "--plot", str(tmp_path / f"{command}.png")) == 0
+        assert (tmp_path / f"{command}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
+def test_without_matplotlib_a_plot_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(KVTideError, match=r"pip install 'kvtide\[plot\]'"):
+        run("plan", *SMALL, "--plot", str(tmp_path / "plan.png"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_skipped_lines_are_named_and_the_rest_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "t.jsonl", mooncake_line(), *["{"] * 9, mooncake_line(5))
+    assert run("replay", str(path)) == 0
+    err = capsys.readouterr().err
+    assert "line 2 is skipped: not a JSON object" in err
+    assert "skipped in silence" in err
+    assert "line 9" not in err
+    with pytest.raises(KVTideError, match="line 2"):
+        run("replay", str(path), "--strict")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("plan", "--policies", "lru,best"), "--policies='best'"),
+        (("plan", "--sizes", "64GiB,much"), "--sizes='much'"),
+        (("plan", "--sizes", "1MiB"), "at least one block"),
+        (("plan", "--html", "/nowhere/plan.html"), "existing directory"),
+        (("replay", "--host", "1MiB"), "--host='1MiB': expected at least one block"),
+        (("replay", "--device", "1MiB"), "--device='1MiB': expected at least one block"),
+        (("replay", "--policy", "best"), "--policy='best'"),
+        (("replay", "--mode", "never"), "--mode='never'"),
+        (("replay", "--gpu", "abacus"), "--gpu='abacus'"),
+        (("replay", "--gpus", "0"), "--gpus=0"),
+        (("replay", "--requests", "few"), "requests='few'"),
+        (("replay", "--workload", "noise"), "workload='noise'"),
+        (("replay", "--model-config", "/nowhere"), "--model-config"),
+        (("replay", "--model-config", "x", "--bytes-per-token", "1"), "not to be used with"),
+        (("replay", "/nowhere"), "No such file"),
+        (("trace", "make", "/nowhere/t.jsonl"), "existing directory"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(arguments: tuple[str, ...], why: str) -> None:
+    with pytest.raises(KVTideError) as caught:
+        run(*arguments)
+    assert why in str(caught.value)
+
+
+def test_rates_and_geometry_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--prefill", "5000", "--decode", "0.02", "--link", "25GB", "--bytes-per-token", "64KiB", "--json")
+    assert run("replay", *SMALL, *options) == 0
+    assert "as given" in json.loads(capsys.readouterr().out)["cost_source"]

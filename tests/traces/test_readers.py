@@ -1,0 +1,163 @@
+"""Every format becomes the same kind of request; what cannot be read is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtide.traces import Trace, TraceError, TraceRequest, open_trace
+from tests.traces.support import mooncake_line, write
+
+
+def test_a_line_of_mooncakes_format_is_a_request(tmp_path: Path) -> None:
+    trace = open_trace(write(tmp_path / "t", mooncake_line(1500, 600, [7, 8], 5)))
+    assert list(trace) == [TraceRequest(1.5, (7, 8), 600, 5)]
+    assert trace.block_tokens == 512
+
+
+def test_a_trace_can_be_read_twice(tmp_path: Path) -> None:
+    trace = open_trace(write(tmp_path / "t", mooncake_line(), mooncake_line(5)))
+    assert list(trace) == list(trace)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "not a JSON object"),
+        ("[1]", "not a JSON object"),
+        (mooncake_line(timestamp=-1), "time -0.001"),
+        (mooncake_line(timestamp="soon"), "timestamp='soon'"),
+        (mooncake_line(timestamp=float("nan")), "time nan"),
+        (mooncake_line(tokens=0, hashes=[]), "prompt of 0 tokens"),
+        (mooncake_line(tokens=2.5), "input_length=2.5"),
+        (mooncake_line(output=-1), "output of -1 tokens"),
+        (mooncake_line(hashes=[1, 2, 3]), "3 hashes for 600 tokens: expected 2"),
+        (mooncake_line(hashes=["a", "b"]), "hash_ids"),
+        (mooncake_line(hashes=[True, 2]), "hash_ids"),
+        ("[" * 100_000, "not a JSON object"),
+    ],
+)
+def test_a_line_without_meaning_is_skipped_with_its_number_or_fatal(tmp_path: Path, line: str, why: str) -> None:
+    path = write(tmp_path / "t", mooncake_line(), "", line, mooncake_line())
+    skipped: list[tuple[int, str]] = []
+    trace = open_trace(path, on_skip=lambda number, text: skipped.append((number, text)))
+    assert len(list(trace)) == 2
+    assert trace.skipped == 1
+    [(number, text)] = skipped
+    assert number == 3
+    assert why in text
+    with pytest.raises(TraceError, match=r"line 3: .*"):
+        list(open_trace(path, strict=True))
+
+
+def test_a_file_that_is_missing_empty_or_unreadable_is_an_error(tmp_path: Path) -> None:
+    for path, why in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "Is a directory"),
+        (write(tmp_path / "empty"), "empty"),
+        (write(tmp_path / "blank", "", " "), "empty"),
+        (write(tmp_path / "prose", "hello", "world"), "unknown format"),
+    ):
+        with pytest.raises(TraceError, match=why):
+            open_trace(path)
+    with pytest.raises(TraceError, match="none of its 2 lines"):
+        list(open_trace(write(tmp_path / "bad", mooncake_line(-1), mooncake_line(-2))))
+
+
+def test_an_unknown_format_is_refused_with_the_nearest_known_one(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="did you mean mooncake"):
+        open_trace(tmp_path / "t", trace_format="moncake")
+
+
+def test_bytes_that_are_no_text_are_only_a_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(mooncake_line().encode() + b"\n\xff\xfe\x00\n")
+    trace = open_trace(path)
+    assert len(list(trace)) == 1
+    assert trace.skipped == 1
+
+
+def chat(time: object, *texts: str, **more: object) -> str:
+    roles = ["user", "assistant"]
+    messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
+    return json.dumps({"timestamp": time, "messages": messages, **more})
+
+
+def chats(tmp_path: Path, *lines: str, block_tokens: int = 4) -> Trace:
+    return open_trace(write(tmp_path / "chats", *lines), block_tokens=block_tokens)
+
+
+def test_turns_of_a_chat_share_the_hashes_of_what_they_share(tmp_path: Path) -> None:
+    first, second, other = chats(
+        tmp_path,
+        chat(100, "hello, how are you today? " * 4),
+        chat(107.5, "hello, how are you today? " * 4, "fine", "good"),
+        chat(108, "something else, of some length, and then some more"),
+    )
+    assert (first.time_s, second.time_s) == (0, 7.5)
+    full = first.prompt_tokens // 4
+    assert first.hashes[:full] == second.hashes[:full]
+    assert second.prompt_tokens > first.prompt_tokens
+    assert not set(other.hashes) & set(first.hashes)
+
+
+def test_a_chat_log_tells_output_and_session_where_it_knows_them(tmp_path: Path) -> None:
+    lines = [
+        chat(0, "question", usage={"completion_tokens": 9}, session_id=3),
+        chat(0, "question", response={"usage": {"completion_tokens": 8}}, user="u"),
+        chat(0, "question", response="an answer of 24 letters"),
+        chat("2026-01-01T00:00:05Z", "question"),
+    ]
+    read = list(chats(tmp_path, *lines[:3]))
+    assert [one.output_tokens for one in read] == [9, 8, 6]
+    assert [one.session for one in read] == ["3", "u", None]
+    assert next(iter(chats(tmp_path, lines[3]))).time_s == 0
+
+
+def test_batch_files_and_content_in_parts_are_read(tmp_path: Path) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url"}]}
+    line = json.dumps({"created": 5, "body": {"messages": [message]}})
+    assert next(iter(chats(tmp_path, line))).prompt_tokens == -(-len("<|user|>look") // 4)
+
+
+@pytest.mark.parametrize("record", [{"messages": [{}]}, {"messages": [1]}, {"messages": [], "timestamp": 0}])
+def test_a_chat_without_a_role_a_time_or_a_message_is_no_request(tmp_path: Path, record: object) -> None:
+    trace = chats(tmp_path, chat(0, "hello"), json.dumps(record))
+    assert len(list(trace)) == 1
+    assert trace.skipped == 1
+
+
+LOG = "(APIServer pid=7) DEBUG {time} [request_logger.py:49] Request {id} details: prompt: 'a, prompt', "
+LOG += "prompt_token_ids: {tokens}, prompt_embeds shape: None."
+
+
+def test_the_log_of_vllm_has_requests_between_other_lines(tmp_path: Path) -> None:
+    tokens = list(range(20))
+    path = write(
+        tmp_path / "log",
+        "(APIServer pid=7) INFO 12-31 23:59:57 [api_server.py:1] Starting",
+        LOG.format(time="12-31 23:59:58", id="chat-1", tokens=tokens),
+        "(APIServer pid=7) INFO 12-31 23:59:58 [request_logger.py:60] Received request chat-1: params: …",
+        LOG.format(time="01-01 00:00:03", id="chat-2", tokens=[*tokens, 99]),
+    )
+    first, second = open_trace(path)
+    assert (first.time_s, second.time_s) == (0, 5)
+    assert first.hashes[0] == second.hashes[0]
+    assert first.hashes[1] != second.hashes[1]
+    assert (first.prompt_tokens, second.prompt_tokens) == (20, 21)
+
+
+def test_a_request_whose_tokens_vllm_did_not_log_is_skipped(tmp_path: Path) -> None:
+    good = LOG.format(time="01-01 00:00:03", id="b", tokens=[1, 2])
+    bad = (LOG.format(time="01-01 00:00:03", id="a", tokens=None), LOG.format(time="", id="a", tokens=[1]))
+    trace = open_trace(write(tmp_path / "log", *bad, good))
+    assert len(list(trace)) == 1
+    assert trace.skipped == 2
+
+
+def test_a_tokenizer_that_is_not_installed_says_what_to_install(tmp_path: Path) -> None:
+    path = write(tmp_path / "chats", chat(0, "hello"))
+    with pytest.raises(TraceError, match="--tokenizer some/model"):
+        open_trace(path, tokenizer_name="some/model")

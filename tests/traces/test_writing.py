@@ -1,0 +1,50 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtide.errors import ConfigError
+from kvtide.traces.writing import check_writable, write_whole
+
+
+def fail(path: Path) -> None:
+    path.write_text("half")
+    raise OSError(28, "No space left on device")
+
+
+def write_after(path: Path) -> None:
+    path.write_text("after")
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    target = tmp_path / "plan.html"
+    target.write_text("before")
+    with pytest.raises(ConfigError, match="No space left"):
+        write_whole(str(target), fail)
+    assert target.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_write_replaces_what_was_there(tmp_path: Path) -> None:
+    target = tmp_path / "plan.html"
+    target.write_text("before")
+    write_whole(str(target), write_after)
+    assert target.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("none/p.png", "existing directory"), ("p.jpg", "ends in .png"), ("", "ends in")]
+)
+def test_a_path_that_cannot_be_written_is_refused_beforehand(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_writable("--plot", str(tmp_path / name), (".png",))
+
+
+def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
+    (tmp_path / "p.png").mkdir()
+    with pytest.raises(ConfigError, match="not a directory"):
+        check_writable("--plot", str(tmp_path / "p.png"), (".png",))
