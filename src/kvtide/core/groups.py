@@ -8,6 +8,7 @@ Every rule has the same shape. To resume at token `boundary` a group needs its b
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,14 +24,14 @@ Present = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(ABC):
     """Layers that share one rule of what a request needs to resume."""
 
     block_tokens: int
 
+    @abstractmethod
     def first_needed(self, boundary: int) -> int:
         """Index of the first block that must be there to compute the token at `boundary`. Never falls."""
-        raise NotImplementedError
 
     def can_resume_at(self, boundary: int) -> bool:
         """Whether what a block holds is of use to a request that resumes at `boundary`, be it inside the block."""

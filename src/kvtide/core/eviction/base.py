@@ -10,6 +10,18 @@ from kvtide.core.groups import Key
 NO_PARENT = -1
 
 
+def follow_parents(parents: Sequence[int], slot: int, count: int) -> list[int] | None:
+    """Return the `count` slots that end with `slot`, head first; None when one of them has no parent."""
+    slots = [slot]
+    for _ in range(count - 1):
+        slot = parents[slot]
+        if slot == NO_PARENT:
+            return None
+        slots.append(slot)
+    slots.reverse()
+    return slots
+
+
 class EvictionPolicy(ABC):
     """Orders the cached slots of a host pool. Slots that are being written are none of its business.
 

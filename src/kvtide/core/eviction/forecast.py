@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy
+from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents
 from kvtide.core.eviction.forecast_holders import NOT_RECALLED, Holders
 from kvtide.core.eviction.forecast_kinds import KINDS, RUNNING, is_shared
 from kvtide.core.eviction.forecast_visits import NOTHING
@@ -129,15 +129,7 @@ class Forecast(EvictionPolicy):
 
     def ancestors(self, slot: int, count: int) -> list[int] | None:
         """Follow the parents."""
-        parents = self._parent
-        slots = [slot]
-        for _ in range(count - 1):
-            slot = parents[slot]
-            if slot == NO_PARENT:
-                return None
-            slots.append(slot)
-        slots.reverse()
-        return slots
+        return follow_parents(self._parent, slot, count)
 
     def clear(self) -> None:
         """Forget all slots, and what was learned: other weights, other answers."""

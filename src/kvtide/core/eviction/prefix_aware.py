@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy
+from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents
 
 _TICK = 1 << 24
 """Stamps within one tick are lowered by the position in the prefix; 16 million tokens fit between two ticks."""
@@ -104,15 +104,7 @@ class PrefixAware(EvictionPolicy):
 
     def ancestors(self, slot: int, count: int) -> list[int] | None:
         """Follow the parents."""
-        parents = self._parent
-        slots = [slot]
-        for _ in range(count - 1):
-            slot = parents[slot]
-            if slot == NO_PARENT:
-                return None
-            slots.append(slot)
-        slots.reverse()
-        return slots
+        return follow_parents(self._parent, slot, count)
 
     def clear(self) -> None:
         """Forget all slots."""
