@@ -68,6 +68,9 @@ class Pool:
             assert slot in self.parent, f"slot {slot} is not cached"
             assert not self.pins[slot], f"slot {slot} is pinned"
             del self.parent[slot], self.depth[slot]
+        for slot, parent in self.parent.items():
+            if parent in victims:  # not every policy spares parents, and the slot will hold something else
+                self.parent[slot] = NO_PARENT
         self.free += victims
         return victims
 
