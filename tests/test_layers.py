@@ -42,7 +42,7 @@ LAYERS: dict[str, set[str]] = {
 
 THIRD_PARTY: dict[str, set[str]] = {
     "copy": {"numpy", "torch", "triton"},
-    "tiers": {"numpy"},
+    "tiers": {"cryptography", "mooncake", "numpy", "rich", "valkey", "xxhash"},
     "worker": {"numpy"},
     "engine": {"numpy"},
     "vllm": {"numpy", "torch", "vllm"},

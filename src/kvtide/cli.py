@@ -65,6 +65,7 @@ def _limit_blas_threads() -> None:
 def _parser() -> argparse.ArgumentParser:
     from kvtide.demo import cli as demo  # noqa: PLC0415 (imports numpy)
     from kvtide.sim import cli as sim  # noqa: PLC0415 (not needed by the others)
+    from kvtide.tiers import cli as tiers  # noqa: PLC0415 (not needed by the others)
     from kvtide.traces import cli as traces  # noqa: PLC0415 (not needed by the others)
 
     parser: argparse.ArgumentParser = Parser(
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_parser(commands)
     sim.add_parser(commands)
     traces.add_parsers(commands)
+    tiers.add_parser(commands)
     return parser
 
 

@@ -93,7 +93,7 @@ def test_transfers_are_listed_oldest_first() -> None:
 
 def test_a_transfer_is_told_as_pairs() -> None:
     load = Load(7, blocks=[3, 1], slots=[0, 5], request_id="r")
-    assert load.as_copy() == Copy(7, (3, 1), (0, 5))
+    assert load.as_copy() == Copy(7, (3, 1), (0, 5), request_id="r")
 
 
 @given(data=st.data(), ranks=st.integers(1, 4))

@@ -65,6 +65,27 @@ def test_a_plan_is_cut_into_transfers_of_bounded_size() -> None:
     assert len(world.cached_blocks(text("a", 2400))) == STORE_BLOCKS_MAX, "the first ones are visible early"
 
 
+def test_blocks_of_earlier_steps_need_not_wait_for_the_step_of_the_plan() -> None:
+    world = World()
+    request = computed(world, A)
+    assert [copy.filled for copy in world.plan().stores] == [True]
+    world.finish(request)
+
+
+def test_blocks_that_were_looked_up_by_key_may_be_filled_by_the_step_of_the_plan() -> None:
+    """vLLM gives a block its key when it schedules the step that fills it."""
+    world = World(pin_budget=4)
+    world.finish(computed(world, A))
+    (first,) = world.plan().stores
+    world.run(first)
+    (rest,) = world.plan().stores
+    assert (first.filled, rest.filled) == (True, False)
+    preempted = computed(world, text("b", 16), "preempted")
+    world.preempt(preempted)
+    world.run(rest)
+    assert [copy.filled for copy in world.plan().stores] == [False]
+
+
 def test_small_stores_of_one_plan_share_a_transfer() -> None:
     world = World()
     for name in "abc":

@@ -23,6 +23,12 @@ class Chain:
     """Host slots, one per key; empty while they are not assigned yet."""
     anchor: int | None = None
     """Slot of the parent, pinned until this chain is settled."""
+    filled: bool = True
+    """The device blocks are the request's own, computed by earlier steps.
+
+    False: they were looked up by key. Engines such as vLLM give a block its key when they schedule the step that
+    will fill it, so that step may be the one which is being planned.
+    """
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -35,4 +41,5 @@ class Chain:
             parent=self.keys[first - 1] if first else self.parent,
             end_tokens=self.end_tokens + first * block_tokens,
             blocks=self.blocks[first:last],
+            filled=self.filled,
         )

@@ -149,15 +149,19 @@ class HostPool:
         """Tell that cached slots of one prefix were used; `end_tokens` is where the first one ends."""
         self._policy.use(slots, end_tokens, self._block_tokens[group])
 
-    def use_keys(self, group: int, keys: Sequence[Key], end_tokens: int) -> int:
-        """Tell that a prefix was in use until now, as far as it is cached; return how many leading keys are.
+    def use_keys(self, group: int, keys: Sequence[Key], end_tokens: int) -> Sequence[int | None]:
+        """Tell that a prefix was in use until now, as far as it is cached; return each key's slot, None if unknown.
 
         `end_tokens` is where the first key ends.
         """
-        slot_of, cached, block_tokens = self._slot_of[group], self._cached, self._block_tokens[group]
-        run = self.leading_slots(group, keys)
-        leading = len(run)
-        for index, slot in enumerate(map(slot_of.get, keys[leading:]), start=leading):
+        cached, block_tokens = self._cached, self._block_tokens[group]
+        leading = self.leading_slots(group, keys)
+        if len(leading) == len(keys):
+            self._policy.renew(leading, end_tokens, block_tokens)
+            return leading
+        slots = list(map(self._slot_of[group].get, keys))
+        run: list[int] = []
+        for index, slot in enumerate(slots):
             if slot is not None and cached[slot]:
                 run.append(slot)
             elif run:
@@ -165,7 +169,7 @@ class HostPool:
                 run = []
         if run:
             self._policy.renew(run, end_tokens + (len(keys) - len(run)) * block_tokens, block_tokens)
-        return leading
+        return slots
 
     def tick(self) -> None:
         """Let time pass for the eviction policy."""
@@ -242,7 +246,7 @@ class HostPool:
                 self._orphans.drop(slot)
         if self._events.enabled:
             self._announce_removed(victims)
-        self._free.extend(reversed(victims))
+        self._free.extend(victims)  # tails first, and taken from the end: runs of slots stay in order
         self._num_cached -= len(victims)
         self._metrics.evicted_blocks += len(victims)
 

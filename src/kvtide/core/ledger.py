@@ -24,10 +24,6 @@ class Transfer:
     abandoned: bool = False
     """After a reset: the bytes are of no use to anyone, whatever the ranks say."""
 
-    def as_copy(self) -> Copy:
-        """Return what workers are told."""
-        return Copy(self.id, tuple(self.blocks), tuple(self.slots))
-
 
 @dataclass(slots=True, eq=False)
 class Store(Transfer):
@@ -35,6 +31,12 @@ class Store(Transfer):
 
     chains: list[Chain] = field(default_factory=list)
     attempt: int = 1
+    filled: bool = True
+    """See `Copy`."""
+
+    def as_copy(self) -> Copy:
+        """Return what workers are told."""
+        return Copy(self.id, tuple(self.blocks), tuple(self.slots), filled=self.filled)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +48,10 @@ class Load(Transfer):
     """Tokens that count as computed once it is done."""
     tokens: int = 0
     """Tokens among them that come from the host."""
+
+    def as_copy(self) -> Copy:
+        """Return what workers are told."""
+        return Copy(self.id, tuple(self.blocks), tuple(self.slots), self.request_id)
 
 
 class Ledger:

@@ -115,17 +115,19 @@ class OffloadManager:
     def preempt(self, request_id: str) -> None:
         """Tell that the engine takes the request's blocks away; it will be matched again later.
 
+        Also after a failed load, when the engine starts the request again; that does not count as a preemption.
+
         What was computed is stored from wherever the device still has it, so this may come after the blocks
         were freed, as long as they were not given to anyone else yet.
         """
         request = self._request(request_id)
         request.handle(Event.PREEMPT)
+        self.metrics.preemptions += not (request.load_failed and request.computed_tokens == 0)
         self._planner.preempted(request)
         self._loads.release(request)
         request.load_id = None
         request.computed_tokens = 0
         request.stale = False
-        self.metrics.preemptions += 1
 
     def finish(self, request_id: str) -> None:
         """Tell that the request is over (done or aborted, in whatever state). Call before its blocks are freed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtide.core.chain import Chain
 from kvtide.core.device import DevicePool
-from kvtide.core.groups import NULL_BLOCK, Group, Key
+from kvtide.core.groups import NULL_BLOCK, FullAttention, Group, Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
@@ -21,6 +21,7 @@ class EagerPlanner:
 
     def __init__(self, groups: tuple[Group, ...], device: DevicePool, host: HostPool, stores: Stores) -> None:
         self._groups = groups
+        self._loses_blocks = [not isinstance(group, FullAttention) for group in groups]
         self._smallest_block_tokens = min(group.block_tokens for group in groups)
         self._device = device
         self._host = host
@@ -94,10 +95,14 @@ class EagerPlanner:
                 self._stores.lose(NotStored.RESET, len(chain))
                 continue
             self._stores.lose(NotStored.NO_KEY, request.computed_tokens // group.block_tokens - full)
-            there = self._host.use_keys(index, chain.keys, chain.end_tokens)
+            slots = self._host.use_keys(index, chain.keys, chain.end_tokens)
             if find is None:
                 self._count_out_of_window(request, index, request.considered[index], full)
+            if None not in slots:
+                continue
+            there = slots.index(None)
             rest = chain.part(there, full, group.block_tokens)
+            rest.filled = rest.filled and find is None
             for run in self._stores.runs(rest, find) if find else self._missing(request, rest, there):
                 self._stores.start_or_defer(run)
 
@@ -113,6 +118,8 @@ class EagerPlanner:
             keys=list(keys[first:last]),
             parent=keys[first - 1] if first else None,
             end_tokens=(first + 1) * self._groups[index].block_tokens,
+            # Engines may look up by key what has left the window of a request, and its states.
+            filled=isinstance(self._groups[index], FullAttention),
         )
 
     def _missing(self, request: Request, chain: Chain, first: int) -> list[Chain]:
@@ -131,6 +138,8 @@ class EagerPlanner:
 
     def _count_out_of_window(self, request: Request, index: int, first: int, last: int) -> None:
         """Count blocks that left their window before they were stored."""
+        if not self._loses_blocks[index]:
+            return
         blocks = request.blocks[index][first:last]
         if NULL_BLOCK in blocks:
             known, keys = self._host.known(index), request.keys[index][first:last]

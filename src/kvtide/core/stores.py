@@ -100,6 +100,7 @@ class Stores:
         chain.blocks = []
         chain.slots = []
         chain.anchor = None
+        chain.filled = False  # looked up by key when its turn comes
         self._backlog.append((chain, attempt))
         self.backlog_blocks += len(chain)
 
@@ -226,8 +227,9 @@ class Stores:
     def _add_to_plan(self, chain: Chain, attempt: int) -> None:
         store = self._planned[-1] if self._planned else None
         full = store is not None and len(store.blocks) + len(chain) > STORE_BLOCKS_MAX
-        if store is None or full or store.attempt != attempt or store.abandoned:
-            store = Store(self._ledger.next_id(), attempt=attempt)
+        fits = store is not None and (store.attempt, store.filled, store.abandoned) == (attempt, chain.filled, False)
+        if store is None or full or not fits:
+            store = Store(self._ledger.next_id(), attempt=attempt, filled=chain.filled)
             self._planned.append(store)
         store.chains.append(chain)
         store.blocks += chain.blocks

@@ -12,6 +12,10 @@ class Copy:
     id: int
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
+    request_id: str = ""
+    """Loads: the request that waits for it."""
+    filled: bool = True
+    """Stores: earlier steps have filled the blocks. False: this plan's own step may, so it has to be waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,11 @@ class Plan:
     loads: tuple[Copy, ...] = ()
     """Host to device. Must not begin before the compute that last read these device blocks has ended (F7)."""
     stores: tuple[Copy, ...] = ()
-    """Device to host. Must not begin before the compute that fills these device blocks has ended (F6)."""
+    """Device to host. Must not begin before the compute that fills these device blocks has ended (F6).
+
+    That is the compute of the steps before this one, and for copies that are not `filled` of this one too. Waiting
+    for more costs bandwidth: the link would idle while a long step computes.
+    """
     wait_for: tuple[int, ...] = ()
     """Transfers to be waited for (with a deadline) before this step ends: the engine has nothing else to do."""
 

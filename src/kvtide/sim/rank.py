@@ -88,7 +88,7 @@ class Rank:
         fails, crashes = draw.chance(faults.failed_copy), draw.chance(faults.copy_crash)
         job = Job(copy, is_store, *speed, fails=fails, crashes=crashes)
         self.unfinished[copy.id] = job
-        fence = self.store_fence(step) if is_store else self.load_fence(step)
+        fence = self.store_fence(step, copy) if is_store else self.load_fence(step)
         if fence <= self.step_ended:
             self._clock.after(job.delay_ticks, self._begin, job)
         else:
@@ -98,9 +98,9 @@ class Rank:
         """Return the step whose compute must have ended before this plan's loads: it may read their blocks (F7)."""
         return step - 1
 
-    def store_fence(self, step: int) -> int:
-        """Return the step whose compute must have ended before this plan's stores: it fills their blocks (F6)."""
-        return step - 1
+    def store_fence(self, step: int, copy: Copy) -> int:
+        """Return the step whose compute must have ended before a store of this plan: it fills its blocks (F6)."""
+        return step - 1 if copy.filled else step
 
     def poll(self) -> Report:
         """Say what has ended since the last call."""

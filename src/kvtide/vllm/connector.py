@@ -156,26 +156,24 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._worker.register(kv_caches)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        """Begin a step."""
+        """Begin a step: loads, and stores of blocks that earlier steps have filled."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None and connector_metadata.slots:
             self._worker.begin_step(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begin loads."""
-        if self._worker is not None:
-            self._worker.begin_loads()
+        """Nothing: loads began with the step, before its forward pass, in every version."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: no request runs before its load is over."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing: whole blocks are stored after the forward pass."""
+        """Nothing: whole blocks are stored, all layers at once."""
 
     def wait_for_save(self) -> None:
-        """Begin stores. They are not waited for: their blocks are pinned."""
+        """Begin the other stores. They are not waited for: their blocks are pinned."""
         if self._worker is not None:
-            self._worker.begin_stores()
+            self._worker.forward_issued()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Say which loads are over."""

@@ -16,7 +16,7 @@ COUNTERS = {
     "stored_blocks": "Blocks stored in host memory.",
     "stores_failed": "Store transfers that failed on at least one rank.",
     "evicted_blocks": "Blocks evicted from host memory.",
-    "preemptions": "Requests that started again: preempted, or their load failed.",
+    "preemptions": "Requests that the engine preempted.",
     "resets": "Times that the cache was emptied.",
     "reports_unknown": "Reports about transfers that are not in flight.",
     "reports_repeated": "Second reports of one rank about one transfer.",

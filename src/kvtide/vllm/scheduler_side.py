@@ -29,8 +29,8 @@ class SchedulerSide:
         self._layout = layout
         self._eager = config.mode == "eager"
         self._requests: dict[str, Tracked] = {}
-        self._new_loads: list[str] = []
-        """Requests whose loads the next plan starts, in the order in which the core was told."""
+        self._admitted_loads = False
+        """Whether loads were admitted since the last plan: some may be over without any copy."""
         self._placed_again: set[str] = set()
         """Requests that were matched anew in this step, so that news of their preemption is old."""
         self._announce: dict[str, int | None] = {}
@@ -92,8 +92,7 @@ class SchedulerSide:
         tracked.tables[:] = own
         tracked.placed = True
         tracked.loading = self.manager.admit(request.request_id, external_tokens)
-        if tracked.loading:
-            self._new_loads.append(request.request_id)
+        self._admitted_loads |= tracked.loading
         tracked.tables[:] = [self._table_for_stores(tracked, index, table) for index, table in enumerate(own)]
 
     def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> None:
@@ -122,8 +121,9 @@ class SchedulerSide:
             self._advance(step)
         self._idle = step.total_num_scheduled_tokens == 0
         metadata = StepMetadata(self.manager.plan(idle=self._idle), self.config.slots, self._idle)
-        if self._new_loads:
-            self._name_loads(metadata)
+        if self._admitted_loads:
+            self._admitted_loads = False
+            self._announce_loads_without_copies(metadata)
         if self._announce:
             metadata.announce, self._announce = self._announce, {}
         return metadata
@@ -216,8 +216,8 @@ class SchedulerSide:
             for table, keys in zip(tracked.tables, tracked.keys, strict=True):
                 self._device.remember_parents(table[:], keys[:])
 
-    def _name_loads(self, metadata: StepMetadata) -> None:
-        """Say which request each load is for; those that needed no copy are over already."""
+    def _announce_loads_without_copies(self, metadata: StepMetadata) -> None:
+        """Let the workers tell vLLM of loads that are over already: no worker will hear of them otherwise."""
         outcome = self.manager.report()
         for request_id in outcome.loaded:
             self._requests[request_id].loading = False
@@ -226,10 +226,6 @@ class SchedulerSide:
             tracked = self._requests[request_id]
             metadata.announce[request_id] = self._first_unfilled(tracked)
             self._restart(tracked)
-        copied = [request_id for request_id in self._new_loads if request_id not in metadata.announce]
-        for copy, request_id in zip(metadata.plan.loads, copied, strict=True):
-            metadata.load_of[copy.id] = request_id
-        self._new_loads.clear()
 
     def _ensure_failed(self, tracked: Tracked, output: Any) -> None:
         """Let vLLM compute what was not loaded.

@@ -18,8 +18,6 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no ty
     """Host slots of each rank. The scheduler alone computes this; the workers obey (F22)."""
     idle: bool = False
     """There is no forward pass in this step, so copies need not wait for one."""
-    load_of: dict[int, str] = field(default_factory=dict)
-    """The request that each load of the plan is for."""
     announce: dict[str, int | None] = field(default_factory=dict)
     """Requests whose load is over without a worker's doing, to be announced to vLLM by every rank.
 

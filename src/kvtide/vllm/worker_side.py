@@ -18,7 +18,7 @@ WAIT_TIMEOUT_S = 0.05
 
 
 class WorkerSide:
-    """One rank. Loads begin where vLLM says so, stores after the forward pass, each transfer is reported once."""
+    """One rank. Copies begin before the forward pass where that is safe; each transfer is reported once."""
 
     def __init__(self, rank: int, kv_cache_config: Any, copy_threads: int) -> None:
         self._rank = rank
@@ -28,7 +28,6 @@ class WorkerSide:
         self._worker: Worker | None = None
         self._arena: HostArena | None = None
         self._step: StepMetadata | None = None
-        self._loads_begun = self._stores_begun = False
         self._loading: dict[int, tuple[str, tuple[int, ...]]] = {}
         """Request and device blocks of each load in flight."""
         self._finished: set[str] = set()
@@ -43,50 +42,53 @@ class WorkerSide:
             self._stripes = memory.stripes_of(kv_caches, self._kv_cache_config)
 
     def begin_step(self, step: StepMetadata) -> None:
-        """Take a step's metadata. The first one says how much host memory to map."""
-        if self._worker is None and self._stripes:
-            blocks = self._kv_cache_config.num_blocks
-            engine, self._arena = memory.make_copy_engine(self._stripes, blocks, step.slots, self._copy_threads)
-            self._worker = Worker(self._rank, engine, wait_timeout_s=WAIT_TIMEOUT_S)
-            size = self._arena.slots * self._arena.slot_bytes
-            logger.info("kvtide: rank %d maps %d slots, %.2f GiB of host memory", self._rank, step.slots, size / 2**30)
-        self._step = step
-        self._loads_begun = self._stores_begun = False
+        """Take a step's metadata, before its forward pass, and begin all that need not wait for that.
 
-    def begin_loads(self) -> None:
-        """Begin the step's loads. Without a forward pass there is nothing to wait for: begin stores too."""
-        step = self._step
-        if step is None or self._worker is None or self._loads_begun:
+        Loads write to blocks that no step reads any more, stores read blocks that earlier steps have filled. So the
+        link is busy while the forward pass computes, however long that takes. The first step says how much host
+        memory to map.
+        """
+        if self._worker is None and self._stripes:
+            self._open(step.slots)
+        self._step = step
+        if self._worker is None:
             return
-        self._loads_begun = True
         for request_id, block in step.announce.items():
             self._finished.add(request_id)
             if block is not None:
                 self._failed.add(request_id)
                 self._unfilled.add(block)
-        for copy in step.plan.loads:
-            self._loading[copy.id] = step.load_of[copy.id], copy.blocks
-        if step.plan.loads:
-            self._worker.start(Plan(step.plan.step, loads=step.plan.loads), memory.fence(self._stripes))
-        if step.idle:
-            self.begin_stores()
+        plan = step.plan
+        self._loading.update((copy.id, (copy.request_id, copy.blocks)) for copy in plan.loads)
+        filled = tuple(copy for copy in plan.stores if copy.filled or step.idle)
+        self._start(Plan(plan.step, loads=plan.loads, stores=filled))
+        if step.idle and plan.wait_for:
+            self._worker.start(Plan(plan.step, wait_for=tuple(self._loading) or plan.wait_for))
 
-    def begin_stores(self) -> None:
-        """Begin the step's stores; in an idle step, wait a while for what the engine is waiting for."""
+    def forward_issued(self) -> None:
+        """Begin the stores of blocks that this step's forward pass may fill."""
         step = self._step
-        if step is None or self._worker is None or self._stores_begun:
+        if step is None or self._worker is None or step.idle:
             return
-        self._stores_begun = True
-        if step.plan.stores:
-            self._worker.start(Plan(step.plan.step, stores=step.plan.stores), memory.fence(self._stripes))
-        if step.idle and step.plan.wait_for:
-            self._worker.start(Plan(step.plan.step, wait_for=tuple(self._loading) or step.plan.wait_for))
+        self._step = None
+        self._start(Plan(step.plan.step, stores=tuple(copy for copy in step.plan.stores if not copy.filled)))
+
+    def _open(self, slots: int) -> None:
+        blocks = self._kv_cache_config.num_blocks
+        engine, self._arena = memory.make_copy_engine(self._stripes, blocks, slots, self._copy_threads)
+        self._worker = Worker(self._rank, engine, wait_timeout_s=WAIT_TIMEOUT_S)
+        size = self._arena.slots * self._arena.slot_bytes
+        logger.info("kvtide: rank %d maps %d slots, %.2f GiB of host memory", self._rank, slots, size / 2**30)
+
+    def _start(self, plan: Plan) -> None:
+        """Begin copies behind all compute that was issued until now."""
+        if plan and self._worker is not None:
+            self._worker.start(plan, memory.fence(self._stripes))
 
     def poll(self) -> None:
         """See what has ended."""
         if self._worker is None:
             return
-        self.begin_loads()  # a step of vLLM up to 0.28 has done so before, a later one right now
         report = self._worker.poll()
         if not report:
             return
@@ -134,8 +136,7 @@ class WorkerSide:
 
     def end_step(self) -> None:
         """Begin what vLLM did not ask for: up to 0.30 it does not call `wait_for_save` without a forward pass."""
-        self.begin_loads()
-        self.begin_stores()
+        self.forward_issued()
         self._step = None
 
     def shutdown(self) -> None:
