@@ -1,4 +1,4 @@
-"""A worker runs the core's plans on a copy engine and says what became of them."""
+"""A worker runs the core's plans on a copy engine and on tiers, and says what became of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from kvtide.copy import CopyEngine, Direction, Fence, Traffic
 from kvtide.copy.base import describe
 from kvtide.core.wire import Copy, Plan, Report
+from kvtide.tiers.base import Tier
+from kvtide.tiers.stack import TierStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,10 @@ class WorkerStats:
     """Times that the copy engine raised. It never should."""
 
 
+def _no_memory(slot: int) -> memoryview:
+    raise AssertionError(f"there are no tiers, and none asks for slot {slot}")
+
+
 class Worker:
     """One rank's hands. Reports every transfer once, and nothing the copy engine does kills it (F17).
 
@@ -37,9 +43,12 @@ class Worker:
 
     """
 
-    def __init__(self, rank: int, engine: CopyEngine, *, wait_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, rank: int, engine: CopyEngine, *, tiers: TierStack | None = None, wait_timeout_s: float = 5.0
+    ) -> None:
         self.rank = rank
         self._engine = engine
+        self._tiers = tiers or TierStack((), _no_memory)
         self._wait_timeout_s = wait_timeout_s
         self._in_flight: set[int] = set()
         """Transfers that the engine has taken and this worker has not reported."""
@@ -56,7 +65,7 @@ class Worker:
         self._engine_errors = 0
 
     def start(self, plan: Plan, after: Fence | None = None) -> None:
-        """Begin a plan's copies, loads first, then wait for `plan.wait_for`, with a deadline.
+        """Begin a plan's copies, loads first, and its errands, then wait for `plan.wait_for`, with a deadline.
 
         `after` is the compute that the copies must come after. None: it has ended (F6, F7).
         """
@@ -64,6 +73,8 @@ class Worker:
             self._submit(Direction.LOAD, copy, after)
         for copy in plan.stores:
             self._submit(Direction.STORE, copy, after)
+        for errand in plan.errands:
+            self._tiers.start(errand)
         if plan.wait_for:
             self._wait_for(plan.wait_for)
 
@@ -85,16 +96,22 @@ class Worker:
             failed.update(self._abandon(self._over))
         self._done_count += len(done)
         self._failed_count += len(failed)
-        return Report(self.rank, done, tuple(failed.items()), self._news_of_slots())
+        return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), *self._tiers.poll())
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Close the copy engine. A last `poll` reports what was in flight. May be called again.
+        """Close the copy engine and the tiers. A last `poll` reports what was in flight. May be called again.
 
         Returns whether nothing moves any more, so that the memory on both sides may be given back. If not, what
         still moves is reported by a later `poll`.
         """
         self._over = self._over or "the worker was closed"
-        return self._close_engine(timeout_s)
+        closed = self._close_engine(timeout_s)
+        return self._tiers.close(timeout_s) and closed
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers below host memory, nearest first."""
+        return self._tiers.tiers
 
     @property
     def stats(self) -> WorkerStats:
@@ -124,7 +141,10 @@ class Worker:
 
     def _wait_for(self, ids: tuple[int, ...]) -> None:
         try:
-            ended = self._engine.wait(ids, self._wait_timeout_s)
+            if any(self._tiers.knows(id_) for id_ in ids):
+                ended = self._tiers.wait(ids, self._wait_timeout_s)
+            else:
+                ended = self._engine.wait(ids, self._wait_timeout_s)
         except Exception:
             self._engine_errors += 1
         else:

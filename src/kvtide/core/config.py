@@ -73,6 +73,24 @@ def _check_group(group: Group) -> None:
             )
 
 
+Write = Literal["all", "second-touch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BelowConfig:
+    """What the tiers below host memory want, all of them together. Empty: no tier is written in this way."""
+
+    through: frozenset[Write] = frozenset()
+    """Blocks sink as soon as they are on the host, or when they are loaded from there for the first time."""
+    on_evict: frozenset[Write] = frozenset()
+    """Blocks sink when they leave the host: all, or those that were loaded at least once."""
+
+    @property
+    def second_touch(self) -> bool:
+        """Whether it matters that a block is used."""
+        return "second-touch" in self.through | self.on_evict
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
     """A valid configuration. Made by `OffloadConfig.build`."""
@@ -88,10 +106,16 @@ class OffloadConfig:
     """Fewer tokens than this are computed rather than loaded (F19)."""
     events: bool
     """Whether stored and removed keys are kept for `take_events`."""
+    min_fetch_tokens: int
+    """Fewer tokens than this are computed rather than looked for below host memory (F19)."""
+    below: BelowConfig | None = None
+    """None: there is nothing below host memory."""
 
     @classmethod
-    def build(cls, geometry: Geometry, options: Mapping[str, object]) -> OffloadConfig:
-        """Check `options` (see `OPTIONS`) against `geometry`."""
+    def build(
+        cls, geometry: Geometry, options: Mapping[str, object], below: BelowConfig | None = None
+    ) -> OffloadConfig:
+        """Check `options` (see `OPTIONS`) against `geometry`. `below`: what the tiers want, if there are any."""
         for name in options:
             if name not in OPTIONS:
                 near = difflib.get_close_matches(name, OPTIONS, n=1)
@@ -109,6 +133,8 @@ class OffloadConfig:
             pin_budget_blocks=budget,
             min_load_tokens=parse_count("min_load_tokens", options.get("min_load_tokens", 0), minimum=0),
             events=parse_flag("events", options.get("events", False)),
+            min_fetch_tokens=parse_count("min_fetch_tokens", options.get("min_fetch_tokens", 128), minimum=1),
+            below=below,
         )
 
     @property
@@ -125,6 +151,8 @@ OPTIONS: Mapping[str, str] = {
     "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool, or what one "
     "step computes if that is more, up to half)",
     "min_load_tokens": "compute rather than load when fewer tokens than this would be loaded (default: 0)",
+    "min_fetch_tokens": "compute rather than ask the tiers below when fewer tokens than this are missing "
+    "(default: 128)",
     "events": "keep an event stream of stored and removed keys (default: false)",
 }
 """Every option people can write, with its meaning."""

@@ -1,17 +1,19 @@
 """The host pool: which key is in which slot, what is pinned, what can be had.
 
-A slot is in one of three states:
+A slot is in one of four states:
 
-    free ── assign ──► writing ── commit ──► cached ── evicted ──► free
-                          └────── abandon ───────────────────────► free
+    free ── assign ──► writing ── commit ──► cached ── evicted ────────────────► free
+                          │                    └── detach ──► leaving ── free ──► free
+                          └────── abandon ──────────────────────────────────────► free
 
 Keys of slots being written are known here too, so one key is written by one transfer at a time (I7), but only
-cached ones are visible to requests (I3).
+cached ones are visible to requests (I3). A slot that is leaving is read once more, to sink below host memory, and
+has no key any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvtide.core.chain import Chain
 from kvtide.core.events import Cleared, EventStream, Removed, Stored
@@ -19,6 +21,7 @@ from kvtide.core.eviction import NO_PARENT, POLICIES
 from kvtide.core.groups import Group, Key
 from kvtide.core.metrics import Metrics
 from kvtide.core.orphans import Orphans
+from kvtide.core.wire import Name
 
 
 class HostPool:
@@ -42,11 +45,15 @@ class HostPool:
         self._key: list[Key] = [b""] * slots
         self._group = bytearray(slots)
         self._cached = bytearray(slots)
+        self.marks = bytearray(slots)
+        """Per slot, for `Sinks`: what is known of its content below host memory. 0 when a slot gets new content."""
         self._pins = [0] * slots
         self._free: list[int] = []
         self._num_cached = 0
         self._policy = POLICIES[policy](slots, self._pins)
         self._policy.keys = self._key
+        self.evicting: Callable[[Sequence[int]], None] | None = None
+        """Told of slots that are evicted at once, because somebody needs them."""
         self._orphans = Orphans()
         self._events = events
         self._metrics = metrics
@@ -190,10 +197,11 @@ class HostPool:
     def assign(self, chain: Chain) -> None:
         """Let the slots of a chain be written. Its keys must be unknown so far."""
         self._slot_of[chain.group].update(zip(chain.keys, chain.slots, strict=True))
-        keys, groups, group = self._key, self._group, chain.group
+        keys, groups, group, marks = self._key, self._group, chain.group, self.marks
         for slot, key in zip(chain.slots, chain.keys, strict=True):
             keys[slot] = key
             groups[slot] = group
+            marks[slot] = 0
 
     def commit(self, chain: Chain) -> None:
         """Make a chain visible: every rank has every byte of it."""
@@ -209,7 +217,6 @@ class HostPool:
             self._adopt(chain)
         if parent == NO_PARENT and chain.parent is not None:
             self._orphans.add(chain.slots[0], chain.group, chain.parent)
-        self._metrics.stored_blocks += len(chain.slots)
         if self._events.enabled:
             self._events.add(Stored(chain.group, tuple(chain.keys), chain.parent))
 
@@ -235,7 +242,30 @@ class HostPool:
         self._orphans.clear()
         self._events.add(Cleared())
 
+    def name(self, slot: int) -> Name:
+        """Return the group and key of a cached slot, or of one that was detached just now."""
+        return self._group[slot], self._key[slot]
+
+    def holds(self, slot: int, name: Name) -> bool:
+        """Whether a slot is cached and holds this block."""
+        return self._cached[slot] == 1 and (self._group[slot], self._key[slot]) == name
+
+    def detach(self, count: int) -> list[int]:
+        """Evict up to `count` slots whose bytes are still needed: they are the caller's until it frees them."""
+        return self._forget(count)
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Take detached slots back."""
+        self._free.extend(slots)
+
     def _evict(self, count: int) -> None:
+        victims = self._forget(count)
+        self._free.extend(victims)  # tails first, and taken from the end: runs of slots stay in order
+        if self.evicting is not None:
+            self.evicting(victims)
+
+    def _forget(self, count: int) -> list[int]:
+        """Remove what the policy gives up from the index; return its slots."""
         victims = self._policy.evict(count)
         keys, groups, cached, slot_of = self._key, self._group, self._cached, self._slot_of
         for slot in victims:
@@ -246,9 +276,9 @@ class HostPool:
                 self._orphans.drop(slot)
         if self._events.enabled:
             self._announce_removed(victims)
-        self._free.extend(victims)  # tails first, and taken from the end: runs of slots stay in order
         self._num_cached -= len(victims)
         self._metrics.evicted_blocks += len(victims)
+        return victims
 
     def _adopt(self, chain: Chain) -> None:
         for slot, key in zip(chain.slots, chain.keys, strict=True):

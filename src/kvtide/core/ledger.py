@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kvtide.core import wire
 from kvtide.core.chain import Chain
 from kvtide.core.metrics import Metrics
-from kvtide.core.wire import Copy, Report
+from kvtide.core.requests import Search
+from kvtide.core.wire import Answer, Copy, Name, Report
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +56,76 @@ class Load(Transfer):
         return Copy(self.id, tuple(self.blocks), tuple(self.slots), self.request_id)
 
 
+@dataclass(slots=True, eq=False)
+class Errand(Transfer):
+    """Something below host memory, which each rank does with its part of the blocks."""
+
+    names: list[Name] = field(default_factory=list)
+    missed: set[int] = field(default_factory=set)
+    """Positions that at least one rank does not have: a block is there when every rank has its part (F10)."""
+    seconds: float = 0.0
+    """How long the slowest rank took."""
+
+    @property
+    def hits(self) -> list[int]:
+        """Positions that every rank has."""
+        return [position for position in range(len(self.names)) if position not in self.missed]
+
+    def hear(self, answer: Answer) -> None:
+        """Take one rank's answer into account."""
+        if len(answer.hits) < len(self.names):
+            self.missed.update(set(range(len(self.names))).difference(answer.hits))
+        self.seconds = max(self.seconds, answer.seconds)
+
+
+@dataclass(slots=True, eq=False)
+class Lookup(Errand):
+    """Asks what is there, for one request."""
+
+    search: Search | None = None
+
+    def as_errand(self) -> wire.Errand:
+        """Return what workers are told."""
+        return wire.Lookup(self.id, tuple(self.names))
+
+
+@dataclass(slots=True, eq=False)
+class Fetch(Errand):
+    """Brings blocks up to the host."""
+
+    chains: list[Chain] = field(default_factory=list)
+    waited_s: float = 0.0
+    waiting: list[Search] = field(default_factory=list)
+    """The requests that wait for it: the one that asked first, and those that need the same blocks."""
+    relied_on: set[int] = field(default_factory=set)
+    """Slots whose content somebody has computed meanwhile and not stored, because it was on its way up."""
+
+    def as_errand(self) -> wire.Errand:
+        """Return what workers are told."""
+        return wire.Fetch(self.id, tuple(self.names), tuple(self.slots), self.waited_s)
+
+
+@dataclass(slots=True, eq=False)
+class Sink(Errand):
+    """Lets blocks sink."""
+
+    leaving: bool = False
+    used: bool = False
+
+    def as_errand(self) -> wire.Errand:
+        """Return what workers are told."""
+        return wire.Sink(self.id, tuple(self.names), tuple(self.slots), self.leaving, self.used)
+
+
+@dataclass(slots=True, eq=False)
+class Clear(Errand):
+    """Empties the tiers. Its one name stands for all."""
+
+    def as_errand(self) -> wire.Errand:
+        """Return what workers are told."""
+        return wire.Clear(self.id)
+
+
 class Ledger:
     """Transfers from the plan that starts them to the last rank's report."""
 
@@ -86,18 +158,26 @@ class Ledger:
         """
         heard = [self._hear(report.rank, transfer_id, None) for transfer_id in report.done]
         heard += [self._hear(report.rank, transfer_id, why) for transfer_id, why in report.failed]
+        heard += [self._hear(report.rank, answer.id, None, answer) for answer in report.answers]
         return [transfer for transfer in heard if transfer is not None]
 
-    def _hear(self, rank: int, transfer_id: int, failure: str | None) -> Transfer | None:
+    def get(self, transfer_id: int) -> Transfer | None:
+        """Return a transfer that is in flight."""
+        return self._in_flight.get(transfer_id)
+
+    def _hear(self, rank: int, transfer_id: int, failure: str | None, answer: Answer | None = None) -> Transfer | None:
         """Tick off one rank; return the transfer when it was the last one."""
         transfer = self._in_flight.get(transfer_id)
-        if transfer is None or not 0 <= rank < self._ranks:
+        known = transfer is not None and isinstance(transfer, Errand) == (answer is not None)
+        if transfer is None or not known or not 0 <= rank < self._ranks:
             self._metrics.reports_unknown += 1
             return None
         if not transfer.ranks_left >> rank & 1:
             self._metrics.reports_repeated += 1
             return None
         transfer.ranks_left &= ~(1 << rank)
+        if answer is not None and isinstance(transfer, Errand):
+            transfer.hear(answer)
         if failure is not None and transfer.failure is None:
             transfer.failure = f"rank {rank}: {failure}"
         if transfer.ranks_left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK
@@ -12,16 +13,32 @@ from kvtide.core.match import Match, Matcher, Piece
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Event, Request
+from kvtide.core.searches import Searches
+from kvtide.core.sinks import Sinks
 from kvtide.errors import ProtocolError
+
+_NOT_THERE = (NotLoaded.NOT_CACHED, NotLoaded.STILL_STORING)
 
 
 class Loads:
     """Keeps promises: what was offered stays on the host until the engine has answered, and then until it is read."""
 
-    def __init__(self, device: DevicePool, host: HostPool, matcher: Matcher, ledger: Ledger, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        device: DevicePool,
+        host: HostPool,
+        *,
+        matcher: Matcher,
+        searches: Searches,
+        sinks: Sinks,
+        ledger: Ledger,
+        metrics: Metrics,
+    ) -> None:
         self._device = device
         self._host = host
         self._matcher = matcher
+        self._searches = searches
+        self._sinks = sinks
         self._ledger = ledger
         self._metrics = metrics
         self._planned: list[Load] = []
@@ -35,14 +52,22 @@ class Loads:
     def match(self, request: Request, device_tokens: int, num_tokens: int) -> Match:
         """Look a request up. Changes nothing."""
         if request.load_failed:
-            return Match(request.id, device_tokens, 0, (), {NotLoaded.COPY_FAILED: max(0, num_tokens - device_tokens)})
-        return self._matcher.match(request.id, request.keys, device_tokens, num_tokens)
+            missed = {NotLoaded.COPY_FAILED: max(0, num_tokens - device_tokens)}
+            return Match(request.id, device_tokens, 0, (), missed, num_tokens)
+        match = self._matcher.match(request.id, request.keys, device_tokens, num_tokens)
+        if self._searches.waits(request, match):
+            return replace(match, waits=True)
+        if request.search is not None and request.search.late:
+            missed = {NotLoaded.TIER_LATE if why in _NOT_THERE else why: n for why, n in match.missed.items()}
+            return replace(match, missed=missed)
+        return match
 
     def reserve(self, request: Request, match: Match) -> None:
         """Pin what was matched (F11), instead of what was reserved before."""
         self._host.pin(match.slots)
         self.release(request)
         request.reservation = match
+        self._searches.reserved(request, match)
 
     def release(self, request: Request) -> None:
         """Unpin what is reserved, if anything is."""
@@ -52,6 +77,7 @@ class Loads:
 
     def admit(self, request: Request, accepted_tokens: int) -> bool:
         """Turn a reservation into a load of its first `accepted_tokens` tokens; return whether one is under way."""
+        self._searches.drop(request)
         match = request.reservation
         offered = match.tokens if match is not None else 0
         if not 0 <= accepted_tokens <= offered:
@@ -139,6 +165,7 @@ class Loads:
                     f"and the load needs {first + len(slots)}"
                 )
             self._host.use(group, slots, (first + 1) * self._matcher.block_tokens(group))
+            self._sinks.used(slots)
             if NULL_BLOCK in blocks:
                 pairs = [pair for pair in zip(blocks, slots, strict=True) if pair[0] != NULL_BLOCK]
                 load.blocks += [block for block, _ in pairs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
@@ -10,17 +11,22 @@ from kvtide.core.events import Event as CacheEvent
 from kvtide.core.events import EventStream
 from kvtide.core.groups import Key
 from kvtide.core.host_pool import HostPool
-from kvtide.core.ledger import Ledger, Load, Store, Transfer
+from kvtide.core.ledger import Clear, Fetch, Ledger, Load, Lookup, Sink, Store, Transfer
 from kvtide.core.loads import Loads
 from kvtide.core.match import Match, Matcher
 from kvtide.core.metrics import Gauges, Metrics
 from kvtide.core.requests import Event, Request, State
+from kvtide.core.searches import Searches
+from kvtide.core.sinks import Sinks
 from kvtide.core.store_eager import EagerPlanner
 from kvtide.core.store_lazy import LazyPlanner
 from kvtide.core.store_planner import StorePlanner
 from kvtide.core.stores import Stores
 from kvtide.core.wire import Outcome, Plan, Report
 from kvtide.errors import ProtocolError
+
+ClearState = Literal["done", "due", "begun", "failed"]
+"""Whether the tiers are as empty as the last reset wants them."""
 
 
 class OffloadManager:
@@ -45,17 +51,28 @@ class OffloadManager:
         )
         self._slots_ready = [self._host.slots] * geometry.ranks
         self._ledger = Ledger(geometry.ranks, self.metrics)
-        self._stores = Stores(config, device, self._host, self._ledger, self.metrics)
+        self._sinks = Sinks(config.below, self._host, self._ledger, self.metrics)
+        self._searches = Searches(config, self._host, self._sinks, self._ledger, self.metrics)
+        self._stores = Stores(config, device, self._host, sinks=self._sinks, ledger=self._ledger, metrics=self.metrics)
         matcher = Matcher(geometry.groups, self._host, config.min_load_tokens)
-        self._loads = Loads(device, self._host, matcher, self._ledger, self.metrics)
+        self._loads = Loads(
+            device,
+            self._host,
+            matcher=matcher,
+            searches=self._searches,
+            sinks=self._sinks,
+            ledger=self._ledger,
+            metrics=self.metrics,
+        )
         self._planner = self._make_planner(device)
         self._requests: dict[str, Request] = {}
+        self._clear: ClearState = "done"
         self._step = 0
 
     def _make_planner(self, device: DevicePool) -> StorePlanner:
         geometry = self.config.geometry
         if self.config.mode == "eager":
-            return EagerPlanner(geometry.groups, device, self._host, self._stores)
+            return EagerPlanner(geometry.groups, device, self._host, self._stores, self._searches)
         return LazyPlanner(geometry, device, self._host, self._stores)
 
     # ------------------------------------------------------------------ requests
@@ -78,7 +95,8 @@ class OffloadManager:
     def match(self, request_id: str, device_tokens: int, num_tokens: int) -> Match:
         """Find what the host has beyond `device_tokens` for a request of `num_tokens`. Changes nothing.
 
-        `tokens` of the result is the offer. One token is always left to compute.
+        `tokens` of the result is the offer. One token is always left to compute. If it says that the request
+        `waits`, more may be below host memory: reserve, and match again in each later step until it does not.
         """
         return self._loads.match(self._request(request_id), device_tokens, num_tokens)
 
@@ -97,6 +115,11 @@ class OffloadManager:
         request = self._request(request_id)
         request.handle(Event.GIVE_UP)
         self._loads.release(request)
+
+    def waits(self, request_id: str) -> bool:
+        """Whether a request waits for what is below host memory, so that matching it again is of no use yet."""
+        search = self._request(request_id).search
+        return search is not None and not search.over
 
     def admit(self, request_id: str, accepted_tokens: int) -> bool:
         """Tell that the engine has allocated blocks and takes `accepted_tokens` of the offer: all, fewer, or 0.
@@ -124,6 +147,7 @@ class OffloadManager:
         request.handle(Event.PREEMPT)
         self.metrics.preemptions += not (request.load_failed and request.computed_tokens == 0)
         self._planner.preempted(request)
+        self._searches.drop(request)
         self._loads.release(request)
         request.load_id = None
         request.computed_tokens = 0
@@ -133,6 +157,7 @@ class OffloadManager:
         """Tell that the request is over (done or aborted, in whatever state). Call before its blocks are freed."""
         request = self._request(request_id)
         self._planner.finished(request)
+        self._searches.drop(request)
         self._loads.release(request)
         del self._requests[request_id]
 
@@ -153,8 +178,23 @@ class OffloadManager:
         self._planner.plan(sum(len(load.blocks) for load in loading))
         loads = tuple(load.as_copy() for load in loading)
         stores = tuple(store.as_copy() for store in self._stores.take_planned())
+        errands = tuple(errand.as_errand() for errand in self._take_errands(idle)) if self.config.below else ()
         oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
-        return Plan(self._step, loads, stores, () if oldest is None else (oldest,))
+        return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands)
+
+    def _take_errands(self, idle: bool) -> list[Lookup | Fetch | Sink | Clear]:
+        """Return what is to be done below host memory; from now on answers are expected.
+
+        Emptying the tiers again after it has failed can wait until the engine has something to do, lest a dead store
+        keeps it from coming to rest.
+        """
+        errands: list[Lookup | Fetch | Sink | Clear] = [*self._searches.take_planned(), *self._sinks.plan()]
+        if self._clear == "due" or (self._clear == "failed" and not idle):
+            self._clear = "begun"
+            errands.append(Clear(self._ledger.next_id(), names=[(0, b"")]))
+        for errand in errands:
+            self._ledger.start(errand)
+        return errands
 
     def report(self, *reports: Report) -> Outcome:
         """Take the workers' reports; return the requests whose loads are complete or failed.
@@ -167,6 +207,8 @@ class OffloadManager:
             if report.slots_ready is not None and 0 <= report.rank < len(self._slots_ready):
                 self._slots_ready[report.rank] = report.slots_ready
                 self._host.grow(min(self._slots_ready))
+            for fetch_id in report.late:
+                self._searches.late(fetch_id)
         loaded: list[str] = []
         failed: list[str] = []
         for transfer in settled:
@@ -176,7 +218,30 @@ class OffloadManager:
                 succeeded = self._loads.settle(transfer, self._requests.get(transfer.request_id))
                 if succeeded is not None:
                     (loaded if succeeded else failed).append(transfer.request_id)
+            else:
+                self._settle_errand(transfer)
         return Outcome(tuple(loaded), tuple(failed))
+
+    def _settle_errand(self, errand: Transfer) -> None:
+        if isinstance(errand, Lookup):
+            self._searches.looked_up(errand)
+        elif isinstance(errand, Fetch):
+            self._searches.fetched(errand)
+            for chain in self._searches.take_unkept():
+                self._stores.take_over(chain, lost=errand.abandoned)
+        elif isinstance(errand, Sink):
+            self._sinks.settle(errand)
+        elif isinstance(errand, Clear) and not errand.abandoned:
+            # What could not be emptied is not used, and emptied first thing when it is there again.
+            self._clear = "done" if errand.hits else "failed"
+            self._sinks.open = bool(errand.hits)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Tell what computing costs: a step of so many tokens of prompts took so long. Optional.
+
+        Without it, what is below host memory is always worth waiting for.
+        """
+        self._searches.break_even.computed(tokens, seconds)
 
     def reset(self) -> None:
         """Forget everything that is cached: the weights have changed (F9).
@@ -187,6 +252,9 @@ class OffloadManager:
         """
         self._stores.reset()
         self._loads.reset()
+        self._searches.reset()
+        self._sinks.reset()
+        self._clear = "due" if self.config.below else "done"
         for transfer in self._ledger:
             transfer.abandoned = True
         for request in self._requests.values():
@@ -201,7 +269,8 @@ class OffloadManager:
     @property
     def busy(self) -> bool:
         """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
-        return bool(len(self._ledger) or self._loads.waiting or self._stores.waiting or self._planner.waiting)
+        below = self._searches.waiting or self._sinks.waiting_blocks or self._clear == "due"
+        return bool(len(self._ledger) or self._loads.waiting or self._stores.waiting or self._planner.waiting or below)
 
     # ------------------------------------------------------------------ looking
 
@@ -217,6 +286,8 @@ class OffloadManager:
             store_pins=self._stores.pinned_blocks,
             transfers=len(self._ledger),
             backlog_blocks=self._stores.backlog_blocks,
+            sink_queue_blocks=self._sinks.waiting_blocks,
+            searches=len(self._searches),
         )
 
     def is_cached(self, group: int, key: Key) -> bool:

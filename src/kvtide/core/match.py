@@ -30,6 +30,10 @@ class Match:
     pieces: tuple[Piece, ...] = ()
     missed: Mapping[NotLoaded, int] = field(default_factory=dict)
     """Tokens of whole blocks that cannot be loaded, by reason."""
+    num_tokens: int = 0
+    """Tokens of the request."""
+    waits: bool = False
+    """More may be below host memory: reserve, and ask again in a later step. Or admit at once, and go without."""
 
     @property
     def slots(self) -> list[int]:
@@ -68,7 +72,7 @@ class Matcher:
             tokens = 0
         pieces = self.pieces(keys, device_tokens, boundary, full_slots) if tokens else ()
         assert pieces is not None
-        return Match(request_id, device_tokens, tokens, pieces, missed)
+        return Match(request_id, device_tokens, tokens, pieces, missed, num_tokens)
 
     def pieces(
         self,

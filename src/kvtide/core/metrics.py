@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kvtide.core.reasons import NotLoaded, NotStored
+from kvtide.core.reasons import NotLoaded, NotStored, NotSunk
 
 
 @dataclass(slots=True)
@@ -33,6 +33,17 @@ class Metrics:
     """Blocks that were computed and are not stored, by reason."""
     not_loaded: Counter[NotLoaded] = field(default_factory=Counter)
     """Tokens that were computed and not loaded, by reason."""
+    lookups: int = 0
+    """Times that a request asked what is below host memory."""
+    fetched_blocks: int = 0
+    """Blocks that came up from below."""
+    fetch_missed_blocks: int = 0
+    """Blocks that were found below, and were gone or unreadable when they were fetched."""
+    fetches_late: int = 0
+    """Fetches that requests stopped to wait for."""
+    sunk_blocks: int = 0
+    not_sunk: Counter[NotSunk] = field(default_factory=Counter)
+    """Blocks that the write policy wanted below, and that are not there, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +64,7 @@ class Gauges:
     """In flight on at least one rank."""
     backlog_blocks: int
     """Waiting for the pin budget."""
+    sink_queue_blocks: int = 0
+    """Waiting to sink below host memory."""
+    searches: int = 0
+    """Requests that wait for what is below host memory."""

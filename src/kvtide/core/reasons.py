@@ -45,3 +45,18 @@ class NotLoaded(str, Enum):
     """The copy failed, or an earlier load of the same request did."""
     RESET = "reset"
     """The cache was reset while it was being loaded."""
+    TIER_LATE = "tier_late"
+    """A tier below the host did not bring it in time."""
+
+
+class NotSunk(str, Enum):
+    """Why a block is not below host memory although the write policy wants it there. Counted in blocks."""
+
+    FAILED = "failed"
+    """The tier did not take it on every rank: it is full, switched off, or broken."""
+    EVICTED = "evicted"
+    """The host needed the slot before its turn came."""
+    QUEUE_FULL = "queue_full"
+    """Too many blocks were waiting to sink."""
+    RESET = "reset"
+    """The cache was reset, or the tiers were not emptied yet after that."""

@@ -66,6 +66,22 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 @dataclass(slots=True, eq=False)
+class Search:
+    """A request waits for what may be below host memory. It does so at most once."""
+
+    request_id: str
+    device_tokens: int
+    num_tokens: int
+    errands: set[int] = field(default_factory=set)
+    """What it waits for: one lookup, or fetches."""
+    slots: list[int] = field(default_factory=list)
+    """What has come for it, pinned until it is matched again."""
+    over: bool = False
+    late: bool = False
+    """A tier was too slow."""
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """A request that the engine has made known and not finished."""
 
@@ -82,6 +98,7 @@ class Request:
     load_id: int | None = None
     load_failed: bool = False
     """A load of this request failed: it is not tried again."""
+    search: Search | None = None
     stale: bool = False
     """It holds KV from before a reset: nothing of it may be stored."""
 

@@ -8,6 +8,7 @@ from kvtide.core.groups import NULL_BLOCK, FullAttention, Group, Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
+from kvtide.core.searches import Searches
 from kvtide.core.stores import BlockOf, Stores
 
 
@@ -19,13 +20,16 @@ class EagerPlanner:
     looks at every block again, and finds the last block (F1), the holes, and whatever had no room before.
     """
 
-    def __init__(self, groups: tuple[Group, ...], device: DevicePool, host: HostPool, stores: Stores) -> None:
+    def __init__(
+        self, groups: tuple[Group, ...], device: DevicePool, host: HostPool, stores: Stores, searches: Searches
+    ) -> None:
         self._groups = groups
         self._loses_blocks = [not isinstance(group, FullAttention) for group in groups]
         self._smallest_block_tokens = min(group.block_tokens for group in groups)
         self._device = device
         self._host = host
         self._stores = stores
+        self._searches = searches
         self._ready: dict[str, Request] = {}
 
     @property
@@ -98,6 +102,7 @@ class EagerPlanner:
             slots = self._host.use_keys(index, chain.keys, chain.end_tokens)
             if find is None:
                 self._count_out_of_window(request, index, request.considered[index], full)
+            self._searches.rely_on(slots)
             if None not in slots:
                 continue
             there = slots.index(None)
@@ -143,5 +148,6 @@ class EagerPlanner:
         blocks = request.blocks[index][first:last]
         if NULL_BLOCK in blocks:
             known, keys = self._host.known(index), request.keys[index][first:last]
-            gone = sum(block == NULL_BLOCK and key not in known for block, key in zip(blocks, keys, strict=True))
-            self._stores.lose(NotStored.OUT_OF_WINDOW, gone)
+            gone = [key for block, key in zip(blocks, keys, strict=True) if block == NULL_BLOCK]
+            self._stores.lose(NotStored.OUT_OF_WINDOW, sum(key not in known for key in gone))
+            self._searches.rely_on(map(known.get, gone))

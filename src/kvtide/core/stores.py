@@ -12,6 +12,7 @@ from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, Store
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
+from kvtide.core.sinks import Sinks
 
 STORE_BLOCKS_MAX = 256
 """A plan's stores are cut into transfers of at most this size, so that the first ones are visible early."""
@@ -29,7 +30,14 @@ class Stores:
     """
 
     def __init__(
-        self, config: OffloadConfig, device: DevicePool, host: HostPool, ledger: Ledger, metrics: Metrics
+        self,
+        config: OffloadConfig,
+        device: DevicePool,
+        host: HostPool,
+        *,
+        sinks: Sinks,
+        ledger: Ledger,
+        metrics: Metrics,
     ) -> None:
         groups = config.geometry.groups
         self._block_tokens = [group.block_tokens for group in groups]
@@ -39,6 +47,7 @@ class Stores:
         self._backlog_max = config.geometry.device_blocks
         self._device = device
         self._host = host
+        self._sinks = sinks
         self._ledger = ledger
         self._metrics = metrics
         self._backlog: list[tuple[Chain, int]] = []
@@ -103,6 +112,13 @@ class Stores:
         chain.filled = False  # looked up by key when its turn comes
         self._backlog.append((chain, attempt))
         self.backlog_blocks += len(chain)
+
+    def take_over(self, chain: Chain, *, lost: bool) -> None:
+        """Store what was to come from elsewhere and did not; `lost`: there was a reset meanwhile."""
+        if lost:
+            self.lose(NotStored.RESET, len(chain))
+        else:
+            self.defer(chain)
 
     def defers(self, group: int, key: Key) -> bool:
         """Whether a key waits to be stored later."""
@@ -178,6 +194,8 @@ class Stores:
         for chain in store.chains:
             if store.failure is None and not store.abandoned:
                 self._host.commit(chain)
+                self._metrics.stored_blocks += len(chain)
+                self._sinks.stored(chain)
             else:
                 self._host.abandon(chain)
             if chain.anchor is not None:

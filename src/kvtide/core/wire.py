@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvtide.core.groups import Key
+
+Name = tuple[int, Key]
+"""A block below host memory: its group and its key."""
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -16,6 +21,53 @@ class Copy:
     """Loads: the request that waits for it."""
     filled: bool = True
     """Stores: earlier steps have filled the blocks. False: this plan's own step may, so it has to be waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Asks which blocks are below host memory. Answered within the tiers' deadline, by misses if need be (F18)."""
+
+    id: int
+    names: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Brings blocks up: `names[i]` is to be written to host slot `slots[i]`.
+
+    When nothing has come for as long as the tier's deadline allows, less `waited_s`, the worker says that it is
+    late, and nobody waits for it any more (F18). It is answered all the same, once nothing writes to the slots.
+    """
+
+    id: int
+    names: tuple[Name, ...]
+    slots: tuple[int, ...]
+    waited_s: float = 0.0
+    """What the lookup has used up of the request's patience."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Lets blocks sink to the tiers that want them now: `slots[i]` holds `names[i]`."""
+
+    id: int
+    names: tuple[Name, ...]
+    slots: tuple[int, ...]
+    leaving: bool = False
+    """The host gives the blocks up. Otherwise it has just got them, or they were used for the first time since."""
+    used: bool = False
+    """They have been of use since they were stored: for tiers that admit on second touch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Empties every tier of this namespace (F9). Until it is done nothing else is asked of them."""
+
+    id: int
+
+
+Errand = Lookup | Fetch | Sink | Clear
+"""What a worker has to do below host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +85,23 @@ class Plan:
     """
     wait_for: tuple[int, ...] = ()
     """Transfers to be waited for (with a deadline) before this step ends: the engine has nothing else to do."""
+    errands: tuple[Errand, ...] = ()
+    """Below host memory. They touch no device block, so there is nothing to wait for."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.loads or self.stores or self.wait_for)
+        return bool(self.loads or self.stores or self.wait_for or self.errands)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of an errand on one rank."""
+
+    id: int
+    hits: tuple[int, ...] = ()
+    """Positions among its names that were found, have come, or were kept. Clear: (0,) when it is done."""
+    seconds: float = 0.0
+    """How long it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +117,14 @@ class Report:
 
     Host memory is pinned in pieces while the engine serves already (F20), so the pool grows.
     """
+    answers: tuple[Answer, ...] = ()
+    """Errands that are over. Each is answered once by each rank."""
+    late: tuple[int, ...] = ()
+    """Fetches that are past their deadline. They go on, but nobody should wait for them."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to say."""
-        return bool(self.done or self.failed or self.slots_ready is not None)
+        return bool(self.done or self.failed or self.slots_ready is not None or self.answers or self.late)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,16 @@ from unittest.mock import patch
 
 from kvtide.core.chain import Chain
 from kvtide.core.host_pool import HostPool
-from kvtide.core.ledger import Ledger, Load, Store, Transfer
+from kvtide.core.ledger import Errand, Ledger, Load, Store, Transfer
 from kvtide.core.loads import Loads
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
 from kvtide.core.requests import Request
 from kvtide.core.store_eager import EagerPlanner
 from kvtide.core.stores import Stores
+from kvtide.core.wire import Answer
 from kvtide.sim.rank import Job, Rank
+from kvtide.sim.tier import SimTier
 
 Patches = list[tuple[type, str, Any]]
 
@@ -103,8 +105,8 @@ class _Unpinned:
 def _unpinned_stores() -> Patches:
     init = Stores.__init__
 
-    def unpinned(self: Stores, config: Any, device: Any, *rest: Any) -> None:
-        init(self, config, _Unpinned(device), *rest)  # type: ignore[arg-type]
+    def unpinned(self: Stores, config: Any, device: Any, host: Any, **rest: Any) -> None:
+        init(self, config, _Unpinned(device), host, **rest)  # type: ignore[arg-type]
 
     return [(Stores, "__init__", unpinned)]
 
@@ -226,6 +228,31 @@ def _finish_returns_pins() -> Patches:
     return [(OffloadManager, "finish", hasty)]
 
 
+# ---------------------------------------------------------------------- below host memory
+
+
+def _unverified_tier() -> Patches:
+    return [(SimTier, "verifies", lambda *_: True)]
+
+
+def _tiers_keep_all() -> Patches:
+    reset = OffloadManager.reset
+
+    def forgetful(self: OffloadManager) -> None:
+        reset(self)
+        self._clear = "done"
+        self._sinks.open = True
+
+    return [(OffloadManager, "reset", forgetful)]
+
+
+def _one_rank_has_it() -> Patches:
+    def hear(self: Errand, answer: Answer) -> None:
+        self.missed = set(range(len(self.names))).difference(answer.hits)
+
+    return [(Errand, "hear", hear)]
+
+
 CANARIES: tuple[Canary, ...] = (
     Canary("F1", "no-flush", "what a finished request leaves is not stored", _no_flush),
     Canary("F2", "known-when-stored", "a key is known only when its store is complete", _known_when_stored),
@@ -242,6 +269,9 @@ CANARIES: tuple[Canary, ...] = (
     Canary("F12", "unbounded-pins", "stores pin as many device blocks as they like", _unbounded_pins),
     Canary("F15", "copy-loop-dies", "an exception ends the copy loop of a rank", _copy_loop_dies),
     Canary("F16", "assert-known", "a report about an unknown transfer is an assertion", _assert_known),
+    Canary("F8", "unverified-tier", "what a tier brings is not verified", _unverified_tier),
+    Canary("F9", "tiers-keep-all", "a reset leaves the tiers as they were", _tiers_keep_all),
+    Canary("F10", "one-rank-has-it", "a block counts as fetched when one rank has its part", _one_rank_has_it),
     Canary(
         "F16", "finish-returns-pins", "a request that ends returns the pins of its load at once", _finish_returns_pins
     ),

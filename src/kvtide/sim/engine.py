@@ -14,6 +14,7 @@ from kvtide.sim.rank import Rank, draw_speed
 from kvtide.sim.request import SimRequest, State
 from kvtide.sim.run import Run
 from kvtide.sim.scheduler import Scheduler
+from kvtide.sim.tokens import node_of_key, stamp
 from kvtide.sim.traffic import Arrival
 from kvtide.sim.violation import Violation
 from kvtide.sim.work import Item, StepWork, lay_out
@@ -43,6 +44,7 @@ class SimEngine:
         self.scheduler = Scheduler(run, pool, self.manager)
         self.ranks = [Rank(index, run) for index in range(world.ranks)]
         self.watch.attach_ranks(self.ranks)
+        self._warm_up_tiers()
         self._mailbox = Mailbox(run, self.ranks)
         self._smallest_block_tokens = min(group.block_tokens for group in world.groups)
         self._arrivals = deque(world.arrivals)
@@ -55,6 +57,20 @@ class SimEngine:
         """Steps that the engine has made."""
         self.resting = True
         """Whether there is nothing to do at all until something arrives."""
+
+    def _warm_up_tiers(self) -> None:
+        """Let another server have served the same requests before."""
+        world = self.world
+        if world.tier is None or not world.tier.warm:
+            return
+        contents = {}
+        for arrival in world.arrivals:
+            request = SimRequest.arrive(arrival, arrival.name, world.tokens, world.groups)
+            for group, keys in enumerate(request.keys):
+                contents.update({(group, key): stamp(node_of_key(key), 0, group) for key in keys})
+        for rank in self.ranks:
+            if rank.tier is not None:
+                rank.tier.warm_up(contents)
 
     # ------------------------------------------------------------------ life
 
@@ -163,11 +179,7 @@ class SimEngine:
             self._outputs.append(work)
             if self.log:
                 self.log.add(f"compute {plan.step}: {work.describe()}")
-        slow = self.world.faults.slow_copy
-        for copy in plan.loads + plan.stores:
-            speed = draw_speed(self._draw, slow, self.fault_counts)
-            for rank in self.ranks:
-                rank.take(copy, plan.step, is_store=copy in plan.stores, speed=speed)
+        self._send_copies(plan)
         for rank in self.ranks:
             rank.submit(work)
         for item in items:
@@ -177,6 +189,17 @@ class SimEngine:
                 self._tell(item.request, known)
         if not self.world.habits.slide_before_plan:
             self.scheduler.slide()
+
+    def _send_copies(self, plan: Plan) -> None:
+        slow = self.world.faults.slow_copy
+        for copy in plan.loads + plan.stores:
+            speed = draw_speed(self._draw, slow, self.fault_counts)
+            for rank in self.ranks:
+                rank.take(copy, plan.step, is_store=copy in plan.stores, speed=speed)
+        for errand in plan.errands:
+            for rank in self.ranks:
+                assert rank.tier is not None, "errands without tiers"
+                rank.tier.take(errand)
 
     def _pass_time(self, plan: Plan) -> None:
         self.clock.run(TICKS_PER_STEP)
@@ -189,7 +212,7 @@ class SimEngine:
         ticks_left = WAIT_TICKS_MAX
         for transfer in transfers:
             for rank in self.ranks:
-                while transfer in rank.unfinished and ticks_left > 0:
+                while rank.has_unfinished(transfer) and ticks_left > 0:
                     ticks_left -= self.clock.run_until_next(ticks_left)
 
     def _wait_for_compute(self, step: int, ranks: int) -> None:

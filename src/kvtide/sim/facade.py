@@ -112,6 +112,7 @@ def _describe(plan: Plan) -> str:
     parts = [f"plan {plan.step}"]
     parts += [f"load {copy.id}: slots {list(copy.slots)} to blocks {list(copy.blocks)}" for copy in plan.loads]
     parts += [f"store {copy.id}: blocks {list(copy.blocks)} to slots {list(copy.slots)}" for copy in plan.stores]
+    parts += [f"errand {errand}" for errand in plan.errands]
     if plan.wait_for:
         parts.append(f"wait for {list(plan.wait_for)}")
     return "; ".join(parts)

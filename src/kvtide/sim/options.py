@@ -157,10 +157,17 @@ def _apply_aborts(world: World, text: str) -> World:
     return replace(world, arrivals=tuple(replace(arrival, abort_after_steps=None) for arrival in world.arrivals))
 
 
+def _apply_tier(world: World, text: str) -> World:
+    if text != NONE:
+        raise ValueError
+    return replace(world, tier=None)
+
+
 WORLD_OPTIONS: dict[str, WorldOption] = {
     "layout": WorldOption("kinds of attention", "one of " + ", ".join(LAYOUTS), _apply_layout),
     "requests": WorldOption("which requests come", "names joined by +, such as r0+r3", _apply_requests),
     "aborts": WorldOption("no request is aborted", NONE, _apply_aborts),
+    "tier": WorldOption("nothing lies below host memory", NONE, _apply_tier),
     "resets": WorldOption("the weights never change", NONE, _apply_resets),
     "faults": WorldOption(
         "kinds of faults that may happen", f"{NONE}, or some joined by +: {', '.join(FAULT_KINDS)}", _apply_faults

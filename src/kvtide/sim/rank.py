@@ -10,6 +10,7 @@ from kvtide.sim.clock import TICKS_PER_STEP
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FaultCounts
 from kvtide.sim.run import Run
+from kvtide.sim.tier import SimTier
 from kvtide.sim.tokens import MOVING, NOTHING, TORN
 from kvtide.sim.work import StepWork
 
@@ -58,6 +59,17 @@ class Rank:
         """Whether there is something to report."""
         self._slots_news: int | None = None
         self._faults = world.faults
+        self.tier: SimTier | None = None
+        if world.tier is not None:
+            self.tier = SimTier(
+                world.tier,
+                self.host,
+                run.clock,
+                run.tier_draw,
+                run.fault_counts,
+                log=run.log,
+                has_news=self._has_news,
+            )
         self._queue: deque[StepWork] = deque()
         self._fenced: list[tuple[int, Job]] = []
         self._done: list[int] = []
@@ -105,11 +117,19 @@ class Rank:
     def poll(self) -> Report:
         """Say what has ended since the last call."""
         self.has_news = False
-        report = Report(self.index, tuple(self._done), tuple(self._failed), self._slots_news)
+        answers, late = self.tier.poll() if self.tier is not None else ((), ())
+        report = Report(self.index, tuple(self._done), tuple(self._failed), self._slots_news, answers, late)
         self._slots_news = None
         self._done.clear()
         self._failed.clear()
         return report
+
+    def has_unfinished(self, transfer: int) -> bool:
+        """Whether a transfer or errand is under way here."""
+        return transfer in self.unfinished or (self.tier is not None and transfer in self.tier.jobs)
+
+    def _has_news(self) -> None:
+        self.has_news = True
 
     def pin_more(self) -> None:
         """Make some more host slots usable: each rank at its own pace."""

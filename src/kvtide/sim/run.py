@@ -9,7 +9,7 @@ from kvtide.sim.clock import Clock
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FaultCounts
 from kvtide.sim.log import Log
-from kvtide.sim.world import RUN_STREAM, World
+from kvtide.sim.world import RUN_STREAM, TIER_RUN_STREAM, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Run:
     world: World
     clock: Clock
     draw: Draw
+    tier_draw: Draw
+    """Luck of its own, so that a world is the same with and without tiers until they make a difference."""
     watch: Watch
     fault_counts: FaultCounts
     log: Log | None
@@ -29,4 +31,5 @@ class Run:
         """Begin a run."""
         clock = Clock()
         draw = Draw(world.seed, RUN_STREAM)
-        return cls(world, clock, draw, Watch(world), FaultCounts(), Log(clock) if log else None)
+        tier_draw = Draw(world.seed, TIER_RUN_STREAM)
+        return cls(world, clock, draw, tier_draw, Watch(world), FaultCounts(), Log(clock) if log else None)

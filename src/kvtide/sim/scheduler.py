@@ -27,6 +27,7 @@ class Scheduler:
         self._manager = manager
         self._observed = run.watch.observed
         self._draw = run.draw
+        self._tier_draw = run.tier_draw
         self._fault_counts = run.fault_counts
         self._boundary = common_boundary(world.groups)
         self._any_state = any(isinstance(group, StateSpace) for group in world.groups)
@@ -132,11 +133,16 @@ class Scheduler:
         if match is None or match.device_tokens != device_tokens:
             match = self._manager.match(request.id, device_tokens, request.known)
             self._manager.reserve(match)
+            if match.waits and not self._is_impatient():
+                return None
             if self._habits.patient and match.tokens:
                 request.match = match
                 return None
         request.match = None
         return self._accept(match.tokens)
+
+    def _is_impatient(self) -> bool:
+        return self._world.tier is not None and self._tier_draw.chance(self._world.tier.impatient)
 
     def _accept(self, offered: int) -> int:
         """Take all of an offer, or some of it, as some engines do."""

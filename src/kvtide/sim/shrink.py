@@ -43,7 +43,7 @@ class Shrinker:
     def _candidates(self) -> Iterator[dict[str, str]]:
         """Yield smaller worlds than the present one, each made when it is asked for."""
         yield from self._fewer_requests()
-        for name in ("resets", "aborts"):
+        for name in ("tier", "resets", "aborts"):
             yield self.overrides | {name: NONE}
         for kind in FAULT_KINDS:
             kept = [other for other in self._world().faults.kinds if other != kind]

@@ -49,11 +49,14 @@ def simulate(world: World, *, log: bool = False) -> Result:
     metrics = engine.manager.manager.metrics
     reasons = {f"not_stored.{why.value}": count for why, count in metrics.not_stored.items() if count}
     reasons |= {f"not_loaded.{why.value}": count for why, count in metrics.not_loaded.items() if count}
+    reasons |= {f"not_sunk.{why.value}": count for why, count in metrics.not_sunk.items() if count}
     if metrics.not_stored[NotStored.HOST_FULL]:
         engine.fault_counts["host_full"] += metrics.not_stored[NotStored.HOST_FULL]
     kinds = [world.mode, world.layout, f"ranks {world.ranks}", f"depth {world.depth}"]
     if metrics.loaded_blocks:
         kinds.append("with loads")
+    if metrics.fetched_blocks:
+        kinds.append("with fetches")
     if metrics.preemptions:
         kinds.append("with preemptions")
     lines = engine.log.lines if engine.log else []

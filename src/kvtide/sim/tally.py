@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvtide.core.reasons import NotLoaded, NotStored
+from kvtide.core.reasons import NotLoaded, NotStored, NotSunk
 from kvtide.sim.faults import ALL_KINDS
 from kvtide.sim.simulation import Found, Result
+from kvtide.sim.tier import TIER_FAULT_KINDS
 
 REASONS: tuple[str, ...] = tuple(
-    [f"not_stored.{why.value}" for why in NotStored] + [f"not_loaded.{why.value}" for why in NotLoaded]
+    [f"not_stored.{why.value}" for why in NotStored]
+    + [f"not_loaded.{why.value}" for why in NotLoaded]
+    + [f"not_sunk.{why.value}" for why in NotSunk]
 )
 """Every reason of F4."""
 
@@ -58,7 +61,8 @@ class Tally:
 
     def never_happened(self) -> list[str]:
         """Return the kinds of faults and the reasons that did not occur."""
-        return [kind for kind in ALL_KINDS if not self.faults[kind]] + [why for why in REASONS if not self.reasons[why]]
+        kinds = ALL_KINDS + TIER_FAULT_KINDS
+        return [kind for kind in kinds if not self.faults[kind]] + [why for why in REASONS if not self.reasons[why]]
 
     def _keep(self, found: Iterable[Found]) -> None:
         self.found += found

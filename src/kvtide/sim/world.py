@@ -9,10 +9,11 @@ from kvtide.core.groups import common_boundary
 from kvtide.sim.draw import CHANCE_ONE, Draw
 from kvtide.sim.faults import Faults
 from kvtide.sim.layouts import LAYOUTS, Layout, blocks_needed_max, draw_layout
+from kvtide.sim.tier import TierWorld
 from kvtide.sim.tokens import EPOCHS_MAX, Tokens
 from kvtide.sim.traffic import Arrival, draw_shape, draw_traffic
 
-WORLD_STREAM, RUN_STREAM = 0, 1
+WORLD_STREAM, RUN_STREAM, TIER_STREAM, TIER_RUN_STREAM = 0, 1, 3, 4
 BLOCK_BYTES = 1
 
 
@@ -79,6 +80,8 @@ class World:
     arrivals: tuple[Arrival, ...]
     resets: tuple[int, ...]
     """Steps before which the weights change."""
+    tier: TierWorld | None = None
+    """What lies below host memory, if anything does."""
 
     @classmethod
     def draw(cls, seed: int) -> World:
@@ -117,6 +120,7 @@ class World:
             faults=Faults.draw(draw),
             arrivals=arrivals,
             resets=tuple(sorted(draw.below(last_step) for _ in range(draw.pick((0, 0, 0, 1, 3))))),
+            tier=TierWorld.draw(Draw(seed, TIER_STREAM)),
         )
 
     def describe(self) -> list[str]:
@@ -132,6 +136,7 @@ class World:
             f"{self.step_tokens} tokens a step, {self.chunk_tokens} a chunk, {self.max_running} running",
             f"habits     {', '.join(habits) or 'none'}; {self.habits.host_waits_ranks} ranks waited for, "
             f"accepts less {self.habits.accept_chance}/{CHANCE_ONE}",
+            f"below      {self.tier or 'nothing'}",
             f"faults     {', '.join(faults) or 'none'}",
             f"requests   {len(self.arrivals)}: "
             + ", ".join(f"{arrival.name} at {arrival.at_step}" for arrival in self.arrivals),
@@ -156,7 +161,9 @@ class World:
                 "pin_budget": self.pin_budget,
                 "min_load_tokens": self.min_load_tokens,
                 "events": True,
+                "min_fetch_tokens": self.tier.min_fetch_tokens if self.tier is not None else 1,
             },
+            self.tier.config() if self.tier is not None else None,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtide.core.metrics import Gauges
 from kvtide.core.wire import Plan
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.observed import Observed
@@ -64,29 +65,37 @@ class ConservationChecker(Checker):
     # ------------------------------------------------------------------ host slots
 
     def before_reset(self) -> None:
-        """Slots that loads are reading stay in use although their keys are forgotten."""
-        read = self.observed.slots_read
-        self._zombies.update(slot for slot in self.observed.visible.values() if slot in read)
+        """Slots that are being read stay in use although their keys are forgotten."""
+        read, sinking = self.observed.slots_read, self.observed.slots_sinking
+        self._zombies.update(slot for slot in self.observed.visible.values() if slot in read or slot in sinking)
 
     def plan_made(self, plan: Plan) -> None:
         """Right after a plan, everything that is pinned or being written belongs to a transfer in flight."""
         observed = self.observed
         gauges = observed.gauges
-        stores = len(observed.slots_written)
+        stores = len(observed.slots_written) if self.world.tier is None else observed.slots_stored
         loads = sum(observed.slots_read.values())
         if self._pins_total != stores + loads:
             raise Violation("I5", f"{self._pins_total} pins on device blocks for {stores + loads} that are in flight")
         if gauges.store_pins != stores:
             raise Violation("I5", f"{gauges.store_pins} store pins are counted and {stores} blocks are being stored")
         if self._zombies:
-            self._zombies = {slot for slot in self._zombies if slot in observed.slots_read}
-        writing = stores + len(self._zombies)
+            self._zombies = {
+                slot for slot in self._zombies if slot in observed.slots_read or slot in observed.slots_sinking
+            }
+        writing = len(observed.slots_written) + len(self._zombies)
+        if self.world.tier is not None:
+            writing += observed.slots_leaving
         # Stores from before a reset may keep parents of what they store, which nobody outside can see.
         kept = observed.epoch and sum(
             len(flight.slots) for flight in observed.flights.values() if flight.orphaned and flight.is_store
         )
         if not writing <= gauges.slots_writing <= writing + kept:
             raise Violation("I5", f"{gauges.slots_writing} slots are neither free nor cached and {writing} are in use")
+        self._check_slots(gauges)
+
+    def _check_slots(self, gauges: Gauges) -> None:
+        observed = self.observed
         if gauges.slots_free + gauges.slots_cached + gauges.slots_writing != gauges.slots:
             raise Violation("I5", f"slots do not add up: {gauges}")
         if gauges.slots > self._slots_allowed:
@@ -104,5 +113,7 @@ class ConservationChecker(Checker):
         if any(self._refs) or any(self._pins):
             held = [block for block, refs in enumerate(self._refs) if refs or self._pins[block]]
             raise Violation("I5", f"device blocks {held} are still held when nothing runs")
+        if gauges.sink_queue_blocks or gauges.searches:
+            raise Violation("I5", f"blocks wait to sink, or requests search, when nothing runs: {gauges}")
         if gauges.slots_pinned or gauges.store_pins or gauges.slots_writing or gauges.backlog_blocks:
             raise Violation("I5", f"slots are held when nothing runs: {gauges}")

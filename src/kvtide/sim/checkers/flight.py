@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from kvtide.sim.request import SimRequest
+
+Kind = Literal["store", "load", "fetch", "sink", "lookup", "clear"]
 
 
 @dataclass(slots=True, eq=False)
@@ -12,7 +15,7 @@ class Flight:
     """A transfer from the plan that names it to the last rank's first word about it."""
 
     id: int
-    is_store: bool
+    kind: Kind
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
     stamps: list[int]
@@ -25,3 +28,17 @@ class Flight:
     """For loads: the request, and which of its lives."""
     orphaned: bool = False
     """There was a reset since: it comes to nothing."""
+    missed: set[int] = field(default_factory=set)
+    """Positions that at least one rank has not got."""
+    leaving: bool = False
+    """Sinks: the host has given these slots up."""
+
+    @property
+    def is_store(self) -> bool:
+        """Whether it brings blocks from the device to the host."""
+        return self.kind == "store"
+
+    @property
+    def writes_host(self) -> bool:
+        """Whether it writes to host slots."""
+        return self.kind in ("store", "fetch")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.metrics import Gauges
-from kvtide.core.wire import Copy, Plan, Report
-from kvtide.sim.checkers.flight import Flight
+from kvtide.core.wire import Copy, Errand, Fetch, Lookup, Plan, Report, Sink
+from kvtide.sim.checkers.flight import Flight, Kind
 from kvtide.sim.layouts import Layout
 from kvtide.sim.request import SimRequest
 from kvtide.sim.tokens import NOTHING, Tokens, epoch_of, group_of, node_of, node_of_key, stamp
@@ -32,6 +32,8 @@ class Observed:
         """Stamp to the transfer that brings it to the host."""
         self.slots_written: dict[int, int] = {}
         """Slot to the transfer that writes it."""
+        self.slots_sinking: dict[int, int] = {}
+        """Slot to the number of errands that let it sink."""
         self.slots_read: dict[int, int] = {}
         """Slot to the number of loads that read it."""
         self.blocks_busy: dict[int, int] = {}
@@ -68,12 +70,24 @@ class Observed:
 
     def flights_of(self, plan: Plan) -> list[Flight]:
         """Return what a plan starts."""
-        return [self._load(copy) for copy in plan.loads] + [self._store(copy) for copy in plan.stores]
+        flights = [self._load(copy) for copy in plan.loads] + [self._store(copy) for copy in plan.stores]
+        return flights + [self._errand(errand) for errand in plan.errands]
+
+    def _errand(self, errand: Errand) -> Flight:
+        """Return an errand below host memory. Only fetches and sinks touch host slots."""
+        if isinstance(errand, Fetch | Sink):
+            stamps = [self.stamp_of(group, key) for group, key in errand.names]
+            kind: Kind = "fetch" if isinstance(errand, Fetch) else "sink"
+            flight = Flight(errand.id, kind, (), errand.slots, stamps, self.all_ranks)
+            flight.leaving = isinstance(errand, Sink) and errand.leaving
+            return flight
+        kind = "lookup" if isinstance(errand, Lookup) else "clear"
+        return Flight(errand.id, kind, (), (), [], self.all_ranks)
 
     def _store(self, copy: Copy) -> Flight:
         stamps = [self.will_hold[block] for block in copy.blocks]
         orphaned = epoch_of(stamps[0]) != self.epoch
-        return Flight(copy.id, True, copy.blocks, copy.slots, stamps, self.all_ranks, orphaned=orphaned)
+        return Flight(copy.id, "store", copy.blocks, copy.slots, stamps, self.all_ranks, orphaned=orphaned)
 
     def _load(self, copy: Copy) -> Flight:
         """Find the request that a load is for: each was admitted since the last plan, and has these blocks."""
@@ -88,7 +102,7 @@ class Observed:
                 self.loads_due.remove(request)
                 stamps = [expected[block] for block in copy.blocks]
                 return Flight(
-                    copy.id, False, copy.blocks, copy.slots, stamps, self.all_ranks, request=request, life=request.life
+                    copy.id, "load", copy.blocks, copy.slots, stamps, self.all_ranks, request=request, life=request.life
                 )
         raise Violation("I1", f"load {copy.id} writes to blocks {list(copy.blocks)}, which no request waits for")
 
@@ -97,22 +111,33 @@ class Observed:
         self.flights[flight.id] = flight
         for block in flight.blocks:
             self.blocks_busy[block] = self.blocks_busy.get(block, 0) + 1
-        if flight.is_store:
+        if flight.writes_host:
             for slot, content in zip(flight.slots, flight.stamps, strict=True):
                 self.slots_written[slot] = flight.id
                 self.writing[content] = flight.id
+        elif flight.kind == "sink":
+            for slot in flight.slots:
+                self.slots_sinking[slot] = self.slots_sinking.get(slot, 0) + 1
         else:
             for slot in flight.slots:
                 self.slots_read[slot] = self.slots_read.get(slot, 0) + 1
             for block, content in zip(flight.blocks, flight.stamps, strict=True):
                 self.will_hold[block] = content
 
+    @property
+    def slots_stored(self) -> int:
+        """Number of slots that stores write to."""
+        return sum(len(flight.slots) for flight in self.flights.values() if flight.is_store)
+
+    @property
+    def slots_leaving(self) -> int:
+        """Number of slots that were given up and are still read, to sink."""
+        return sum(len(flight.slots) for flight in self.flights.values() if flight.leaving)
+
     # ------------------------------------------------------------------ reports
 
     def hear(self, reports: list[Report]) -> None:
         """Tick off what ranks say; `settled` has the transfers that are over then."""
-        if self.settled or reports:
-            self.settled = []
         for report in reports:
             if not self.all_ranks >> report.rank & 1:
                 continue
@@ -120,11 +145,16 @@ class Observed:
                 self._hear(report.rank, transfer_id, failed=False)
             for transfer_id, _ in report.failed:
                 self._hear(report.rank, transfer_id, failed=True)
+            for answer in report.answers:
+                self._hear(report.rank, answer.id, failed=False, hits=answer.hits)
 
-    def _hear(self, rank: int, transfer_id: int, *, failed: bool) -> None:
+    def _hear(self, rank: int, transfer_id: int, *, failed: bool, hits: tuple[int, ...] | None = None) -> None:
         flight = self.flights.get(transfer_id)
         if flight is None or not flight.ranks_left >> rank & 1:
             return
+        if (flight.kind in ("store", "load")) != (hits is None):
+            return  # a stray report, about something else with this id
+        flight.missed.update(set(range(len(flight.slots))).difference(hits or ()) if hits is not None else ())
         flight.ranks_left &= ~(1 << rank)
         flight.failed = flight.failed or failed
         if not flight.ranks_left:
@@ -135,12 +165,20 @@ class Observed:
         for flight in self.settled:
             del self.flights[flight.id]
             _count_down(self.blocks_busy, flight.blocks)
-            if flight.is_store:
+            if flight.writes_host:
                 for slot, content in zip(flight.slots, flight.stamps, strict=True):
                     del self.slots_written[slot]
                     del self.writing[content]
+            elif flight.kind == "sink":
+                _count_down(self.slots_sinking, flight.slots)
             else:
                 _count_down(self.slots_read, flight.slots)
+        self.settled = []
+
+    def is_read(self, slot: int) -> bool:
+        """Whether somebody reads a slot, transfers that the present report has ended not counted."""
+        readers = self.slots_read.get(slot, 0) + self.slots_sinking.get(slot, 0)
+        return readers > sum(slot in flight.slots for flight in self.settled)
 
     # ------------------------------------------------------------------ visible keys
 

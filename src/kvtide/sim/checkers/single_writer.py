@@ -14,7 +14,7 @@ class SingleWriterChecker(Checker):
 
     def planned(self, flight: Flight) -> None:
         """Look for the same content elsewhere."""
-        if not flight.is_store:
+        if not flight.writes_host:
             return
         observed = self.observed
         seen: set[int] = set()
@@ -22,8 +22,8 @@ class SingleWriterChecker(Checker):
             if content in observed.writing or content in seen:
                 other = observed.writing.get(content, flight.id)
                 what = observed.tokens.describe(content)
-                raise Violation("I7", f"store {flight.id} writes {what}, and so does store {other}")
+                raise Violation("I7", f"{flight.kind} {flight.id} writes {what}, and so does {other}")
             if content in observed.visible:
                 what = observed.tokens.describe(content)
-                raise Violation("I7", f"store {flight.id} writes {what}, which is visible already")
+                raise Violation("I7", f"{flight.kind} {flight.id} writes {what}, which is visible already")
             seen.add(content)

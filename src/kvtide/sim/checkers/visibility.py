@@ -22,7 +22,10 @@ class VisibilityChecker(Checker):
             if flight.ranks_left or flight.failed:
                 why = "failed" if flight.failed else "is not over on every rank"
                 raise Violation("I3", f"a key of store {flight.id} is visible and the store {why}")
-            slot = flight.slots[flight.stamps.index(content)]
+            position = flight.stamps.index(content)
+            if position in flight.missed:
+                raise Violation("I3", f"a key of {flight.kind} {flight.id} is visible and has not come on every rank")
+            slot = flight.slots[position]
             for rank in self.ranks:
                 if rank.host[slot] != content:
                     describe = observed.tokens.describe

@@ -144,7 +144,7 @@ class Watch:
         """Hear what a step asks of the workers."""
         self._follow_events()
         observed = self.observed
-        if plan.loads or plan.stores:
+        if plan.loads or plan.stores or plan.errands:
             for flight in observed.flights_of(plan):
                 self._planned(flight)
                 observed.begin(flight)

@@ -1,0 +1,55 @@
+"""Keeps blocks below host memory: on a disk, in a store that several servers share.
+
+A `Tier` is asked and answers later. `parse_tiers` reads the option `tiers`, `open_tiers` makes tiers of it for one
+rank. All that a kind of place has to bring along is a `Backend`, whose calls block; `QueuedTier` does the rest.
+`NullTier` and `FaultyTier` are for tests, also for yours.
+"""
+
+from __future__ import annotations
+
+from kvtide.tiers.backend import Backend, BackendDown
+from kvtide.tiers.base import (
+    HIT,
+    LATENCY_BOUNDS_S,
+    MISS,
+    Answer,
+    Item,
+    Outcome,
+    Tier,
+    TierKey,
+    TierStats,
+    Verdict,
+)
+from kvtide.tiers.config import TierConfig, open_tiers, parse_tiers
+from kvtide.tiers.faulty import Faults, FaultyBackend, FaultyTier
+from kvtide.tiers.memory import MemoryBackend
+from kvtide.tiers.namespace import Namespace, hashing_part, unstable_keys
+from kvtide.tiers.null import NullTier
+from kvtide.tiers.queued import QueuedTier
+
+__all__ = [
+    "HIT",
+    "LATENCY_BOUNDS_S",
+    "MISS",
+    "Answer",
+    "Backend",
+    "BackendDown",
+    "Faults",
+    "FaultyBackend",
+    "FaultyTier",
+    "Item",
+    "MemoryBackend",
+    "Namespace",
+    "NullTier",
+    "Outcome",
+    "QueuedTier",
+    "Tier",
+    "TierConfig",
+    "TierKey",
+    "TierStats",
+    "Verdict",
+    "hashing_part",
+    "open_tiers",
+    "parse_tiers",
+    "unstable_keys",
+]

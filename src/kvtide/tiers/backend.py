@@ -1,0 +1,61 @@
+"""What a kind of tier has to bring along: calls that block. `QueuedTier` makes a tier of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from kvtide.tiers.base import Item, Outcome, TierKey
+
+
+class BackendDown(Exception):
+    """The store as a whole cannot be reached or used: the call is failed, and the breaker counts it."""
+
+
+class Backend(ABC):
+    """A store with blocking calls, made for one namespace and one rank.
+
+    Calls come from several threads at a time. Each returns one outcome per key, in order, or raises `BackendDown`
+    when nothing could be done at all. Each ends by itself: whatever waits inside (a socket, a lock) has a deadline.
+    Any other exception is a fault of the backend: it fails the call, is logged once, and kills no thread.
+    """
+
+    @abstractmethod
+    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+        """Say which keys are there."""
+
+    @abstractmethod
+    def put(self, items: Sequence[Item]) -> list[Outcome]:
+        """Keep bytes under their keys."""
+
+    @abstractmethod
+    def get(self, items: Sequence[Item]) -> list[Outcome]:
+        """Fill the buffers with verified bytes."""
+
+    @abstractmethod
+    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
+        """Forget keys."""
+
+    @abstractmethod
+    def clear(self) -> Outcome:
+        """Forget everything of this namespace and rank."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give files and connections back. No call comes after this."""
+
+    def corrupt_records(self) -> int:
+        """Return how many records did not verify so far."""
+        return 0
+
+    def wrong_secret_records(self) -> int:
+        """Return how many records could not be decrypted so far, though they verify."""
+        return 0
+
+    def bytes_used(self) -> int | None:
+        """Return what is held, budget-wise. None: not known."""
+        return None
+
+    def bytes_budget(self) -> int | None:
+        """Return what may be held. None: no bound of our own."""
+        return None

@@ -1,0 +1,117 @@
+"""What is under way in a queued tier, and what runs next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvtide.tiers.base import Answer, Item, Outcome, TierKey, Verdict
+
+CallName = Literal["lookup", "get", "put", "remove", "clear"]
+_NOT_YET = Outcome(Verdict.FAILED, "it has not ended")
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call, from its ticket to its answer."""
+
+    name: CallName
+    ticket: int
+    work: Sequence[Item] | Sequence[TierKey]
+    begin_s: float
+    size: int
+    """Bytes of memory that it holds."""
+    outcomes: list[Outcome] = field(default_factory=list)
+    parts_left: int = 0
+    asked: bool = True
+    """Whether somebody waits for the answer."""
+
+    def __post_init__(self) -> None:
+        """Make room for the outcomes."""
+        self.outcomes = [_NOT_YET] * (1 if self.name == "clear" else len(self.work))
+
+    def answer(self) -> Answer:
+        """Return the answer, when all parts have ended."""
+        assert not self.parts_left
+        return Answer(self.ticket, tuple(self.outcomes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some of a call's keys: what one thread does at a time."""
+
+    call: Call
+    first: int
+    last: int
+
+
+def parts_of(call: Call, part_bytes: int) -> Iterator[Part]:
+    """Cut a call where `part_bytes` are reached, so that several threads share a large one."""
+    first = size = 0
+    if call.name in ("put", "get"):
+        for position, item in enumerate(call.work):
+            assert isinstance(item, Item)
+            if size >= part_bytes:
+                yield Part(call, first, position)
+                first, size = position, 0
+            size += item.buffer.nbytes
+    yield Part(call, first, len(call.outcomes))
+
+
+class Lanes:
+    """What waits. Lookups go first and gets second, because requests wait for them; nobody waits for a put.
+
+    Puts leave at least one thread to the others, if there is more than one. A clear is a barrier between the puts
+    before it and those after it. Not locked: the tier does that.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._writers_max = max(1, threads - 1)
+        self._lookups: deque[Part] = deque()
+        self._gets: deque[Part] = deque()
+        self._writes: deque[Part] = deque()
+        self._writing = 0
+        self._clearing = False
+
+    def add(self, part: Part) -> None:
+        """Let a part wait for a thread. A clear comes before all that was not begun."""
+        if part.call.name == "clear":
+            self._writes.appendleft(part)
+            return
+        lane = {"lookup": self._lookups, "get": self._gets}.get(part.call.name, self._writes)
+        lane.append(part)
+
+    def next(self) -> Part | None:
+        """Take the part that runs next. None: nothing can run now."""
+        for lane in (self._lookups, self._gets):
+            if lane:
+                return lane.popleft()
+        if not self._writes or self._clearing or self._writing >= self._writers_max:
+            return None
+        clears = self._writes[0].call.name == "clear"
+        if clears and self._writing:
+            return None
+        self._writing += 1
+        self._clearing = clears
+        return self._writes.popleft()
+
+    def ended(self, part: Part) -> None:
+        """Note that a part that was taken does not run any more."""
+        if part.call.name not in ("lookup", "get"):
+            self._writing -= 1
+            self._clearing = False
+
+    def take_puts(self) -> list[Part]:
+        """Remove and return the puts that have not begun: a clear comes, and would undo them."""
+        puts = [part for part in self._writes if part.call.name == "put"]
+        self._writes = deque(part for part in self._writes if part.call.name != "put")
+        return puts
+
+    def take_all(self) -> list[Part]:
+        """Remove and return everything that has not begun."""
+        waiting = [*self._lookups, *self._gets, *self._writes]
+        for lane in (self._lookups, self._gets, self._writes):
+            lane.clear()
+        return waiting

@@ -1,0 +1,166 @@
+"""The segment files of one rank: their number never makes more bytes than the budget (F21)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kvtide.tiers.disk.files import IoMode
+from kvtide.tiers.disk.layout import FILE_OVERHEAD_BYTES, OVERHEAD_BYTES, SegmentLayout
+from kvtide.tiers.disk.memory import pages
+from kvtide.tiers.disk.segment import Owner, Segment, read_owner
+from kvtide.tiers.record import BODY_BYTES_MAX
+
+_NAME = re.compile(r"segment-(\d{8})")
+
+
+class Found(NamedTuple):
+    """A segment file, of whatever namespace."""
+
+    number: int
+    path: Path
+    owner: Owner | None
+    """None: it cannot be told."""
+    cost_bytes: int
+
+    @property
+    def age(self) -> int:
+        """Sorts files: what cannot be used first, then the oldest."""
+        return -1 if self.owner is None else self.owner.first_sequence
+
+
+def find_segments(folder: Path) -> Iterator[Found]:
+    """Look for segment files, in any order."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if (match := _NAME.fullmatch(entry.name)) is not None:
+                path = Path(entry.path)
+                yield Found(int(match[1]), path, read_owner(path), cost_of(entry.stat()))
+
+
+def cost_of(stat: os.stat_result) -> int:
+    """Return what a segment file takes of the budget."""
+    return max(stat.st_size, stat.st_blocks * 512) + FILE_OVERHEAD_BYTES
+
+
+def trim(folder: Path, budget_bytes: int) -> None:
+    """Delete the oldest segments of a folder that nobody uses, until it fits its share of the budget."""
+    with os.scandir(folder) as entries:
+        used = OVERHEAD_BYTES + sum(cost_of(entry.stat()) for entry in entries if _NAME.fullmatch(entry.name))
+    if used <= budget_bytes:
+        return
+    for segment in sorted(find_segments(folder), key=lambda segment: segment.age):
+        if used <= budget_bytes:
+            break
+        segment.path.unlink()
+        used -= segment.cost_bytes
+
+
+class SegmentFolder:
+    """Opens, makes and deletes segment files within a budget. Not locked: the store does that."""
+
+    def __init__(self, folder: Path, namespace: bytes, layout: SegmentLayout, budget_bytes: int, mode: IoMode) -> None:
+        self._folder = folder
+        self._namespace = namespace
+        self._layout = layout
+        self._budget_bytes = budget_bytes
+        self._mode = mode
+        found = sorted(find_segments(folder), key=lambda segment: segment.age)
+        self._others = [segment for segment in found if segment.owner is None or segment.owner.namespace != namespace]
+        """Segments of other namespaces, oldest first: not read, and the first to go."""
+        self._ours = [
+            segment for segment in found if segment.owner is not None and segment.owner.namespace == namespace
+        ]
+        self._cost_bytes = {segment.number: segment.cost_bytes for segment in found}
+        self._used_bytes = OVERHEAD_BYTES + sum(self._cost_bytes.values())
+        self._deleted: set[int] = set()
+        owners = [segment.owner for segment in found if segment.owner is not None]
+        self.namespaces = {owner.namespace for owner in owners}
+        """Digests of those that had blocks here when the folder was opened."""
+        self._next_sequence = max((owner.first_sequence + owner.layout.capacity for owner in owners), default=0)
+
+    @property
+    def used_bytes(self) -> int:
+        """What is taken of the budget. May be asked without a lock."""
+        return self._used_bytes
+
+    def holds(self, size: int) -> bool:
+        """Say whether a new segment has room for a body of `size` bytes."""
+        return self._layout.first_page + pages(size) <= self._layout.last_page and size <= BODY_BYTES_MAX
+
+    def open_all(self) -> Iterator[Segment]:
+        """Return the segments of this namespace, oldest first."""
+        for found in self._ours:
+            assert found.owner is not None
+            yield Segment(found.number, found.path, found.owner, self._mode)
+        self._ours = []
+
+    def add(self) -> Segment | None:
+        """Make a segment, deleting those of other namespaces if need be.
+
+        None: the budget is used up. Raises `OSError` when the disk has less than the budget.
+        """
+        while True:
+            if self.used_bytes + self._layout.cost_bytes <= self._budget_bytes:
+                try:
+                    return self._make()
+                except OSError:
+                    if not self._others:
+                        raise
+            elif not self._others:
+                return None
+            found = self._others.pop(0)
+            found.path.unlink(missing_ok=True)
+            self._free(found.number)
+
+    def _make(self) -> Segment:
+        number = next(number for number in range(len(self._cost_bytes) + 1) if number not in self._cost_bytes)
+        path = self._folder / f"segment-{number:08d}"
+        self._cost_bytes[number] = self._layout.cost_bytes
+        self._used_bytes += self._layout.cost_bytes
+        segment = Segment(number, path, self._next_owner(), self._mode)
+        try:
+            segment.allocate()
+            segment.begin(segment.owner)
+        except OSError:
+            path.unlink(missing_ok=True)
+            self._free(number)
+            raise
+        return segment
+
+    def reuse(self, segment: Segment) -> bool:
+        """Empty a segment for new records. False: it has another size than segments have now."""
+        if segment.layout != self._layout:
+            return False
+        segment.begin(self._next_owner())
+        return True
+
+    def delete(self, segment: Segment) -> None:
+        """Delete the file of a segment. Its bytes count until it is released, and for good if this raises."""
+        segment.path.unlink(missing_ok=True)
+        self._deleted.add(segment.number)
+
+    def release(self, segment: Segment) -> None:
+        """Note that nobody uses a segment; if it was deleted, its bytes are free."""
+        if segment.number in self._deleted:
+            self._deleted.remove(segment.number)
+            self._free(segment.number)
+
+    def _free(self, number: int) -> None:
+        self._used_bytes -= self._cost_bytes.pop(number)
+
+    def sync(self) -> None:
+        """Make deletions last."""
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _next_owner(self) -> Owner:
+        owner = Owner(self._namespace, self._next_sequence, self._layout)
+        self._next_sequence += self._layout.capacity
+        return owner

@@ -1,0 +1,84 @@
+"""Who uses a folder: a lock that goes with its process, however that ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from kvtide.tiers.disk.files import FILE_MODE
+
+LOCK_NAME = "lock"
+_RETRY_S = 0.01
+
+
+class Held(Exception):
+    """Somebody else has the lock."""
+
+    def __init__(self, pid: int | None) -> None:
+        self.pid = pid
+        super().__init__(f"process {pid}" if pid else "another process")
+
+
+class FolderLock:
+    """Taken when made, held until `close` or the end of the process. The file says whose it is, for people."""
+
+    def __init__(self, folder: Path, *, timeout_s: float = 0.0) -> None:
+        self._file = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while not self._try():
+                if time.monotonic() >= deadline_s:
+                    raise Held(_pid_in(self._file))
+                time.sleep(_RETRY_S)
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let others in. May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def holder(folder: Path) -> int | None:
+    """Return the process that holds a folder's lock, 0 if it does not say, None if nobody does. Changes nothing."""
+    try:
+        file = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _pid_in(file) or 0
+    else:
+        return None
+    finally:
+        os.close(file)
+
+
+def _pid_in(file: int) -> int | None:
+    try:
+        return int(os.pread(file, 32, 0))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,138 @@
+"""The folder that people name: one folder in it for each rank, a format, and a lock for whoever changes that.
+
+PATH/kvtide-store.json         the format
+PATH/lock                      held for a moment, while a rank moves in or out
+PATH/rank-0-of-2/lock          held as long as the rank runs
+PATH/rank-0-of-2/segment-…     records
+PATH/rank-0-of-2/namespace-…   what they depend on
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kvtide.errors import ConfigError
+from kvtide.tiers.disk.files import FOLDER_MODE, replace_file
+from kvtide.tiers.disk.folder import find_segments, trim
+from kvtide.tiers.disk.lock import LOCK_NAME, FolderLock, Held, holder
+from kvtide.tiers.record import FORMAT_VERSION
+
+FORMAT_NAME = "kvtide-store.json"
+_RANK = re.compile(r"rank-(\d+)-of-(\d+)")
+_OURS = re.compile(r"segment-\d{8}|namespace-[0-9a-f]{32}\.json|lock|.*\.tmp")
+MOVING_TIMEOUT_S = 10.0
+"""For other ranks that move in."""
+GLANCE_TIMEOUT_S = 0.2
+"""For somebody who only looks whether the folder is in use."""
+
+
+class RankFolder(NamedTuple):
+    """One rank's folder."""
+
+    path: Path
+    rank: int
+    world: int
+
+
+def rank_folders(root: Path) -> Iterator[RankFolder]:
+    """Find the folders of all ranks, in order."""
+    for path in sorted(root.iterdir()):
+        if (match := _RANK.fullmatch(path.name)) is not None and path.is_dir():
+            yield RankFolder(path, int(match[1]), int(match[2]))
+
+
+def stored_format(root: Path) -> int | None:
+    """Return the format of the store in a folder. None: there is no store. 0: that cannot be told."""
+    try:
+        found = json.loads((root / FORMAT_NAME).read_bytes())["format"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return found if isinstance(found, int) else 0
+
+
+def check_format(option: str, root: Path) -> None:
+    """Refuse a store of another format version."""
+    found = stored_format(root)
+    if found not in (None, FORMAT_VERSION):
+        raise ConfigError(
+            option,
+            str(root),
+            f"a store of format {FORMAT_VERSION}, and this one has format {found or 'unknown'}: choose another folder, "
+            f"or empty this one with `kvtide tier clear {root}`",
+        )
+
+
+def move_in(option: str, root: Path, rank: int, world: int, share_bytes: int) -> tuple[Path, FolderLock]:
+    """Take a rank's folder, and make the whole store fit its budget before anything is added (F21)."""
+    try:
+        with FolderLock(root, timeout_s=MOVING_TIMEOUT_S):
+            check_format(option, root)
+            if stored_format(root) is None:
+                replace_file(root / FORMAT_NAME, json.dumps({"format": FORMAT_VERSION}).encode())
+            folder = root / f"rank-{rank}-of-{world}"
+            folder.mkdir(FOLDER_MODE, exist_ok=True)
+            lock = FolderLock(folder, timeout_s=GLANCE_TIMEOUT_S)
+            try:
+                _make_fit(root, folder, world, share_bytes)
+            except BaseException:
+                lock.close()
+                raise
+            return folder, lock
+    except Held as held:
+        raise in_use(option, root, held.pid) from None
+    except OSError as error:
+        raise ConfigError(option, str(root), f"a folder that can be written ({error})") from error
+
+
+def in_use(option: str, root: Path, pid: int | None) -> ConfigError:
+    """Return what a second server is told."""
+    who = f"process {pid}" if pid else "another process"
+    return ConfigError(
+        option, str(root), f"a folder that no other server uses, and {who} does: stop it, or choose another"
+    )
+
+
+def _make_fit(root: Path, own: Path, world: int, share_bytes: int) -> None:
+    for temporary in own.glob("*.tmp"):
+        temporary.unlink()
+    for folder in rank_folders(root):
+        if folder.path == own:
+            trim(own, share_bytes)
+        elif (pid := holder(folder.path)) is not None:
+            if folder.world != world:
+                raise Held(pid)
+        elif folder.world == world and folder.rank < world:
+            trim(folder.path, share_bytes)
+        else:
+            empty(folder.path)
+
+
+def empty(folder: Path) -> int:
+    """Remove a rank's folder with all that is ours; return the number of segments."""
+    segments = sum(1 for _ in find_segments(folder))
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name):
+            path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
+    return segments
+
+
+def used_bytes(root: Path) -> int:
+    """Return what a store takes on the disk."""
+    total = 0
+    for folder in [root, *(rank.path for rank in rank_folders(root))]:
+        with os.scandir(folder) as entries:
+            total += sum(
+                entry.stat().st_blocks * 512
+                for entry in entries
+                if _OURS.fullmatch(entry.name) or entry.name in (FORMAT_NAME, LOCK_NAME)
+            )
+    return total

@@ -1,0 +1,185 @@
+"""Blocks in a Mooncake store that several engines share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvtide.tiers.backend import Backend, BackendDown
+from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
+from kvtide.tiers.mooncake.carry import Arrived, get_in_pieces, get_together, put_in_pieces, put_together
+from kvtide.tiers.mooncake.manifests import note_manifest
+from kvtide.tiers.mooncake.names import Names
+from kvtide.tiers.mooncake.native import EXISTS, NO_ROOM, NOT_FOUND, check, connect, disconnect
+from kvtide.tiers.mooncake.options import MooncakeConfig
+from kvtide.tiers.mooncake.staging import REGION_BYTES, Staging, address_of
+from kvtide.tiers.namespace import Namespace
+from kvtide.tiers.record import HEADER_BYTES, Reading, Sealer
+
+TOGETHER_BYTES_MAX = 512 << 10
+"""Larger blocks are carried in pieces: see `carry`."""
+_NO_ROOM = Outcome(Verdict.THROTTLED, "the store has no room")
+
+
+class MooncakeBackend(Backend):
+    """Speaks to a store by one client that all threads share.
+
+    Every answer is a hint: a client that died takes its segment along, and the master goes on naming what was in it
+    for a while. What does not arrive, or does not verify, is a miss.
+    """
+
+    def __init__(self, config: MooncakeConfig, namespace: Namespace) -> None:
+        self._config = config
+        self._namespace = namespace
+        self._names = Names(namespace.digest)
+        self._sealer = Sealer(
+            namespace.digest, config.secret.cipher() if config.secret else None, where=f"mooncake at {config.place}"
+        )
+        self._staging = Staging()
+        self._connecting = threading.Lock()
+        self._store: Any = None
+        self._is_up = False
+        self._registered: list[memoryview] = []
+
+    def join(self) -> None:
+        """Connect, and say in the log if the store has other namespaces of this model."""
+        with self._connecting:
+            if self._store is None:
+                store = connect(self._config)
+                for memory in self._registered:
+                    store.register_buffer(address_of(memory), memory.nbytes)
+                note_manifest(store, self._staging.region(store), self._namespace, self._config.place)
+                self._store, self._is_up = store, True
+
+    def register(self, memory: memoryview) -> None:
+        """Tell the client of memory that blocks will come from and go to: it need not ask each time then."""
+        with self._connecting:
+            self._registered.append(memory)
+            if self._store is not None:
+                self._store.register_buffer(address_of(memory), memory.nbytes)
+
+    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+        """Ask the master which keys it knows."""
+        store = self._use()
+        found = self._checked(store.batch_is_exist([self._names.record(key) for key in keys]))
+        return [HIT if status == 1 else MISS for status in found]
+
+    def put(self, items: Sequence[Item]) -> list[Outcome]:
+        """Write records. One that is there already is left: values do not change in this store."""
+        store = self._use()
+        outcomes: list[Outcome] = []
+        for batch in _batches(items):
+            outcomes += [_written(status) for status in self._checked(self._put(store, batch))]
+        return outcomes
+
+    def get(self, items: Sequence[Item]) -> list[Outcome]:
+        """Read records and verify them."""
+        store = self._use()
+        outcomes: list[Outcome] = []
+        for batch in _batches(items):
+            readings = self._get(store, batch)
+            bad = [item.key for item, reading in zip(batch, readings, strict=True) if reading is Reading.CORRUPT]
+            if bad:  # or no put could ever replace it
+                store.batch_remove([self._names.record(key) for key in bad], True)
+            outcomes += [reading.outcome if isinstance(reading, Reading) else reading for reading in readings]
+        return outcomes
+
+    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
+        """Forget keys, even those that someone has read a moment ago."""
+        store = self._use()
+        removed = self._checked(store.batch_remove([self._names.record(key) for key in keys], True))
+        return [
+            HIT if status in (0, NOT_FOUND) else Outcome(Verdict.FAILED, f"remove: status {status}")
+            for status in removed
+        ]
+
+    def clear(self) -> Outcome:
+        """Have the master forget all records of this namespace: every engine asks it, so none finds any."""
+        count = self._checked([self._use().remove_by_regex(self._names.records(), True)])[0]
+        return HIT if count >= 0 else Outcome(Verdict.FAILED, f"clear: status {count}")
+
+    def close(self) -> None:
+        """Take leave of the store."""
+        with self._connecting:
+            store, self._store = self._store, None
+        if store is None:
+            return
+        if self._is_up:
+            self._staging.unregister(store)
+            for memory in self._registered:
+                store.unregister_buffer(address_of(memory))
+        disconnect(store, is_up=self._is_up)
+
+    def corrupt_records(self) -> int:
+        """Return how many records did not verify so far."""
+        return self._sealer.corrupt_records
+
+    def wrong_secret_records(self) -> int:
+        """Return how many records were encrypted with another key."""
+        return self._sealer.wrong_secret_records
+
+    # ------------------------------------------------------------------ the client
+
+    def _use(self) -> Any:
+        if self._store is None:
+            self.join()
+        return self._store
+
+    def _checked(self, statuses: Sequence[int]) -> Sequence[int]:
+        """Return what a call brought, unless that is the master's silence."""
+        try:
+            for status in statuses:
+                check(status)
+        except BackendDown:
+            self._is_up = False
+            raise
+        self._is_up = True
+        return statuses
+
+    # ------------------------------------------------------------------ records
+
+    def _put(self, store: Any, batch: Sequence[Item]) -> Sequence[int]:
+        put = put_together if _is_small(batch[0]) else put_in_pieces
+        names = [self._names.record(item.key) for item in batch]
+        return put(store, self._staging.region(store), names, (self._sealer.seal(*item) for item in batch))
+
+    def _get(self, store: Any, batch: Sequence[Item]) -> list[Reading | Outcome]:
+        get = get_together if _is_small(batch[0]) else get_in_pieces
+        names = [self._names.record(item.key) for item in batch]
+        bodies = [item.buffer.cast("B") for item in batch]
+        arrived = get(store, self._staging.region(store), names, bodies)
+        self._checked([value.status for value in arrived])
+        return [self._open(item.key, value, body) for item, value, body in zip(batch, arrived, bodies, strict=True)]
+
+    def _open(self, key: TierKey, value: Arrived, into: memoryview) -> Reading | Outcome:
+        if value.status == NOT_FOUND:
+            return MISS
+        if value.status < 0:
+            return Outcome(Verdict.MISS, f"its bytes did not arrive (status {value.status})")
+        if value.status != HEADER_BYTES + into.nbytes:
+            return self._sealer.open(key, value.header, b"", into)
+        return self._sealer.open(key, value.header, value.body, into)
+
+
+def _written(status: int) -> Outcome:
+    if status in (0, EXISTS):
+        return HIT
+    return _NO_ROOM if status == NO_ROOM else Outcome(Verdict.FAILED, f"put: status {status}")
+
+
+def _is_small(item: Item) -> bool:
+    return item.buffer.nbytes <= TOGETHER_BYTES_MAX
+
+
+def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Cut items into runs that are carried the same way, and small ones so that the region holds them."""
+    first = held = 0
+    for index, item in enumerate(items):
+        size = HEADER_BYTES + (item.buffer.nbytes if _is_small(item) else 0)
+        if index > first and (held + size > REGION_BYTES or _is_small(item) != _is_small(items[first])):
+            yield items[first:index]
+            first, held = index, 0
+        held += size
+    if first < len(items):
+        yield items[first:]

@@ -1,0 +1,100 @@
+"""The options of a Mooncake tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+from kvtide.errors import ConfigError
+from kvtide.options import parse_choice, parse_size
+from kvtide.tiers.config import TierConfig, common
+
+URL_SCHEMES = ("mooncake://",)
+OPTIONS: Mapping[str, str] = {
+    "master": "host:port of mooncake_master",
+    "metadata": "its metadata server (default: http://HOST:8080/metadata on the master's host), or P2PHANDSHAKE",
+    "hostname": "name or address of this machine under which the other clients reach it (default: 127.0.0.1)",
+    "segment": "memory that this engine lends to the store (default: none; some client has to lend some)",
+    "protocol": "tcp or rdma (default: tcp)",
+    "devices": "RDMA devices, with commas between",
+}
+
+THREADS = 2
+"""The client has threads of its own for the network; these seal and verify beside them."""
+_MASTER_PORT = 50051
+_METADATA_PORT = 8080
+_MASTER_EXPECTED = "host:port of mooncake_master, for example cache.example:50051"
+
+
+class Address(NamedTuple):
+    """Where a store is."""
+
+    master: str
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MooncakeConfig(TierConfig):
+    """A Mooncake store that several engines share."""
+
+    address: Address
+    hostname: str
+    segment_bytes: int
+    protocol: str
+    devices: str
+
+    @property
+    def place(self) -> str:
+        """Where it keeps bytes."""
+        return f"mooncake://{self.address.master}"
+
+
+def parse(index: int, options: Mapping[str, object]) -> MooncakeConfig:
+    """Read the options of one tier. Asks no server."""
+    shared = common(index, options, OPTIONS, threads=THREADS)
+    prefix = f"tiers[{index}]."
+    master = _text(prefix, "master", options)
+    if master is None:
+        raise ConfigError(f"{prefix}master", None, _MASTER_EXPECTED)
+    segment = options.get("segment", 0)
+    return MooncakeConfig(
+        **shared,
+        address=address_of(f"{prefix}master", master, _text(prefix, "metadata", options)),
+        hostname=_text(prefix, "hostname", options) or "127.0.0.1",
+        segment_bytes=0 if segment == 0 and segment is not False else parse_size(f"{prefix}segment", segment),
+        protocol=parse_choice(f"{prefix}protocol", options.get("protocol", "tcp"), ("tcp", "rdma")),
+        devices=_text(prefix, "devices", options) or "",
+    )
+
+
+def parse_place(place: str) -> Address:
+    """Read what operators write: mooncake://host:port, and ?metadata=URL if that is not the usual one."""
+    parts = urlsplit(place)
+    query = dict(parse_qsl(parts.query))
+    if parts.scheme != "mooncake" or set(query) - {"metadata"}:
+        raise ConfigError("url", place, "mooncake://host:port, or mooncake://host:port?metadata=URL")
+    return address_of("url", parts.netloc, query.get("metadata"))
+
+
+def address_of(option: str, master: str, metadata: str | None) -> Address:
+    """Complete an address with the usual ports."""
+    try:
+        parts = urlsplit(f"//{master}")
+        host, port = parts.hostname, parts.port or _MASTER_PORT
+    except ValueError:
+        raise ConfigError(option, master, _MASTER_EXPECTED) from None
+    if not host or parts.path or parts.query or "@" in master:
+        raise ConfigError(option, master, _MASTER_EXPECTED)
+    shown = f"[{host}]" if ":" in host else host
+    return Address(f"{shown}:{port}", metadata or f"http://{shown}:{_METADATA_PORT}/metadata")
+
+
+def _text(prefix: str, name: str, options: Mapping[str, object]) -> str | None:
+    if name not in options:
+        return None
+    value = options[name]
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{prefix}{name}", value, OPTIONS[name])
+    return value

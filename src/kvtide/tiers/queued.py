@@ -1,0 +1,320 @@
+"""Makes a tier of a backend: a bounded queue, and a bounded pool of threads that wait in the caller's place."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kvtide.errors import ConfigError
+from kvtide.options import parse_count
+from kvtide.tiers.backend import Backend, BackendDown
+from kvtide.tiers.base import Answer, Item, Outcome, Tier, TierKey, TierStats, Verdict
+from kvtide.tiers.calls import Call, CallName, Lanes, Part, parts_of
+from kvtide.tiers.meter import Meter
+
+_log = logging.getLogger(__name__)
+
+
+class BreakerLike(Protocol):
+    """What switches a failing backend off for a while: see `kvtide.tiers.breaker`."""
+
+    @property
+    def state(self) -> str:
+        """Say whether it is "closed", "open" or "half-open"."""
+
+    def allows(self) -> bool:
+        """Say whether a call may be made now; whoever got a yes calls one of the following."""
+
+    def succeeded(self) -> None:
+        """The backend did something."""
+
+    def failed(self) -> None:
+        """The backend could do nothing."""
+
+
+class QueuedTier(Tier):
+    """Runs a backend's blocking calls in `threads` threads.
+
+    At most `calls_max` reads (lookups and gets) and as many writes are under way or not yet polled, and at most
+    `bytes_max` of memory of each; a single larger call is taken when there is no other. Calls of more than
+    `part_bytes` are shared by several threads.
+
+    While the breaker is open, calls are answered as throttled at once, and the backend is left alone. A clear that did
+    not succeed stays due: until it has, nothing is read or written (F9).
+
+    Threads are daemons: a backend that never returns must not keep the program from ending.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        threads: int = 4,
+        calls_max: int = 1024,
+        bytes_max: int = 1 << 30,
+        part_bytes: int = 8 << 20,
+        breaker: BreakerLike | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        name: str = "tier",
+    ) -> None:
+        for option, value in (("threads", threads), ("calls_max", calls_max), ("bytes_max", bytes_max)):
+            parse_count(option, value)
+        self._backend = backend
+        self._calls_max, self._bytes_max, self._part_bytes = calls_max, bytes_max, part_bytes
+        self._breaker = breaker
+        self._clock = clock
+        self._name = name
+        self._changed = threading.Condition()
+        # All that follows is read and written under the condition's lock.
+        self._lanes = Lanes(threads)
+        self._calls = {False: 0, True: 0}
+        """Calls that were taken and not yet polled, reads and writes."""
+        self._bytes = {False: 0, True: 0}
+        self._unended = 0
+        self._ended: list[Call] = []
+        self._meter = Meter()
+        self._clear_due = False
+        """A clear did not succeed: it is tried again before anything else is done."""
+        self._clear_queued = False
+        self._closed = self._backend_closed = False
+        self._complained = False
+        self._threads: list[threading.Thread] = []
+        try:
+            for index in range(threads):
+                self._start_thread(index)
+        except RuntimeError as error:
+            self.close()
+            raise ConfigError("threads", threads, f"as many as the system can start ({error})") from error
+
+    # ------------------------------------------------------------------ calls
+
+    def lookup(self, ticket: int, keys: Sequence[TierKey]) -> bool:
+        """Queue a lookup. See `Tier.lookup`."""
+        return self._take("lookup", ticket, tuple(keys))
+
+    def put(self, ticket: int, items: Sequence[Item]) -> bool:
+        """Queue a put. See `Tier.put`."""
+        return self._take("put", ticket, tuple(items))
+
+    def get(self, ticket: int, items: Sequence[Item]) -> bool:
+        """Queue a get. See `Tier.get`."""
+        return self._take("get", ticket, tuple(items))
+
+    def remove(self, ticket: int, keys: Sequence[TierKey]) -> bool:
+        """Queue a remove. See `Tier.remove`."""
+        return self._take("remove", ticket, tuple(keys))
+
+    def clear(self, ticket: int) -> bool:
+        """Queue a clear. Puts that have not begun are throttled: what they bring would be cleared. See `Tier.clear`."""
+        return self._take("clear", ticket, ())
+
+    def poll(self) -> list[Answer]:
+        """Return the answers since the last call. See `Tier.poll`."""
+        with self._changed:
+            self._shed()
+            ended, self._ended = self._ended, []
+            for call in ended:
+                self._calls[_writes(call.name)] -= 1
+        return [call.answer() for call in ended]
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is an answer or nothing is under way. See `Tier.wait`."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not (self._ended or not self._unended):
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                # A breaker opens by itself when a call takes too long, and tells nobody.
+                self._changed.wait(left_s if self._breaker is None else min(left_s, _BREAKER_CHECK_S))
+                self._shed()
+            return True
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Stop the threads after the calls they are at, then close the backend. See `Tier.close`."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._closed = True
+            self._give_up(self._lanes.take_all(), Outcome(Verdict.FAILED, "the tier was closed before it began"))
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        if not self._backend_closed:
+            self._backend_closed = True
+            try:
+                self._backend.close()
+            except Exception:
+                _log.warning("kvtide: closing %s failed", self._name, exc_info=True)
+        return True
+
+    def stats(self) -> TierStats:
+        """Return what was done so far and what is held."""
+        with self._changed:
+            stats = self._meter.snapshot()
+        try:
+            stats.corrupt_records = self._backend.corrupt_records()
+            stats.wrong_secret_records = self._backend.wrong_secret_records()
+            stats.bytes_used, stats.bytes_budget = self._backend.bytes_used(), self._backend.bytes_budget()
+        except Exception as error:
+            self._complain(error)
+        if self._breaker is not None:
+            stats.breaker = self._breaker.state
+        return stats
+
+    # ------------------------------------------------------------------ taking and ending
+
+    def _take(self, name: CallName, ticket: int, work: tuple[Item, ...] | tuple[TierKey, ...]) -> bool:
+        size = sum(item.buffer.nbytes for item in work if isinstance(item, Item))
+        writes = _writes(name)
+        with self._changed:
+            full = self._bytes[writes] and self._bytes[writes] + size > self._bytes_max
+            if self._closed or full or self._calls[writes] >= self._calls_max:
+                return False
+            call = Call(name, ticket, work, self._clock(), size)
+            self._calls[writes] += 1
+            self._bytes[writes] += size
+            self._unended += 1
+            self._start(call)
+            self._changed.notify_all()
+            return True
+
+    def _start(self, call: Call) -> None:
+        parts = list(parts_of(call, self._part_bytes))
+        call.parts_left = len(parts)
+        if call.name == "clear":
+            self._give_up(self._lanes.take_puts(), Outcome(Verdict.THROTTLED, "the tier was cleared meanwhile"))
+            self._clear_due = True
+        if not call.outcomes:
+            self._end_parts(call, len(parts))
+        elif self._breaker is not None and self._breaker.state == "open":
+            self._give_up(parts, _SWITCHED_OFF)
+        elif call.name == "clear":
+            self._queue_clear(parts[0])
+        elif self._clear_due and not (self._clear_queued and _writes(call.name)):
+            self._give_up(parts, _CLEAR_DUE)
+            if not self._clear_queued:
+                again = Call("clear", 0, (), self._clock(), 0, parts_left=1, asked=False)
+                self._queue_clear(Part(again, 0, 1))
+        else:
+            for part in parts:
+                self._lanes.add(part)
+
+    def _queue_clear(self, part: Part) -> None:
+        self._clear_queued = True
+        self._lanes.add(part)
+
+    def _shed(self) -> None:
+        """Answer what has not begun when the breaker is open: threads may be stuck for long."""
+        if self._breaker is not None and self._breaker.state == "open":
+            self._give_up(self._lanes.take_all(), _SWITCHED_OFF)
+
+    def _give_up(self, parts: Sequence[Part], outcome: Outcome) -> None:
+        for part in parts:
+            part.call.outcomes[part.first : part.last] = [outcome] * (part.last - part.first)
+            self._end_parts(part.call, 1)
+
+    def _end_parts(self, call: Call, count: int) -> None:
+        call.parts_left -= count
+        if call.parts_left:
+            return
+        if call.name == "clear":
+            self._clear_queued = False
+            self._clear_due = call.outcomes[0].verdict is not Verdict.HIT
+        self._meter.count(call, self._clock() - call.begin_s)
+        if call.asked:
+            self._unended -= 1
+            self._bytes[_writes(call.name)] -= call.size
+            call.work = ()  # the memory is the caller's again
+            self._ended.append(call)
+
+    # ------------------------------------------------------------------ threads
+
+    def _start_thread(self, index: int) -> None:
+        thread = threading.Thread(target=self._run, name=f"kvtide-{self._name}-{index}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _run(self) -> None:
+        """Work until the tier is closed. Nothing that a backend raises ends the thread (F15)."""
+        while (part := self._next_part()) is not None:
+            outcomes = self._outcomes_of(part)
+            with self._changed:
+                part.call.outcomes[part.first : part.last] = outcomes
+                self._lanes.ended(part)
+                self._end_parts(part.call, 1)
+                self._changed.notify_all()
+
+    def _next_part(self) -> Part | None:
+        with self._changed:
+            while not self._closed:
+                part = self._lanes.next()
+                if part is not None:
+                    return part
+                self._changed.wait()
+        return None
+
+    def _outcomes_of(self, part: Part) -> Sequence[Outcome]:
+        count = part.last - part.first
+        breaker = self._breaker
+        with self._changed:
+            if self._clear_due and part.call.name != "clear":
+                return [_CLEAR_DUE] * count
+        try:
+            if breaker is not None and not breaker.allows():
+                return [_SWITCHED_OFF] * count
+        except Exception as error:
+            return [self._failure(error)] * count
+        try:
+            outcomes = self._ask_backend(part)
+            if len(outcomes) != count:
+                raise RuntimeError(f"{len(outcomes)} outcomes for {count} keys")
+        except BaseException as error:  # even SystemExit: there is nobody behind this frame to tell
+            if breaker is not None:
+                breaker.failed()
+            return [self._failure(error)] * count
+        if breaker is not None:
+            breaker.succeeded()
+        return outcomes
+
+    def _ask_backend(self, part: Part) -> Sequence[Outcome]:
+        name, work = part.call.name, part.call.work[part.first : part.last]
+        if name == "clear":
+            return [self._backend.clear()]
+        ask: Callable[..., list[Outcome]] = getattr(self._backend, name)
+        return ask(work)
+
+    def _failure(self, error: BaseException) -> Outcome:
+        if not isinstance(error, BackendDown):
+            self._complain(error)
+        return Outcome(Verdict.FAILED, describe(error))
+
+    def _complain(self, error: BaseException) -> None:
+        with self._changed:
+            first, self._complained = not self._complained, True
+        if first:
+            _log.error(
+                "kvtide: %s raised, which it never should; further ones are not logged", self._name, exc_info=error
+            )
+
+
+_BREAKER_CHECK_S = 0.02
+_CLEAR_DUE = Outcome(Verdict.THROTTLED, "the tier is to be cleared first, and that has not succeeded yet")
+_SWITCHED_OFF = Outcome(Verdict.THROTTLED, "the tier is switched off for a while, after failures")
+
+
+def _writes(name: CallName) -> bool:
+    return name not in ("lookup", "get")
+
+
+def describe(error: BaseException) -> str:
+    """Return what an outcome says about an exception.
+
+    Not `str(error)`, which is code of the exception's own and may raise in turn.
+    """
+    return "".join(traceback.format_exception_only(error)).strip()

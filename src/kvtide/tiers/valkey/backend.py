@@ -1,0 +1,237 @@
+"""Blocks in a Valkey or Redis server that several engines share."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from valkey.exceptions import ResponseError
+
+from kvtide.tiers.backend import Backend, BackendDown
+from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
+from kvtide.tiers.breaker import Breaker
+from kvtide.tiers.namespace import Namespace
+from kvtide.tiers.outage import Outage
+from kvtide.tiers.record import HEADER_BYTES, Reading, Sealer
+from kvtide.tiers.valkey.generation import Generation
+from kvtide.tiers.valkey.link import Link, code_of
+from kvtide.tiers.valkey.links import Links
+from kvtide.tiers.valkey.manifests import note_manifest
+from kvtide.tiers.valkey.names import Names
+from kvtide.tiers.valkey.options import ValkeyConfig
+from kvtide.tiers.valkey.replies import Reply
+from kvtide.tiers.valkey.sweep import Sweep
+from kvtide.tiers.valkey.wire import Command
+
+GROUP_BYTES = 1 << 20
+"""Values asked for in one command. The server sends nothing before it has put a whole reply together."""
+GROUPS_AHEAD = 2
+"""Commands that are under way while a reply is read, so that the server always has something to do."""
+SEAL_BYTES = 1 << 20
+"""Values that are sealed before they are sent: few enough to be still in the processor's cache."""
+PUT_BYTES = 8 << 20
+"""Values sent before their replies are awaited."""
+KEYS_PER_TRIP = 1000
+_SWEEP_PAGES = 32
+"""Pages that a clear does by itself."""
+
+_CLEARED = Outcome(Verdict.MISS, "the store was cleared meanwhile")
+_NOT_WRITING = Outcome(Verdict.THROTTLED, "not tried: the server refused to write a moment ago")
+_TOO_LARGE = Outcome(Verdict.FAILED, "the record is larger than max_value")
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class ValkeyBackend(Backend):
+    """Speaks to one server, by one connection per calling thread.
+
+    Every call reads the name of the generation along with what it is about, in the same round trip; where it is
+    another than expected, someone cleared the namespace, and nothing of the answer counts.
+    """
+
+    def __init__(self, config: ValkeyConfig, namespace: Namespace) -> None:
+        self._where = str(config.access.address)
+        self._links = Links(config.access, config.deadline_ms / 1000)
+        self._namespace = namespace
+        self._names = Names(namespace.digest)
+        self._sealer = Sealer(namespace.digest, config.secret.cipher() if config.secret else None, where=self._where)
+        self._expiry = (b"EX", b"%d" % config.ttl_s) if config.ttl_s else ()
+        self._body_bytes_max = config.max_value_bytes - HEADER_BYTES
+        self._sweep = Sweep(self._names)
+        self._generation = Generation(self._names)
+        # A full server, or a replica, still reads: this switches writing off alone.
+        self._writing = Breaker(time.monotonic, failures_max=1)
+        self._refusals = Outage(_log, f"{self._where} refuses to write", meanwhile="it is still read")
+
+    def join(self) -> None:
+        """Learn which generation counts, and say in the log if the server has other namespaces of this model."""
+        with self._links.one() as link:
+            self._join(link)
+
+    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+        """Ask which keys are there, in one round trip per thousand."""
+        outcomes: list[Outcome] = []
+        with self._links.one() as link:
+            generation = self._generation.current or self._join(link)
+            for first in range(0, len(keys), KEYS_PER_TRIP):
+                names = [self._names.record(generation, key) for key in keys[first : first + KEYS_PER_TRIP]]
+                *found, seen = link.ask([*((b"EXISTS", name) for name in names), self._generation.question])
+                still = self._generation.still(generation, seen)
+                outcomes += [(HIT if _good(there) else MISS) if still else _CLEARED for there in found]
+            self._generation.mend(link)
+        return outcomes
+
+    def put(self, items: Sequence[Item]) -> list[Outcome]:
+        """Write records, over whatever is there: a record that went bad is mended that way."""
+        fits = [item.buffer.nbytes <= self._body_bytes_max for item in items]
+        outcomes: list[Outcome] = []
+        with self._links.one() as link:
+            generation = self._generation.current or self._join(link)
+            for batch in _by_bytes([item for item, fit in zip(items, fits, strict=True) if fit], PUT_BYTES):
+                outcomes += (
+                    self._put(link, generation, batch) if self._writing.allows() else [_NOT_WRITING] * len(batch)
+                )
+            self._generation.mend(link)
+            self._sweep.step(link, generation)
+        done = iter(outcomes)
+        return [next(done) if fit else _TOO_LARGE for fit in fits]
+
+    def get(self, items: Sequence[Item]) -> list[Outcome]:
+        """Read records into the caller's memory, and verify them there."""
+        with self._links.one() as link:
+            generation = self._generation.current or self._join(link)
+            readings = self._get(link, generation, list(_by_bytes(items, GROUP_BYTES)))
+            bad = [item.key for item, reading in zip(items, readings, strict=True) if reading is Reading.CORRUPT]
+            self._generation.mend(link)
+            if bad:  # or every lookup would find it again
+                link.ask([(b"UNLINK", *(self._names.record(generation, key) for key in bad))])
+        return [reading.outcome if isinstance(reading, Reading) else reading for reading in readings]
+
+    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
+        """Forget keys."""
+        with self._links.one() as link:
+            generation = self._generation.current or self._join(link)
+            for first in range(0, len(keys), KEYS_PER_TRIP):
+                names = [self._names.record(generation, key) for key in keys[first : first + KEYS_PER_TRIP]]
+                removed, seen = link.ask([(b"UNLINK", *names), self._generation.question])
+                _good(removed)
+                self._generation.still(generation, seen)
+        return [HIT] * len(keys)
+
+    def clear(self) -> Outcome:
+        """Name another generation, then begin to give the memory back."""
+        with self._links.one() as link:
+            generation = self._generation.begin(link)
+            self._sweep.begin()
+            for _ in range(_SWEEP_PAGES):
+                if not self._sweep.step(link, generation):
+                    break
+        return HIT
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._links.close()
+
+    def corrupt_records(self) -> int:
+        """Return how many records did not verify so far."""
+        return self._sealer.corrupt_records
+
+    def wrong_secret_records(self) -> int:
+        """Return how many records were encrypted with another key."""
+        return self._sealer.wrong_secret_records
+
+    # ------------------------------------------------------------------ generations
+
+    def _join(self, link: Link) -> bytes:
+        generation = self._generation.join(link)
+        note_manifest(link, self._names, self._namespace, self._where)
+        return generation
+
+    # ------------------------------------------------------------------ records
+
+    def _put(self, link: Link, generation: bytes, batch: Sequence[Item]) -> list[Outcome]:
+        names = [self._names.record(generation, item.key) for item in batch]
+        try:
+            replies, seen = self._send(link, names, batch)
+        except BackendDown:
+            self._writing.failed()
+            raise
+        outcomes = self._written(link, replies)
+        if self._generation.still(generation, seen):
+            return outcomes
+        link.ask([(b"UNLINK", *names)])  # the sweep may have been there already
+        return [_CLEARED] * len(batch)
+
+    def _send(self, link: Link, names: Sequence[bytes], batch: Sequence[Item]) -> tuple[list[Reply], Reply]:
+        """Send records, sealing some while others are on their way, and return the replies."""
+        with link:
+            name = iter(names)
+            for run in _by_bytes(batch, SEAL_BYTES):
+                link.send((b"SET", next(name), self._sealer.seal(*item), *self._expiry) for item in run)
+            link.send([self._generation.question])
+            return [link.reply() for _ in batch], link.reply()
+
+    def _written(self, link: Link, replies: Sequence[object]) -> list[Outcome]:
+        refusals = [reply for reply in replies if isinstance(reply, ResponseError)]
+        if not refusals:
+            self._writing.succeeded()
+            self._refusals.over()
+            return [HIT] * len(replies)
+        self._writing.failed()
+        self._refusals.began(str(refusals[0]))
+        if code_of(refusals[0]) == "READONLY":
+            link.close()  # what was the primary may be found at the same address by connecting anew
+        return [Outcome(Verdict.FAILED, str(reply)) if isinstance(reply, ResponseError) else HIT for reply in replies]
+
+    def _get(self, link: Link, generation: bytes, groups: Sequence[Sequence[Item]]) -> list[Reading | Outcome]:
+        readings: list[Reading | Outcome] = []
+        sent = 0
+        with link:
+            for index, group in enumerate(groups):
+                ahead = groups[sent : index + 1 + GROUPS_AHEAD]
+                link.send(self._wanted(generation, each) for each in ahead)
+                sent += len(ahead)
+                readings += self._read_group(link, generation, group)
+        return readings
+
+    def _wanted(self, generation: bytes, group: Sequence[Item]) -> Command:
+        return (b"MGET", *(self._names.record(generation, item.key) for item in group), *self._generation.names)
+
+    def _read_group(self, link: Link, generation: bytes, group: Sequence[Item]) -> list[Reading | Outcome]:
+        link.more_time()
+        link.array()
+        readings = [self._read(link, item) for item in group]
+        copies = [link.value() for _ in self._generation.names]
+        return readings if self._generation.still(generation, copies) else [_CLEARED] * len(group)
+
+    def _read(self, link: Link, item: Item) -> Reading | Outcome:
+        """Read a value and verify it while it is still in the processor's cache."""
+        header, body = memoryview(bytearray(HEADER_BYTES)), item.buffer.cast("B")
+        length = link.read_into(header, body)
+        if length is None:
+            return MISS
+        if length == HEADER_BYTES + len(body):
+            return self._sealer.open(item.key, header, body, body)
+        return self._sealer.open(item.key, header[: min(length, HEADER_BYTES)], b"", body)
+
+
+def _good(reply: _T) -> _T:
+    """Return a reply unless it is an error: then nothing can be done with this server, or by this user."""
+    if isinstance(reply, ResponseError):
+        raise BackendDown(f"it says: {reply}")
+    return reply
+
+
+def _by_bytes(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Cut items into runs of at most `size` bytes and `KEYS_PER_TRIP` keys, or one larger item."""
+    first = held = 0
+    for index, item in enumerate(items):
+        if index > first and (held + item.buffer.nbytes > size or index - first == KEYS_PER_TRIP):
+            yield items[first:index]
+            first, held = index, 0
+        held += item.buffer.nbytes
+    if first < len(items):
+        yield items[first:]

@@ -1,0 +1,168 @@
+"""One connection, by the official client: it connects, authenticates and encrypts; values go their own short way."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import valkey
+from valkey.exceptions import ResponseError, ValkeyError
+
+from kvtide.tiers.backend import BackendDown
+from kvtide.tiers.valkey.options import Access
+from kvtide.tiers.valkey.replies import Replies, Reply
+from kvtide.tiers.valkey.wire import Command, send_commands
+
+_SILENCES_MAX = 10
+"""A batch may take this many times the longest silence: a server that trickles is as bad as one that is silent."""
+_LOST = (ValkeyError, OSError, ValueError)
+"""What a lost connection raises, or a server that talks nonsense. Time-outs and TLS errors are of `OSError`."""
+_CLUSTER = ("MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT")
+_UNUSABLE = ("NOAUTH", "WRONGPASS", "LOADING", "MASTERDOWN", "DENIED", *_CLUSTER)
+"""Replies that say: not this server, not this user, or not now."""
+
+
+class Link:
+    """A connection, for one thread at a time, which connects when it is used.
+
+        with link:
+            link.send(commands)
+            replies = [link.reply() for _ in commands]
+
+    `silence_s` bounds each wait: for the connection, for the socket to take bytes, for bytes to come. Leaving the
+    block by an exception, or with replies still on their way, closes the connection; so no reply is ever taken for
+    that to another question. Whatever goes wrong is raised as `BackendDown`.
+    """
+
+    def __init__(self, access: Access, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._connection = _connection(access, silence_s)
+        self._awaited = 0
+
+    @property
+    def _replies(self) -> Replies:
+        parser: Replies = self._connection._parser
+        return parser
+
+    def __enter__(self) -> Link:
+        self._awaited = 0
+        if self._has_gone_stale():
+            self.close()
+        try:
+            self._connection.connect()
+        except _LOST as error:
+            self.close()
+            raise BackendDown(_reason(error)) from None  # frames of the client have the password in them
+        self.more_time()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None or self._awaited:
+            self.close()
+        if isinstance(error, _LOST):
+            raise BackendDown(_reason(error)) from None
+
+    def ask(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send commands in one go and return a reply for each."""
+        with self:
+            self.send(commands)
+            return [self.reply() for _ in commands]
+
+    def send(self, commands: Iterable[Command]) -> None:
+        """Send commands; their replies are awaited from now on."""
+        commands = tuple(commands)
+        self._awaited += len(commands)
+        send_commands(self._connection._sock, commands)
+
+    def reply(self) -> Reply:
+        """Read the whole reply to a command. Errors that concern a single key are values."""
+        reply = self._replies.read_response()
+        self._received(reply)
+        return reply
+
+    def array(self) -> int:
+        """Read the beginning of a reply that is an array: how many values follow, by `read_into` or `value`."""
+        length = self._replies.read_array_head()
+        self._received(length)
+        if isinstance(length, ResponseError):
+            raise length
+        return length
+
+    def value(self) -> Reply:
+        """Read a value of an array."""
+        return self._replies.read_response()
+
+    def read_into(self, head: memoryview, body: memoryview) -> int | None:
+        """Read a value of an array into memory. See `Replies.read_into`."""
+        length = self._replies.read_into(head, body)
+        if isinstance(length, ResponseError):
+            raise length
+        return length
+
+    def more_time(self) -> None:
+        """Begin the time of the next batch."""
+        self._replies.until_s = time.monotonic() + _SILENCES_MAX * self._silence_s
+
+    def close(self) -> None:
+        """Close the socket, if there is one."""
+        self._connection.disconnect()
+
+    def _has_gone_stale(self) -> bool:
+        """Say whether something came while nothing was asked: mostly the end, as when the server was restarted."""
+        sock = self._connection._sock
+        if sock is None:
+            return False
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _received(self, reply: object) -> None:
+        self._awaited -= 1
+        if isinstance(reply, ResponseError) and code_of(reply) in _UNUSABLE:
+            raise reply
+
+
+def code_of(error: ResponseError) -> str:
+    """Return the first word of an error, which says what kind it is: OOM, READONLY, WRONGTYPE."""
+    return str(error).partition(" ")[0]
+
+
+def _reason(error: BaseException) -> str:
+    """Say what happened in words that an operator can act on."""
+    if isinstance(error, ResponseError):
+        if code_of(error) in _CLUSTER:
+            return f"it is part of a cluster, which kvtide does not speak to ({code_of(error)})"
+        return f"it says: {str(error)[:200]}"
+    return str(error)[:200] or type(error).__name__
+
+
+def _connection(access: Access, silence_s: float) -> Any:
+    """Return a connection of the client's that has not connected yet. It tries once: retries are the breaker's."""
+    address = access.address
+    options: dict[str, Any] = {
+        "db": address.database,
+        "username": access.username,
+        "password": access.password,
+        "socket_timeout": silence_s,
+        "socket_connect_timeout": silence_s,
+        "parser_class": Replies,
+        "lib_name": "kvtide",  # not client_name: ACL users may lack the right to set one, and that would be an error
+        "lib_version": None,
+    }
+    kind: Any = valkey.UnixDomainSocketConnection
+    if address.path:
+        return kind(path=address.path, **options)
+    options |= {"host": address.host, "port": address.port, "socket_keepalive": True}
+    kind = valkey.Connection
+    if address.tls:
+        kind = valkey.SSLConnection
+        options |= {
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,  # the client's default is not to look
+            "ssl_ca_certs": access.tls_ca,
+            "ssl_certfile": access.tls_cert,
+            "ssl_keyfile": access.tls_key,
+        }
+    return kind(**options)

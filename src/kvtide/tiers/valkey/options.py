@@ -1,0 +1,196 @@
+"""The options of a Valkey tier. Passwords are read here, and shown nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from kvtide.errors import ConfigError
+from kvtide.options import parse_count, parse_size
+from kvtide.tiers.config import TierConfig, common
+
+PLAIN, TLS, UNIX = ("valkey", "redis"), ("valkeys", "rediss"), ("unix",)
+URL_SCHEMES = tuple(f"{scheme}://" for scheme in (*PLAIN, *TLS, *UNIX))
+
+OPTIONS: Mapping[str, str] = {
+    "url": "valkey://host:6379, valkeys://host:6379 (TLS) or unix:///path; redis:// and rediss:// mean the same",
+    "username": "ACL user (default: the server's default user)",
+    "password_file": "file with the password",
+    "password_env": "environment variable with the password",
+    "tls_ca": "file with the certificates to trust (default: the system's)",
+    "tls_cert": "file with this client's certificate, where the server asks for one",
+    "tls_key": "file with the key of that certificate",
+    "ttl_s": "seconds after which the server forgets a block (default: never)",
+    "max_value": "largest record that the server takes (default: 512MiB, as servers have it)",
+}
+ACCESS = ("username", "password_file", "password_env", "tls_ca", "tls_cert", "tls_key")
+"""Options that operators need as well."""
+
+THREADS = 4
+DEFAULT_PORT = 6379
+_URL_EXPECTED = "a URL such as valkey://cache.example:6379, valkeys://… for TLS, or unix:///run/valkey.sock"
+
+
+class Address(NamedTuple):
+    """Where the server is."""
+
+    host: str
+    port: int
+    path: str
+    """Of a Unix socket; empty for TCP."""
+    database: int
+    tls: bool
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix://{self.path}?db={self.database}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'valkeys' if self.tls else 'valkey'}://{host}:{self.port}/{self.database}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to get in. Its text has no password in it."""
+
+    address: Address
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValkeyConfig(TierConfig):
+    """A Valkey server that several engines share."""
+
+    access: Access
+    ttl_s: int | None
+    max_value_bytes: int
+
+    @property
+    def place(self) -> str:
+        """Where it keeps bytes."""
+        return str(self.access.address)
+
+
+def parse(index: int, options: Mapping[str, object]) -> ValkeyConfig:
+    """Read the options of one tier. Asks no server."""
+    shared = common(index, options, OPTIONS, threads=THREADS)
+    prefix = f"tiers[{index}]"
+    if "url" not in options:
+        raise ConfigError(f"{prefix}.url", None, _URL_EXPECTED)
+    ttl_s = parse_count(f"{prefix}.ttl_s", options["ttl_s"]) if "ttl_s" in options else None
+    return ValkeyConfig(
+        **shared,
+        access=parse_access(prefix, options["url"], options),
+        ttl_s=ttl_s,
+        max_value_bytes=parse_size(f"{prefix}.max_value", options.get("max_value", 512 << 20)),
+    )
+
+
+def parse_access(prefix: str, url: object, options: Mapping[str, object]) -> Access:
+    """Read a URL and the options that have to do with getting in. `prefix` says whose, in errors."""
+    option = f"{prefix}.url" if prefix else "url"
+    dot = f"{prefix}." if prefix else ""
+    parts, address = _parse_url(option, url)
+    password = _password(dot, options)
+    if parts.password is not None:
+        if password is not None:
+            raise ConfigError(option, redacted(str(url)), "no password in the URL, for an option names another")
+        password = unquote(parts.password)
+    username = _text(dot, "username", options) or (unquote(parts.username) if parts.username else None)
+    if username is not None and password is None:
+        raise ConfigError(f"{dot}username", username, "a password as well: password_file or password_env")
+    tls = {name: _readable(dot, name, options) for name in ("tls_ca", "tls_cert", "tls_key")}
+    for name, value in tls.items():
+        if value is not None and not address.tls:
+            raise ConfigError(f"{dot}{name}", value, "a URL with TLS, valkeys:// or rediss://")
+    if tls["tls_key"] is not None and tls["tls_cert"] is None:
+        raise ConfigError(f"{dot}tls_key", tls["tls_key"], "tls_cert as well")
+    return Access(address=address, username=username, password=password, **tls)
+
+
+def redacted(url: str) -> str:
+    """Return a URL as it may be shown."""
+    head, at, tail = url.rpartition("@")
+    if not at:
+        return url
+    scheme, separator, who = head.partition("://")
+    user, colon, _ = who.partition(":")
+    return f"{scheme}{separator}{user}{':***' if colon else ''}@{tail}"
+
+
+def _parse_url(option: str, url: object) -> tuple[SplitResult, Address]:
+    if not isinstance(url, str):
+        raise ConfigError(option, url, _URL_EXPECTED)
+    shown = redacted(url)
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+    except ValueError as error:
+        raise ConfigError(option, shown, f"{_URL_EXPECTED} ({error})") from None  # its text may hold the password
+    if parts.scheme in UNIX:
+        if not parts.path or host:
+            raise ConfigError(option, shown, "the path of a socket with three slashes: unix:///run/valkey.sock")
+        return parts, Address("", 0, unquote(parts.path), _database_of_query(option, shown, parts.query), False)
+    if parts.scheme not in (*PLAIN, *TLS):
+        raise ConfigError(option, shown, _URL_EXPECTED)
+    if not host:
+        raise ConfigError(option, shown, "a host: " + _URL_EXPECTED)
+    if parts.query or parts.fragment:
+        raise ConfigError(option, shown, "nothing after the database; tls_ca and the like are options of their own")
+    database = _database(option, shown, parts.path.strip("/"))
+    return parts, Address(host, port, "", database, parts.scheme in TLS)
+
+
+def _database_of_query(option: str, shown: str, query: str) -> int:
+    names = dict(parse_qsl(query, keep_blank_values=True))
+    if set(names) - {"db"}:
+        raise ConfigError(option, shown, "nothing but db=NUMBER after the question mark")
+    return _database(option, shown, names.get("db", ""))
+
+
+def _database(option: str, shown: str, text: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(option, shown, "the number of a database at the end, or nothing")
+    return int(text)
+
+
+def _password(dot: str, options: Mapping[str, object]) -> str | None:
+    file, variable = _text(dot, "password_file", options), _text(dot, "password_env", options)
+    if file is not None and variable is not None:
+        raise ConfigError(f"{dot}password_env", variable, "either password_file or password_env")
+    if file is not None:
+        try:
+            return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not text"
+            raise ConfigError(f"{dot}password_file", file, f"a file that can be read ({why})") from None
+    if variable is not None:
+        if variable not in os.environ:
+            raise ConfigError(f"{dot}password_env", variable, "an environment variable that is set")
+        return os.environ[variable]
+    return None
+
+
+def _text(dot: str, name: str, options: Mapping[str, object]) -> str | None:
+    if name not in options:
+        return None
+    value = options[name]
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{dot}{name}", value, OPTIONS[name])
+    return value
+
+
+def _readable(dot: str, name: str, options: Mapping[str, object]) -> str | None:
+    value = _text(dot, name, options)
+    if value is not None and not os.access(value, os.R_OK):
+        raise ConfigError(f"{dot}{name}", value, "a file that exists and can be read")
+    return value
