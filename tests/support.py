@@ -15,7 +15,7 @@ wrong bytes: `compute` looks at everything it would attend to, and `check` at ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, zip_longest
@@ -36,7 +36,9 @@ from kvtide.core import (
     Report,
     longest_resumable,
 )
+from kvtide.core.config import BelowConfig
 from kvtide.core.groups import Present
+from kvtide.core.wire import Answer, Clear, Errand, Fetch, Name, Sink
 from kvtide.engine.block_pool import BlockPool
 
 ROUNDS_MAX = 1_000
@@ -115,6 +117,7 @@ class World:
         device_blocks: int = 32,
         host_blocks: int = 64,
         step_tokens: int = 16,
+        below: BelowConfig | None = None,
         **options: object,
     ) -> None:
         self.groups = tuple(groups)
@@ -123,7 +126,7 @@ class World:
         geometry = Geometry(
             groups=self.groups, block_bytes=1, device_blocks=device_blocks, ranks=ranks, step_tokens=step_tokens
         )
-        self.config = OffloadConfig.build(geometry, {"host_per_rank": host_blocks, **options})
+        self.config = OffloadConfig.build(geometry, {"host_per_rank": host_blocks, **options}, below)
         self.pool = BlockPool(device_blocks)
         self.manager = OffloadManager(self.config, self.pool)
         self.requests: dict[str, FakeRequest] = {}
@@ -134,6 +137,10 @@ class World:
         self.host: dict[tuple[int, int], KV] = {}
         """What is in host memory, by rank and slot."""
         self.weights = 0
+        self.errands: dict[int, Errand] = {}
+        """Errands that were planned and are not answered, oldest first."""
+        self.below: dict[tuple[int, Name], KV] = {}
+        """What is below host memory, by rank and name."""
 
     # ------------------------------------------------------------------ requests
 
@@ -287,7 +294,36 @@ class World:
             for copy in copies:
                 self._check_new(copy)
                 self.pending[copy.id] = Pending(copy, is_load, set(range(self.ranks)))
+        self.errands.update({errand.id: errand for errand in plan.errands})
         return plan
+
+    def drain_copies(self) -> None:
+        """Run the copies that are pending, and leave the errands alone."""
+        for pending in list(self.pending.values()):
+            self.run(pending.copy)
+
+    def answer(self, errand: Errand, *, misses: Iterable[int] = (), seconds: float = 0.001) -> Outcome:
+        """Do an errand on every rank and report it; `misses`: positions that come to nothing everywhere."""
+        del self.errands[errand.id]
+        reports = []
+        for rank in range(self.ranks):
+            hits = tuple(position for position in self._errand(errand, rank) if position not in set(misses))
+            reports.append(Report(rank, answers=(Answer(errand.id, hits, seconds),)))
+        return self.report(*reports)
+
+    def _errand(self, errand: Errand, rank: int) -> Iterator[int]:
+        """Do an errand on one rank; yield the positions that were hits."""
+        if isinstance(errand, Clear):
+            self.below = {at: kv for at, kv in self.below.items() if at[0] != rank}
+            yield 0
+            return
+        for position, name in enumerate(errand.names):
+            if isinstance(errand, Sink):
+                self.below[rank, name] = self.host[rank, errand.slots[position]]
+            elif isinstance(errand, Fetch) and (rank, name) in self.below:
+                self.host[rank, errand.slots[position]] = self.below[rank, name]
+            if (rank, name) in self.below:
+                yield position
 
     def run(self, copy: Copy, *, ranks: Iterable[int] | None = None, why: str | None = None) -> Outcome:
         """Copy on some ranks (those that are left) and report it; `why`: the copy fails, with half the bytes moved."""
@@ -322,6 +358,7 @@ class World:
             self.run(pending.copy, why="told to fail" if fails(pending.copy) else None)
             for pending in list(self.pending.values())
         ]
+        outcomes += [self.answer(errand) for errand in list(self.errands.values())]
         return Outcome(
             tuple(chain.from_iterable(outcome.loaded for outcome in outcomes)),
             tuple(chain.from_iterable(outcome.failed for outcome in outcomes)),

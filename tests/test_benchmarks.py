@@ -25,3 +25,20 @@ def test_core_prints_a_row_per_size() -> None:
 
 def test_core_prints_a_table() -> None:
     assert "host slots" in run("core.py", "--small")
+
+
+def test_tiers_compares_the_disk_with_a_plain_file() -> None:
+    shown = json.loads(run("tiers.py", "--small", "--json", "--tier", "disk"))
+    names = {"tier", "block_bytes", "put_gbps", "get_gbps", "plain_put_gbps", "plain_get_gbps"}
+    assert {row["block_bytes"] for row in shown["rows"]} == {64 << 10, 1 << 20}
+    for row in shown["rows"]:
+        assert names < row.keys()
+        assert min(value for value in row.values() if isinstance(value, float)) >= 0
+    assert [row["gb"] for row in shown["restarts"]] == [1]
+
+
+def test_tiers_eviction_compares_segments_with_a_free_list() -> None:
+    shown = json.loads(run("tiers_eviction.py", "--small", "--json"))
+    assert [row["percent"] for row in shown["hits"]] == [5, 10, 20, 40]
+    assert all(0 <= row["lru_1024"] <= 1 for row in shown["hits"])
+    assert shown["writes"][0]["random_gbps"] > 0

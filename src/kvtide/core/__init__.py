@@ -5,7 +5,7 @@ Start reading at `manager.py`. It imports nothing but the standard library.
 
 from __future__ import annotations
 
-from kvtide.core.config import OPTIONS, Geometry, Mode, OffloadConfig
+from kvtide.core.config import OPTIONS, BelowConfig, Geometry, Mode, OffloadConfig
 from kvtide.core.device import BlockContent, DevicePool, FreeBlock
 from kvtide.core.events import Cleared, EventsLost, Removed, Stored
 from kvtide.core.eviction import POLICIES, EvictionPolicy
@@ -23,37 +23,46 @@ from kvtide.core.groups import (
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
 from kvtide.core.metrics import Gauges, Metrics
-from kvtide.core.reasons import NotLoaded, NotStored
-from kvtide.core.wire import Copy, Outcome, Plan, Report
+from kvtide.core.reasons import NotLoaded, NotStored, NotSunk
+from kvtide.core.wire import Answer, Clear, Copy, Errand, Fetch, Lookup, Name, Outcome, Plan, Report, Sink
 
 __all__ = [
     "NULL_BLOCK",
     "OPTIONS",
     "POLICIES",
+    "Answer",
+    "BelowConfig",
     "BlockContent",
     "ChunkedLocal",
+    "Clear",
     "Cleared",
     "Copy",
     "DevicePool",
+    "Errand",
     "EventsLost",
     "EvictionPolicy",
+    "Fetch",
     "FreeBlock",
     "FullAttention",
     "Gauges",
     "Geometry",
     "Group",
     "Key",
+    "Lookup",
     "Match",
     "Metrics",
     "Mode",
+    "Name",
     "NotLoaded",
     "NotStored",
+    "NotSunk",
     "OffloadConfig",
     "OffloadManager",
     "Outcome",
     "Plan",
     "Removed",
     "Report",
+    "Sink",
     "SlidingWindow",
     "StateSpace",
     "Stored",

@@ -6,14 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kvtide.core.config import OffloadConfig
 from kvtide.core.manager import OffloadManager
 from kvtide.engine.block_pool import BlockPool
 from kvtide.engine.config import EngineConfig
 from kvtide.engine.keys import extend_keys, namespace
 from kvtide.engine.kv_cache import RankCache
 from kvtide.engine.model import Chunk, Model
-from kvtide.engine.offloading import CopyEngineFactory, Offloading, threaded_copy_engine
+from kvtide.engine.offloading import CopyEngineFactory, Offloading, read_options, threaded_copy_engine
 from kvtide.engine.request import Completion, Request
 from kvtide.engine.scheduler import Scheduler, Work
 from kvtide.engine.stats import EngineStats
@@ -23,8 +22,9 @@ from kvtide.errors import ProtocolError, RequestRefused
 class Engine:
     """Continuous batching over a paged KV cache, with the KV of past requests kept on the host if asked to.
 
-    `offload` are the options of `OffloadConfig.build`; None means no offloading. What comes out does not depend on
-    it, nor on the size of the pools, on chunks, on ranks, or on what fails: only how long it takes.
+    `offload` are the options of `OffloadConfig.build`, and `tiers` (`kvtide.tiers.parse_tiers`); None means no
+    offloading. What comes out does not depend on it, nor on the size of the pools, on chunks, on ranks, or on what
+    fails: only how long it takes.
 
     Example:
         >>> from kvtide.engine import Engine, EngineConfig, ModelConfig
@@ -46,7 +46,7 @@ class Engine:
     ) -> None:
         self.config = config
         if offload is not None:
-            OffloadConfig.build(config.geometry(), offload)  # refuse before anything is allocated
+            read_options(config, offload)  # refuse before anything is allocated
         self._root = namespace(config)
         self._pool = BlockPool(config.device_blocks)
         caches = [RankCache(config, rank) for rank in range(config.ranks)]
@@ -94,9 +94,16 @@ class Engine:
         self._offloading.start(self._offloading.manager.plan(idle=not work))
         self._scheduler.slide()
         if work:
-            self._compute(work)
+            self._compute_timed(work)
         completions, self._completions = self._completions, []
         return completions
+
+    def _compute_timed(self, work: list[Work]) -> None:
+        """Compute, and let the manager know what a token of a prompt costs."""
+        began_s = time.perf_counter()
+        self._compute(work)
+        tokens = sum(num_tokens for _, num_tokens in work if num_tokens > 1)
+        self._offloading.manager.computed(tokens, time.perf_counter() - began_s)
 
     def run(self) -> list[Completion]:
         """Step until the engine is idle; return the requests that are over, in the order in which they ended."""

@@ -8,6 +8,7 @@ from struct import pack
 
 from kvtide.core.groups import Key
 from kvtide.engine.config import EngineConfig
+from kvtide.tiers.namespace import Namespace
 
 KEY_BYTES = 16
 
@@ -19,6 +20,21 @@ def namespace(config: EngineConfig) -> Key:
     """
     text = f"{config.model!r} block_tokens={config.block_tokens} float64"
     return blake2b(text.encode(), digest_size=KEY_BYTES).digest()
+
+
+def tier_namespace(config: EngineConfig) -> Namespace:
+    """Return all that bytes below host memory depend on."""
+    return Namespace(
+        model=repr(config.model),
+        weights=f"seed {config.model.seed}",
+        dtype="float64",
+        layout="layers, keys and values, tokens, heads",
+        groups=repr(config.groups),
+        block_bytes=config.geometry().block_bytes,
+        attention="numpy",
+        hashing="blake2b",
+        world=config.ranks,
+    )
 
 
 def extend_keys(keys: list[Key], tokens: Sequence[int], block_tokens: int, root: Key) -> None:

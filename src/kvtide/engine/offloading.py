@@ -13,7 +13,10 @@ from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
 from kvtide.core.wire import Outcome, Plan, Report
 from kvtide.engine.config import EngineConfig
+from kvtide.engine.keys import tier_namespace
 from kvtide.engine.kv_cache import RankCache
+from kvtide.tiers import TierConfig, parse_tiers
+from kvtide.tiers.stack import below_of, open_stack
 from kvtide.worker import Worker
 
 CopyEngineFactory = Callable[[int, DeviceCache, HostArena], CopyEngine]
@@ -59,6 +62,9 @@ class NullManager:
     def evicted(self, group: int, key: Key) -> None:
         """Do nothing."""
 
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Do nothing."""
+
     def plan(self, *, idle: bool = False) -> Plan:
         """Ask for nothing."""
         return Plan(step=0)
@@ -72,6 +78,13 @@ class NullManager:
 
 
 Manager = OffloadManager | NullManager
+
+
+def read_options(config: EngineConfig, options: Mapping[str, object]) -> tuple[OffloadConfig, tuple[TierConfig, ...]]:
+    """Check the options, those of the tiers among them, before anything is allocated."""
+    rest = dict(options)
+    tiers = parse_tiers(rest.pop("tiers", ()))
+    return OffloadConfig.build(config.geometry(), rest, below_of(tiers)), tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +107,13 @@ class Offloading:
         """Allocate host memory and start the workers."""
         if options is None:
             return cls(NullManager())
-        offload = OffloadConfig.build(config.geometry(), options)
+        offload, tiers = read_options(config, options)
         arenas = tuple(HostArena(offload.slots, offload.geometry.block_bytes) for _ in caches)
         workers: list[Worker] = []
         try:
             for rank, (cache, arena) in enumerate(zip(caches, arenas, strict=True)):
-                workers.append(Worker(rank, copy_engine(rank, cache.device_cache(), arena)))
+                stack = open_stack(tiers, tier_namespace(config), rank, arena.memory) if tiers else None
+                workers.append(Worker(rank, copy_engine(rank, cache.device_cache(), arena), tiers=stack))
         except BaseException:
             for worker in workers:
                 worker.close()

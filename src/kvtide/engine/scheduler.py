@@ -6,6 +6,7 @@ from bisect import insort
 from collections import deque
 from typing import NamedTuple
 
+from kvtide.core.match import Match
 from kvtide.core.wire import Outcome
 from kvtide.engine.block_pool import BlockPool
 from kvtide.engine.block_tables import BlockTables
@@ -66,9 +67,13 @@ class Scheduler:
                 budget -= num_tokens
             else:
                 everybody_served = False
-        while everybody_served and budget and self._waiting and self._has_seat():
-            request = self._waiting[0]
-            if not self._admit(request, budget):
+        for request in tuple(self._waiting) if everybody_served else ():
+            if not budget or not self._has_seat():
+                break
+            match = self._match(request)
+            if match.waits:
+                continue  # for what is below host memory; the others need not (F14)
+            if not self._admit(request, match, budget):
                 break
             if request.state is State.RUNNING:
                 work.append(Work(request, min(request.remaining, budget)))
@@ -131,11 +136,15 @@ class Scheduler:
     def _has_seat(self) -> bool:
         return len(self._running) + len(self._loading) < self._config.max_running
 
-    def _admit(self, request: Request, budget: int) -> bool:
-        """Give the first of the queue its blocks; False if there are too few, and it stays where it is."""
-        device_tokens = self._tables.device_hit(request)
-        match = self._manager.match(request.id, device_tokens, len(request.tokens))
+    def _match(self, request: Request) -> Match:
+        """Ask what the host has, and keep it."""
+        match = self._manager.match(request.id, self._tables.device_hit(request), len(request.tokens))
         self._manager.reserve(match)
+        return match
+
+    def _admit(self, request: Request, match: Match, budget: int) -> bool:
+        """Give a request its blocks; False if there are too few, and it stays where it is."""
+        device_tokens = match.device_tokens
         resume_at = device_tokens + match.tokens
         to_compute = 0 if match.tokens else min(len(request.tokens) - device_tokens, budget)
         placed = self._tables.place(
@@ -148,7 +157,7 @@ class Scheduler:
         if not placed:
             self._manager.give_up(request.id)
             return False
-        self._waiting.popleft()
+        self._waiting.remove(request)
         self._admissions += 1
         request.admission = self._admissions
         request.prefill_end = len(request.tokens)

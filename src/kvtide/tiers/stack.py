@@ -12,9 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.core.config import BelowConfig
 from kvtide.core.wire import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
 from kvtide.tiers.base import Item, Outcome, Tier, TierKey, Verdict
-from kvtide.tiers.config import Admit, Write
+from kvtide.tiers.config import Admit, TierConfig, Write, open_tiers
+from kvtide.tiers.namespace import Namespace
 
 CALL_BYTES_MAX = 8 << 20
 """Fetches are cut into calls of about this size: each answer shows that the tier is alive."""
@@ -65,6 +70,28 @@ def tier_key(name: Name) -> TierKey:
     """Return the key of a block: its group, then its own key."""
     group, key = name
     return bytes((group,)) + key
+
+
+def below_of(configs: Sequence[TierConfig]) -> BelowConfig | None:
+    """Return what the core has to know of the tiers. None: there are none."""
+    if not configs:
+        return None
+    return BelowConfig(
+        through=frozenset(config.admit for config in configs if config.write == "through"),
+        on_evict=frozenset(config.admit for config in configs if config.write == "evict"),
+    )
+
+
+def open_stack(
+    configs: Sequence[TierConfig], namespace: Namespace, rank: int, memory: npt.NDArray[np.uint8]
+) -> TierStack:
+    """Open the tiers of one rank, whose host slots are the rows of `memory`."""
+    tiers = open_tiers(configs, namespace, rank=rank, slot_bytes_max=memory.shape[1])
+    levels = [
+        Level(tier, config.deadline_ms / 1000, config.write, config.admit)
+        for tier, config in zip(tiers, configs, strict=True)
+    ]
+    return TierStack(levels, lambda slot: memoryview(memory[slot]))
 
 
 def _ask(call: Callable[[int, Sequence[T]], bool], argument: Sequence[T], ticket: int) -> bool:

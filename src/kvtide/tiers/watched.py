@@ -49,7 +49,7 @@ class WatchedBackend(Backend):
 
     def clear(self) -> Outcome:
         """Forget everything of this namespace and rank."""
-        with self.watch():
+        with self.watch(may_take_long=True):
             return self._backend.clear()
 
     def close(self) -> None:
@@ -74,19 +74,23 @@ class WatchedBackend(Backend):
         return late
 
     @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Note when a call begins and ends, and how."""
+    def watch(self, *, may_take_long: bool = False) -> Iterator[None]:
+        """Note when a call begins and ends, and how. One that took too long has failed: nobody waits for it."""
         token = object()
-        with self._lock:
-            self._running[token] = self._clock()
+        begin_s = self._clock()
+        if not may_take_long:
+            with self._lock:
+                self._running[token] = begin_s
         try:
             yield
+            if not may_take_long and self._clock() - begin_s > self._overdue_s:
+                raise BackendDown("a call came back too late")
         except BackendDown as down:
             self._outage.began(str(down))
             raise
         finally:
             with self._lock:
-                del self._running[token]
+                self._running.pop(token, None)
         self._outage.over()
 
 

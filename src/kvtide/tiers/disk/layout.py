@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from kvtide.tiers.disk.memory import PAGE, pages
 from kvtide.tiers.record import HEADER_BYTES
 
-SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 8 << 20, 128 << 20
+SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 16 << 20, 128 << 20
+SEGMENT_BLOCKS_MIN = 16
 SEGMENTS_WANTED, SEGMENTS_AT_LEAST = 1024, 32
 """A segment is what is evicted at once. A thousandth of the budget costs few hits (docs/tiers.md); segments too small
 to be written and read at full speed are made only where there would be fewer than 32."""
@@ -64,7 +65,8 @@ def segment_layout(budget_bytes: int, slot_bytes: int) -> SegmentLayout | None:
     """Cut one rank's share of the budget. None: not even one block fits."""
     room = budget_bytes - OVERHEAD_BYTES
     body_pages = max(1, pages(slot_bytes))
-    wanted = max(room // SEGMENTS_WANTED, min(SEGMENT_BYTES_MIN, room // SEGMENTS_AT_LEAST))
+    least = max(SEGMENT_BYTES_MIN, SEGMENT_BLOCKS_MIN * body_pages * PAGE)
+    wanted = max(room // SEGMENTS_WANTED, min(least, room // SEGMENTS_AT_LEAST))
     wanted = min(SEGMENT_BYTES_MAX, wanted) - FILE_OVERHEAD_BYTES
     records = max(1, min(CAPACITY_MAX, wanted // (body_pages * PAGE + HEADER_BYTES)))
     while True:

@@ -26,7 +26,8 @@ def read_manifests(folder: Path) -> dict[bytes, dict[str, object]]:
 def note_namespace(folder: Path, namespace: Namespace, held: set[bytes]) -> list[str]:
     """Store the manifest of the namespace that is used from now on, and remove those of which nothing is left.
 
-    `held` are the digests of the namespaces that have blocks here. Returns in what the namespace that was used last differs, if its blocks are here and this one's are not.
+    `held` are the digests of the namespaces that have blocks here. Returns in what the namespace that was used last
+    differs, if its blocks are here and this one's are not.
     """
     stored = read_manifests(folder)
     differences: list[str] = []

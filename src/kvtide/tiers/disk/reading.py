@@ -12,6 +12,8 @@ from kvtide.tiers.disk.index import Index, Spot
 from kvtide.tiers.disk.memory import PAGE, Bounce, is_aligned, pages
 from kvtide.tiers.record import Reading, Sealer, stored_key, unpack
 
+RUN_BYTES_MAX = 1 << 20
+"""More than this is not read in one call: what was just read is verified while it is in the processor's cache."""
 _bounce = Bounce()
 
 
@@ -104,7 +106,8 @@ def _runs(wanted: list[Wanted]) -> Iterator[list[Wanted]]:
     run: list[Wanted] = []
     for one in sorted(wanted, key=lambda one: (one.spot.segment.number, one.page)):
         adjacent = run and run[-1].end == one.page and run[-1].spot.segment is one.spot.segment
-        if adjacent and run[-1].as_it_is and one.as_it_is:
+        short = run and (one.end - run[0].page) * PAGE <= RUN_BYTES_MAX
+        if adjacent and short and run[-1].as_it_is and one.as_it_is:
             run.append(one)
         else:
             if run:

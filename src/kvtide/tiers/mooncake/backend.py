@@ -142,7 +142,7 @@ class MooncakeBackend(Backend):
     def _put(self, store: Any, batch: Sequence[Item]) -> Sequence[int]:
         put = put_together if _is_small(batch[0]) else put_in_pieces
         names = [self._names.record(item.key) for item in batch]
-        return put(store, self._staging.region(store), names, (self._sealer.seal(*item) for item in batch))
+        return put(store, self._staging.region(store), names, batch, self._sealer.seal)
 
     def _get(self, store: Any, batch: Sequence[Item]) -> list[Reading | Outcome]:
         get = get_together if _is_small(batch[0]) else get_in_pieces

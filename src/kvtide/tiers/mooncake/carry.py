@@ -6,9 +6,10 @@ for small values the copy is cheaper, for large ones the pieces are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from kvtide.tiers.base import Item
 from kvtide.tiers.mooncake.staging import Region, address_of
 from kvtide.tiers.record import HEADER_BYTES, Sealed
 
@@ -23,26 +24,33 @@ class Arrived(NamedTuple):
     """In the region, or the memory itself that it was asked for."""
 
 
-def put_together(store: Any, region: Region, names: Sequence[str], records: Iterable[Sealed]) -> Sequence[int]:
-    """Write records by way of the region. Each is copied as soon as it was made, while it is in the cache."""
-    sizes, first = [], 0
-    for header, body in records:
-        size = HEADER_BYTES + body.nbytes
+def put_together(
+    store: Any, region: Region, names: Sequence[str], items: Sequence[Item], seal: Callable[..., Sealed]
+) -> Sequence[int]:
+    """Write records by way of the region. A block is copied first and sealed there, while it is in the cache."""
+    sizes = [HEADER_BYTES + item.buffer.nbytes for item in items]
+    first = 0
+    for (key, buffer), size in zip(items, sizes, strict=True):
+        place = region.memory[first + HEADER_BYTES : first + size]
+        place[:] = buffer.cast("B")
+        header, body = seal(key, place)
+        if body is not place:  # it was encrypted, elsewhere
+            place[:] = body.cast("B")
         region.memory[first : first + HEADER_BYTES] = header
-        region.memory[first + HEADER_BYTES : first + size] = body.cast("B")
-        sizes.append(size)
         first += size
     statuses: Sequence[int] = store.batch_put_from(names, _places(region, sizes), sizes)
     return statuses
 
 
-def put_in_pieces(store: Any, region: Region, names: Sequence[str], records: Iterable[Sealed]) -> Sequence[int]:
+def put_in_pieces(
+    store: Any, region: Region, names: Sequence[str], items: Sequence[Item], seal: Callable[..., Sealed]
+) -> Sequence[int]:
     """Write records, bodies from where they are."""
-    bodies = []
-    for index, (header, body) in enumerate(records):
-        region.memory[index * HEADER_BYTES : (index + 1) * HEADER_BYTES] = header
-        bodies.append(body)
-    statuses: Sequence[int] = store.batch_put_from_multi_buffers(names, *_pieces(region, bodies))
+    records = [seal(*item) for item in items]
+    for index, record in enumerate(records):
+        region.memory[index * HEADER_BYTES : (index + 1) * HEADER_BYTES] = record.header
+    pieces = _pieces(region, [record.body for record in records])
+    statuses: Sequence[int] = store.batch_put_from_multi_buffers(names, *pieces)
     return statuses
 
 

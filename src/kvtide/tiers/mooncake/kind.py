@@ -15,7 +15,7 @@ from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.queued import QueuedTier
 from kvtide.tiers.watched import WatchedBackend, WatchingBreaker
 
-OVERDUE_DEADLINES = 4
+OVERDUE_DEADLINES = 10
 """A call whose master died comes back after seconds; by then the tier has long been switched off."""
 
 
@@ -28,7 +28,7 @@ class MooncakeTier(QueuedTier):
         watched = WatchedBackend(self._mooncake, config.place, overdue_s=overdue_s, clock=time.monotonic)
         breaker = Breaker(time.monotonic, failures_max=1, jitter=random.random)
         try:
-            with watched.watch():
+            with watched.watch(may_take_long=True):
                 self._mooncake.join()
         except BackendDown:
             breaker.failed()

@@ -45,7 +45,7 @@ def tier_of(config: ValkeyConfig, namespace: Namespace, *, calls_max: int = 1024
     watched = WatchedBackend(backend, config.place, overdue_s=overdue_s, clock=time.monotonic)
     breaker = Breaker(time.monotonic, failures_max=FAILURES_MAX, jitter=random.random)
     try:
-        with watched.watch():
+        with watched.watch(may_take_long=True):
             backend.join()
     except BackendDown:
         breaker.failed()

@@ -1,0 +1,103 @@
+"""The Valkey tier next to the official client's own batches: pipelines of SET, and MGET, in one thread.
+
+Starts a server on loopback, over TCP. The plain client hands out `bytes` and verifies nothing; the tier verifies, and
+brings bytes to where they belong.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import valkey
+from valkey._parsers import Encoder
+from valkey.connection import PythonRespSerializer
+
+from kvtide.tiers import Item, open_tiers, parse_tiers
+from tiers_common import NAMESPACE, Blocks, Row, Settings, Times, run_calls
+
+SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
+if SERVER is None:
+    raise ImportError("it needs valkey-server or redis-server")
+PLAIN_CALL_BYTES = 2 << 20
+"""Of the plain client's batches: larger ones make it slower."""
+DEADLINE_MS = 10_000
+"""A machine that is measured is busy."""
+
+
+def rows(settings: Settings) -> Iterator[Row]:
+    with server(settings.folder) as port:
+        for block_bytes in settings.block_sizes:
+            yield measure(settings, block_bytes, port)
+
+
+def measure(settings: Settings, block_bytes: int, port: int) -> Row:
+    blocks, times = Blocks(block_bytes, settings.round_bytes), Times()
+    values = [bytes(blocks.buffer(number)) for number in range(blocks.count)]
+    options = {"type": "valkey", "url": f"valkey://127.0.0.1:{port}", "deadline_ms": DEADLINE_MS}
+    (tier,) = open_tiers(parse_tiers([options]), NAMESPACE, rank=0, slot_bytes_max=block_bytes)
+    client = plain_client(port)
+    plain_per_call = max(1, PLAIN_CALL_BYTES // block_bytes)
+    per_call = max(1, settings.call_bytes // block_bytes)
+    for round_ in range(settings.rounds + 1):
+        items = blocks.items(round_)
+        times.take("put", lambda items=items: run_calls(tier.put, tier, items, per_call))  # type: ignore[misc]
+        times.take("get", lambda items=items: run_calls(tier.get, tier, items, per_call))  # type: ignore[misc]
+        blocks.check()
+        assert tier.clear(0)
+        assert tier.wait(60.0)
+        tier.poll()
+        times.take("plain_put", lambda items=items: plain_put(client, items, values, plain_per_call))  # type: ignore[misc]
+        times.take("plain_get", lambda items=items: plain_get(client, items, plain_per_call))  # type: ignore[misc]
+        client.delete(*(item.key for item in items))
+        if not round_:  # the first round warms up
+            times = Times()
+    tier.close()
+    client.close()
+    return times.row("valkey", blocks)
+
+
+def plain_client(port: int) -> Any:
+    """Return the client at its best: its parser in C, if installed, and the packer that does not copy values."""
+    encoder: Any = Encoder
+    packer = PythonRespSerializer(6000, encoder("utf-8", "strict", False).encode)
+    return valkey.Valkey(connection_pool=valkey.ConnectionPool(port=port, command_packer=packer))
+
+
+def plain_put(client: Any, items: list[Item], values: list[bytes], per_call: int) -> None:
+    for first in range(0, len(items), per_call):
+        pipeline = client.pipeline(transaction=False)
+        for item, value in zip(items[first : first + per_call], values[first : first + per_call], strict=True):
+            pipeline.set(item.key, value)
+        pipeline.execute()
+
+
+def plain_get(client: Any, items: list[Item], per_call: int) -> None:
+    for first in range(0, len(items), per_call):
+        got = client.mget([item.key for item in items[first : first + per_call]])
+        assert all(len(value) == items[0].buffer.nbytes for value in got)
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [str(SERVER), "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 - a server, found by its name
+    try:
+        for _ in range(500):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.01)
+        yield port
+    finally:
+        process.kill()
+        process.wait()

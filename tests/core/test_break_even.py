@@ -1,0 +1,56 @@
+"""Whether waiting for a tier pays is learned from what happens (F19)."""
+
+from __future__ import annotations
+
+from kvtide.core.break_even import RETRY_EVERY, BreakEven
+
+
+def learned(*, compute_s_per_token: float, fetch_s_per_token: float, lookup_s: float = 0.0) -> BreakEven:
+    even = BreakEven()
+    even.computed(100, 100 * compute_s_per_token)
+    even.fetched(100, 100 * fetch_s_per_token)
+    for _ in range(200):
+        even.looked_up(lookup_s)
+    return even
+
+
+def test_what_is_not_known_is_tried() -> None:
+    even = BreakEven()
+    assert even.pays(1)
+    even.computed(100, 0.001)
+    assert even.pays(1)
+
+
+def test_what_is_faster_wins() -> None:
+    assert learned(compute_s_per_token=2.0, fetch_s_per_token=1.0).pays(100)
+    assert not learned(compute_s_per_token=1.0, fetch_s_per_token=2.0).pays(100)
+
+
+def test_few_tokens_do_not_pay_for_the_lookup() -> None:
+    even = learned(compute_s_per_token=2.0, fetch_s_per_token=1.0, lookup_s=50.0)
+    assert not even.pays(49)
+    assert even.pays(51)
+
+
+def test_now_and_then_it_is_tried_again() -> None:
+    even = learned(compute_s_per_token=1.0, fetch_s_per_token=2.0)
+    tries = 0
+    for _ in range(4 * RETRY_EVERY):
+        pays = even.pays(100)
+        even.decided(searched=pays)
+        tries += pays
+    assert tries == 4
+
+
+def test_a_tier_that_has_become_fast_is_used_again() -> None:
+    even = learned(compute_s_per_token=1.0, fetch_s_per_token=2.0)
+    for _ in range(100):
+        even.fetched(100, 1.0)
+    assert even.pays(100)
+
+
+def test_observations_of_nothing_are_ignored() -> None:
+    even = BreakEven()
+    even.computed(0, 1.0)
+    even.fetched(0, 1.0)
+    assert even.pays(1)

@@ -1,0 +1,341 @@
+"""Searches: a request waits for what is below host memory, once, and never for long."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtide.core import BelowConfig, Fetch, FullAttention, Lookup, Match, NotLoaded, NotStored, Report, SlidingWindow
+from kvtide.core import searches as searches_module
+from tests.support import FakeRequest, World, text
+
+A = text("a", 32)
+THROUGH = BelowConfig(through=frozenset({"all"}))
+HYBRID = (FullAttention(4), SlidingWindow(4, 8))
+
+
+def with_tiers(**options: object) -> World:
+    options = {"below": THROUGH, "min_fetch_tokens": 4, **options}
+    return World(**options)  # type: ignore[arg-type]
+
+
+def sunk(world: World, tokens: list[str] = A) -> None:
+    """Serve a prompt, let it sink, and forget it on the device and on the host, as a restart would."""
+    world.serve("before", tokens)
+    world.drain()
+    kept = dict(world.below)
+    world.reset()
+    world.drain()
+    world.below = kept
+    world.weights -= 1  # the same weights after all: only this test has forgotten
+
+
+def store(world: World, tokens: list[str]) -> None:
+    """Compute and store a prompt of somebody else, and leave the errands alone."""
+    other = world.add("other", tokens)
+    world.admit(other)
+    world.compute(other)
+    world.finish(other)
+    for _ in range(8):
+        world.plan()
+        world.drain_copies()
+
+
+def ask(world: World, request: FakeRequest) -> Match:
+    """Match a request and keep what was found, as an engine does in each step."""
+    match = world.match(request)
+    world.manager.reserve(match)
+    return match
+
+
+def looking(world: World, tokens: list[str] = A, name: str = "r") -> tuple[FakeRequest, Lookup]:
+    """A request that has asked what is below."""
+    request = world.add(name, tokens)
+    assert ask(world, request).waits
+    (lookup,) = world.plan().errands
+    assert isinstance(lookup, Lookup)
+    return request, lookup
+
+
+def fetching(world: World, tokens: list[str] = A, name: str = "r") -> tuple[FakeRequest, list[Fetch]]:
+    """A request for which blocks are on their way up."""
+    request, lookup = looking(world, tokens, name)
+    world.answer(lookup)
+    fetches = [errand for errand in world.plan().errands if isinstance(errand, Fetch)]
+    return request, fetches
+
+
+def test_without_tiers_nobody_waits() -> None:
+    world = World()
+    request = world.add("r", A)
+    assert not ask(world, request).waits
+    assert not world.plan().errands
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("groups", [(FullAttention(4),), HYBRID])
+def test_what_has_sunk_comes_up_and_is_loaded(ranks: int, groups: tuple[FullAttention, ...]) -> None:
+    world = with_tiers(ranks=ranks, groups=groups)
+    sunk(world)
+    request, fetches = fetching(world)
+    assert world.manager.waits("r")
+    for fetch in fetches:
+        world.answer(fetch)
+    match = ask(world, request)
+    assert (match.waits, match.tokens) == (False, 28), "one token of 32 has to be computed"
+    world.admit(request)
+    world.drain()
+    world.check_request(request)
+    assert world.manager.metrics.fetched_blocks == sum(len(fetch.slots) for fetch in fetches)
+
+
+def test_a_short_prompt_is_not_worth_asking() -> None:
+    world = with_tiers(min_fetch_tokens=40)
+    request = world.add("r", A)
+    assert not ask(world, request).waits
+
+
+def test_a_request_asks_once() -> None:
+    world = with_tiers()
+    request, lookup = looking(world)
+    world.answer(lookup)
+    world.plan()
+    assert not ask(world, request).waits, "nothing was found, so it computes"
+    world.admit(request)
+    world.preempt(request)
+    assert not ask(world, request).waits
+
+
+def test_what_the_host_has_is_kept_while_the_rest_is_looked_for() -> None:
+    world = with_tiers(host_blocks=8)
+    world.serve("first half", A[:16])
+    world.fill_device()
+    request, lookup = looking(world)
+    assert len(lookup.names) == 3, "blocks 5 to 7: the last one cannot be loaded whole"
+    store(world, text("b", 32))
+    world.answer(lookup)
+    world.plan()
+    assert ask(world, request).tokens == 16
+
+
+def test_only_what_can_be_resumed_from_is_fetched() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, lookup = looking(world)
+    world.answer(lookup, misses=[2])
+    (fetch,) = world.plan().errands
+    assert isinstance(fetch, Fetch)
+    assert len(fetch.slots) == 2, "the third is not there, so those behind it are of no use"
+    world.answer(fetch)
+    assert ask(world, request).tokens == 8
+
+
+def test_what_is_gone_when_it_is_fetched_is_counted_and_computed() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    world.answer(fetch, misses=[3])
+    assert ask(world, request).tokens == 12
+    world.admit(request)
+    world.drain()
+    metrics = world.manager.metrics
+    assert (metrics.fetched_blocks, metrics.fetch_missed_blocks) == (6, 1)
+
+
+def test_a_block_counts_as_fetched_when_every_rank_has_its_part() -> None:
+    """F10, below host memory."""
+    world = with_tiers(ranks=2)
+    sunk(world)
+    lost = next(name for rank, name in world.below if rank == 1)
+    del world.below[1, lost]
+    _, lookup = looking(world)
+    world.answer(lookup)
+    assert not world.plan().errands, "rank 1 has lost the first block"
+
+
+def test_nobody_waits_for_a_tier_that_is_late() -> None:
+    """F18."""
+    world = with_tiers()
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    world.report(Report(0, late=(fetch.id,)))
+    match = ask(world, request)
+    assert (match.waits, match.tokens) == (False, 0)
+    assert match.missed == {NotLoaded.TIER_LATE: 28}
+    world.admit(request)
+    world.answer(fetch)
+    assert world.cached_blocks(A) == list(range(7)), "what came too late for one is there for the next"
+    assert world.manager.metrics.fetches_late == 1
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+
+
+def test_news_of_a_fetch_that_is_over_changes_nothing() -> None:
+    world = with_tiers()
+    sunk(world)
+    _, (fetch,) = fetching(world)
+    world.answer(fetch)
+    world.report(Report(0, late=(fetch.id, 99)))
+    assert world.manager.metrics.fetches_late == 0
+
+
+def test_two_requests_wait_for_one_fetch() -> None:
+    world = with_tiers()
+    sunk(world)
+    _, (fetch,) = fetching(world)
+    second = world.add("second", A)
+    assert ask(world, second).waits
+    assert not world.plan().errands, "everything is on its way up already"
+    world.answer(fetch)
+    assert ask(world, second).tokens == 28
+
+
+def test_what_has_come_is_kept_until_the_request_is_matched_again() -> None:
+    """F11, below host memory."""
+    world = with_tiers(host_blocks=14, pin_budget=8)
+    sunk(world)
+    request, fetches = fetching(world)
+    for fetch in fetches:
+        world.answer(fetch)
+    store(world, text("b", 64))
+    assert ask(world, request).tokens == 28
+
+
+@pytest.mark.parametrize("when", ["looking", "fetching", "fetched"])
+def test_a_request_may_end_while_it_waits(when: str) -> None:
+    """F16, below host memory."""
+    world = with_tiers()
+    sunk(world)
+    if when == "looking":
+        request, errand = looking(world)
+    else:
+        request, (errand,) = fetching(world)  # type: ignore[assignment]
+    if when == "fetched":
+        world.answer(errand)
+    world.finish(request)
+    if when != "fetched":
+        world.answer(errand)
+    world.drain()
+    assert world.manager.gauges().slots_pinned == 0
+
+
+@pytest.mark.parametrize("when", ["looking", "fetching", "fetched"])
+def test_a_reset_ends_every_search(when: str) -> None:
+    """F9: nothing that was there before is there after."""
+    world = with_tiers()
+    sunk(world)
+    if when == "looking":
+        request, errand = looking(world)
+    else:
+        request, (errand,) = fetching(world)  # type: ignore[assignment]
+    if when == "fetched":
+        world.answer(errand)
+    world.reset()
+    if when != "fetched":
+        world.answer(errand)
+    assert not ask(world, request).waits
+    assert ask(world, request).tokens == 0
+    world.drain()
+    assert not world.below
+    assert world.cached_blocks(A) == []
+
+
+def test_tiers_that_could_not_be_emptied_are_not_used_until_they_are() -> None:
+    """F9: a store that was down when the weights changed."""
+    world = with_tiers()
+    world.serve("before", A)
+    world.drain()
+    assert world.below
+    world.reset()
+    (clear,) = world.plan().errands
+    world.answer(clear, misses=[0])
+    assert not world.manager.busy, "an idle engine comes to rest although the store is down"
+    request = world.add("r", A)
+    assert not ask(world, request).waits
+    (again,) = world.plan().errands
+    world.answer(again)
+    assert ask(world, request).waits
+
+
+def test_what_somebody_computed_while_it_was_on_its_way_up_is_stored_if_it_does_not_come() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    world.report(Report(0, late=(fetch.id,)))
+    ask(world, request)
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    world.answer(fetch, misses=range(7))
+    world.drain()
+    assert world.cached_blocks(A) == list(range(8))
+    assert not world.manager.metrics.not_stored
+
+
+def test_what_did_not_come_and_is_gone_from_the_device_is_counted() -> None:
+    world = with_tiers(device_blocks=8)
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    world.report(Report(0, late=(fetch.id,)))
+    ask(world, request)
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    world.plan()
+    world.drain_copies()
+    world.fill_device()
+    world.answer(fetch, misses=range(7))
+    world.drain()
+    assert world.manager.metrics.not_stored[NotStored.EVICTED_FROM_DEVICE] == 7
+
+
+def test_one_prompt_does_not_drive_everything_else_out_of_the_host() -> None:
+    world = with_tiers(host_blocks=8)
+    sunk(world)
+    _, (fetch,) = fetching(world)
+    assert len(fetch.slots) == 4
+
+
+def test_large_fetches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 3)
+    world = with_tiers()
+    sunk(world)
+    request, fetches = fetching(world)
+    assert [len(fetch.slots) for fetch in fetches] == [3, 3, 1]
+    for fetch in reversed(fetches):
+        assert world.manager.waits("r")
+        world.answer(fetch)
+    assert ask(world, request).tokens == 28
+
+
+def test_as_many_search_at_a_time_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches_module, "SEARCHES_MAX", 1)
+    world = with_tiers()
+    looking(world)
+    assert not ask(world, world.add("second", text("b", 32))).waits
+    assert world.manager.gauges().searches == 1
+
+
+def test_an_engine_may_go_on_without_waiting() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    world.admit(request)
+    assert not world.manager.waits("r")
+    world.answer(fetch)
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+
+
+def test_what_does_not_pay_is_not_asked_for() -> None:
+    """F19, below host memory."""
+    world = with_tiers()
+    sunk(world)
+    world.manager.computed(1_000, 0.001)
+    request, fetches = fetching(world)
+    for fetch in fetches:
+        world.answer(fetch, seconds=10.0)
+    world.admit(request)
+    world.finish(request)
+    assert not ask(world, world.add("second", text("b", 32))).waits

@@ -1,0 +1,179 @@
+"""Sinks: blocks go down when the write policy says so, and what is lost is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtide.core import BelowConfig, NotSunk, Sink
+from kvtide.core import sinks as sinks_module
+from kvtide.core.config import Write
+from tests.support import World, text
+
+A, B = text("a", 32), text("b", 32)
+
+
+def world_of(*, through: tuple[Write, ...] = (), on_evict: tuple[Write, ...] = (), **options: object) -> World:
+    below = BelowConfig(through=frozenset(through), on_evict=frozenset(on_evict))
+    return World(below=below, min_fetch_tokens=1_000, **options)  # type: ignore[arg-type]
+
+
+def store(world: World, name: str, tokens: list[str]) -> None:
+    """Compute and store a prompt, and let what sinks wait for an answer."""
+    request = world.add(name, tokens)
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    for _ in range(8):
+        world.plan()
+        world.drain_copies()
+    world.plan()
+
+
+def sinks_of(world: World) -> list[Sink]:
+    return [errand for errand in world.errands.values() if isinstance(errand, Sink)]
+
+
+def test_written_through_a_block_sinks_once_it_is_stored() -> None:
+    world = world_of(through=("all",))
+    world.serve("r", A)
+    world.drain()
+    assert len(world.below) == 8
+    assert world.manager.metrics.sunk_blocks == 8
+    assert world.cached_blocks(A) == list(range(8)), "it stays on the host"
+
+
+def test_what_sinks_is_pinned_until_every_rank_has_answered() -> None:
+    world = world_of(through=("all",), host_blocks=64)
+    store(world, "r", A)
+    sinks = sinks_of(world)
+    assert world.manager.gauges().slots_pinned == sum(len(sink.slots) for sink in sinks) == 8
+    for sink in sinks:
+        assert not sink.leaving
+        world.answer(sink)
+    assert world.manager.gauges().slots_pinned == 0
+
+
+def test_at_most_an_eighth_of_the_host_sinks_at_a_time() -> None:
+    world = world_of(through=("all",), host_blocks=16)
+    store(world, "r", A)
+    assert [len(sink.slots) for sink in sinks_of(world)] == [2]
+    assert world.manager.gauges().sink_queue_blocks == 6
+    assert world.manager.busy
+    world.drain()
+    assert len(world.below) == 8
+
+
+def test_on_second_touch_a_block_sinks_when_it_is_loaded() -> None:
+    world = world_of(through=("second-touch",), device_blocks=9)
+    world.serve("r", A)
+    world.drain()
+    assert not world.below
+    world.fill_device()
+    world.serve("again", A)
+    assert len(world.below) == 7, "what was loaded: the last block had to be computed"
+    world.fill_device()
+    world.serve("and again", A)
+    assert world.manager.metrics.sunk_blocks == 7, "nothing sinks twice"
+
+
+def test_written_on_evict_blocks_sink_before_the_host_is_full() -> None:
+    world = world_of(on_evict=("all",), host_blocks=16)
+    for name in "abc":
+        world.serve(name, text(name, 32))
+        world.drain()
+    gauges = world.manager.gauges()
+    assert gauges.slots_free >= 1
+    stored, evicted = world.manager.metrics.stored_blocks, world.manager.metrics.evicted_blocks
+    assert stored - evicted == gauges.slots_cached
+    lost = world.manager.metrics.not_sunk[NotSunk.EVICTED]
+    assert len(world.below) + lost == evicted
+
+
+def test_a_slot_that_leaves_is_nobody_elses_until_it_has_sunk() -> None:
+    world = world_of(on_evict=("all",), host_blocks=16)
+    world.serve("a", A)
+    store(world, "b", B)
+    sinks = [sink for sink in sinks_of(world) if sink.leaving]
+    held = [slot for sink in sinks for slot in sink.slots]
+    assert held
+    request = world.add("c", text("c", 60))
+    world.admit(request)
+    world.compute(request)
+    assert not {slot for copy in world.plan().stores for slot in copy.slots} & set(held)
+    world.finish(request)
+    for sink in sinks:
+        world.answer(sink)
+    world.drain()
+
+
+def test_what_came_up_from_below_need_not_sink_again() -> None:
+    world = World(below=BelowConfig(through=frozenset({"all"})), min_fetch_tokens=4)
+    world.serve("r", A)
+    world.drain()
+    kept = dict(world.below)
+    world.reset()
+    world.drain()
+    world.below = kept
+    world.weights -= 1
+    request = world.add("again", A)
+    for _ in range(4):
+        world.manager.reserve(world.match(request))
+        world.step()
+    assert world.manager.metrics.fetched_blocks == 7
+    sunk = world.manager.metrics.sunk_blocks
+    world.finish(request)
+    world.drain()
+    assert world.manager.metrics.sunk_blocks == sunk
+
+
+def test_what_a_tier_refuses_is_counted_and_not_tried_again() -> None:
+    world = world_of(through=("all",))
+    store(world, "r", A)
+    for sink in sinks_of(world):
+        world.answer(sink, misses=range(8))
+    assert world.manager.metrics.not_sunk == {NotSunk.FAILED: 8}
+    world.drain()
+    assert world.manager.metrics.sunk_blocks == 0
+
+
+def test_what_is_evicted_before_its_turn_is_counted() -> None:
+    world = world_of(through=("all",), host_blocks=8)
+    store(world, "a", A)
+    (first,) = sinks_of(world)
+    store(world, "b", B)
+    world.answer(first)
+    world.drain()
+    metrics = world.manager.metrics
+    assert metrics.not_sunk[NotSunk.EVICTED] == metrics.evicted_blocks == 7, "all but the one that was sinking"
+
+
+def test_the_queue_is_bounded_by_the_host() -> None:
+    world = world_of(through=("all",), host_blocks=8)
+    for name in "abcd":
+        store(world, name, text(name, 32))
+    assert world.manager.gauges().sink_queue_blocks <= 8
+    assert world.manager.metrics.not_sunk[NotSunk.QUEUE_FULL] > 0
+
+
+def test_a_reset_forgets_what_waits_and_empties_the_tiers() -> None:
+    """F9."""
+    world = world_of(through=("all",), host_blocks=16)
+    store(world, "r", A)
+    (sinking,) = sinks_of(world)
+    world.reset()
+    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 6}
+    world.answer(sinking)
+    world.drain()
+    assert not world.below
+    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 8}
+    world.serve("after", A)
+    world.drain()
+    assert len(world.below) == 8
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_sinks_are_cut(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks_module, "SINK_BLOCKS_MAX", size)
+    world = world_of(through=("all",))
+    store(world, "r", A)
+    assert max(len(sink.slots) for sink in sinks_of(world)) == size

@@ -1,0 +1,197 @@
+"""Real servers for tests: on loopback or in a folder of their own, ended by their process ids."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+import valkey
+
+PATIENCE_S = 20.0
+
+
+def server_program() -> str:
+    """Return the server to test with; Valkey if there is one."""
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return found
+    pytest.skip("needs valkey-server or redis-server (Debian: apt install redis-server)")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that must come true."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+class Process:
+    """A program that can be stopped, continued and killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start_program(self, command: Sequence[str], *, pipe: bool = False) -> None:
+        assert self._process is None
+        quiet = subprocess.PIPE if pipe else subprocess.DEVNULL
+        self._process = subprocess.Popen(  # noqa: S603 - a server, found by its name
+            command, stdin=quiet, stdout=quiet, stderr=subprocess.DEVNULL
+        )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process = None
+
+
+class Server(Process):
+    """A Valkey or Redis server that keeps nothing on disk, at a Unix socket and, if asked, at a port on loopback."""
+
+    def __init__(self, *arguments: str, port: int = 0, tls_port: int = 0, password: str | None = None) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="kvt-"))
+        self.socket = str(self.folder / "s")
+        self.port, self.tls_port, self.password = port, tls_port, password
+        self._arguments = arguments
+        self.raw: Any = valkey.Valkey(unix_socket_path=self.socket, password=password)
+        """A plain client: what tests use to look behind the tier's back."""
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        command = [server_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
+        command += ["--save", "", "--appendonly", "no", "--dir", str(self.folder), *self._arguments]
+        if self.tls_port:
+            command += ["--tls-port", str(self.tls_port)]
+        if self.password:
+            command += ["--requirepass", self.password]
+        self.start_program(command)
+        until(self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.raw.ping())
+        except valkey.ConnectionError:
+            return False
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self.raw.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def mooncake_program() -> str:
+    """Return Mooncake's master, which comes with its package."""
+    store = pytest.importorskip("mooncake.store", reason="needs mooncake-transfer-engine-non-cuda and its libraries")
+    return str(Path(store.__file__).with_name("mooncake_master"))
+
+
+class Master(Process):
+    """Mooncake's master and metadata server. They bind all addresses, whatever they are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rpc_port, self.http_port, self.metrics_port = free_port(), free_port(), free_port()
+
+    @property
+    def options(self) -> dict[str, object]:
+        return {
+            "type": "mooncake",
+            "master": f"127.0.0.1:{self.rpc_port}",
+            "metadata": f"http://127.0.0.1:{self.http_port}/metadata",
+        }
+
+    def start(self) -> None:
+        self.start_program(
+            [
+                mooncake_program(),
+                "--enable_http_metadata_server=true",
+                "--http_metadata_server_host=127.0.0.1",
+                f"--http_metadata_server_port={self.http_port}",
+                f"--rpc_port={self.rpc_port}",
+                f"--metrics_port={self.metrics_port}",
+            ]
+        )
+        until(lambda: listens(self.rpc_port) and listens(self.http_port))
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+class Owner(Process):
+    """A client in a process of its own that lends its memory to the store, as the other engines do."""
+
+    def __init__(self, master: Master, segment_bytes: int) -> None:
+        super().__init__()
+        arguments = [str(master.options["metadata"]), str(master.options["master"]), str(segment_bytes)]
+        self.start_program([sys.executable, str(Path(__file__).with_name("owner.py")), *arguments], pipe=True)
+        assert self._process is not None
+        assert self._process.stdout is not None
+        assert b"ready" in self._process.stdout.readline()
+
+
+@contextmanager
+def mooncake(segment_bytes: int = 64 << 20) -> Iterator[tuple[Master, Owner]]:
+    """Start a master, and a process that lends memory."""
+    master = Master()
+    master.start()
+    try:
+        owner = Owner(master, segment_bytes)
+        try:
+            yield master, owner
+        finally:
+            owner.kill()
+    finally:
+        master.kill()

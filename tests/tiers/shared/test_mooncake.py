@@ -1,0 +1,239 @@
+"""A Mooncake store: the contract, sharing, and what happens when parts of it die.
+
+Setting up a client takes up to a second, so most tests share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvtide.errors import ConfigError
+from kvtide.tiers import HIT, MISS, Item, Namespace, Verdict
+from kvtide.tiers import mooncake as kind
+from kvtide.tiers.config import parse_tiers
+from kvtide.tiers.mooncake import MooncakeConfig, MooncakeTier, backend, native
+from kvtide.tiers.mooncake.names import Names
+from kvtide.tiers.operate import no_progress
+from kvtide.tiers.record import HEADER_BYTES
+from tests.contracts.tier_contract import (
+    BLOCK_BYTES,
+    KeepingContract,
+    block,
+    clear,
+    get,
+    key,
+    lookup,
+    put,
+    room,
+    verdicts,
+)
+from tests.tiers.shared.servers import PATIENCE_S, Master, mooncake, until
+from tests.tiers.shared.support import DEADLINE_MS, fresh_namespace
+
+GIVEN_UP = {Verdict.FAILED, Verdict.THROTTLED}
+LARGE = 600 << 10
+"""Above what is carried together with its header."""
+
+
+def mooncake_config(master: Master, **options: object) -> MooncakeConfig:
+    (config,) = parse_tiers([{**master.options, "deadline_ms": DEADLINE_MS, **options}])
+    assert isinstance(config, MooncakeConfig)
+    return config
+
+
+@contextmanager
+def mooncake_tier(master: Master, namespace: Namespace | None = None, **options: object) -> Iterator[MooncakeTier]:
+    tier = MooncakeTier(mooncake_config(master, **options), namespace or fresh_namespace())
+    try:
+        yield tier
+    finally:
+        assert tier.close(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[Master]:
+    with mooncake() as (running, _):
+        yield running
+
+
+@pytest.fixture(scope="module")
+def store(master: Master) -> Iterator[Any]:
+    """A client that all tests of the module use."""
+    config = mooncake_config(master)
+    client = native.load(config.deadline_ms).MooncakeDistributedStore()
+    assert client.setup("127.0.0.1", config.address.metadata, 0, 16 << 20, "tcp", "", config.address.master) == 0
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def _shared_client(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "connect", lambda config: store)
+    monkeypatch.setattr(backend, "disconnect", lambda store, is_up: None)
+
+
+@pytest.fixture
+def _no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master is known to be there: do not start a process to find out, which takes a second."""
+    monkeypatch.setattr(native, "_try_elsewhere", lambda arguments: None)
+
+
+@pytest.mark.usefixtures("_shared_client")
+class TestMooncake(KeepingContract):
+    sizes = (*KeepingContract.sizes, LARGE)
+    config: MooncakeConfig
+
+    @pytest.fixture(autouse=True)
+    def _master(self, master: Master) -> None:
+        self.config = mooncake_config(master)
+
+    def build(self, *, calls_max: int | None = None) -> MooncakeTier:
+        return MooncakeTier(self.config, fresh_namespace(), calls_max=calls_max or 1024)
+
+
+@pytest.mark.usefixtures("_shared_client")
+class TestWhatIsStored:
+    @pytest.fixture(autouse=True)
+    def _store(self, master: Master, store: Any) -> None:
+        self.master, self.store = master, store
+        self.namespace = fresh_namespace()
+
+    def name(self, number: int) -> str:
+        return Names(self.namespace.digest).record(key(number))
+
+    def replace(self, number: int, value: bytes) -> None:
+        assert self.store.remove(self.name(number), True) == 0
+        assert self.store.put(self.name(number), value) == 0
+
+    @pytest.mark.parametrize("size", [BLOCK_BYTES, LARGE])
+    @pytest.mark.parametrize("at", [0, 30, 100, HEADER_BYTES, HEADER_BYTES + BLOCK_BYTES - 1])
+    def test_f8_a_flipped_bit_is_a_miss_and_the_record_is_replaced(self, size: int, at: int) -> None:
+        with mooncake_tier(self.master, self.namespace) as tier:
+            put(tier, [Item(key(number), block(number, size)) for number in range(3)])
+            value = bytearray(self.store.get(self.name(1)))
+            value[at] ^= 0x10
+            self.replace(1, bytes(value))
+            wanted = [Item(key(number), room(size)) for number in range(3)]
+            assert verdicts(get(tier, wanted)) == [Verdict.HIT, Verdict.MISS, Verdict.HIT]
+            assert tier.stats().corrupt_records == 1
+            assert put(tier, [Item(key(1), block(1, size))]) == (HIT,)
+            assert get(tier, [Item(key(1), room(size))]) == (HIT,)
+
+    @pytest.mark.parametrize("size", [BLOCK_BYTES, LARGE])
+    @pytest.mark.parametrize("cut", [1, HEADER_BYTES, HEADER_BYTES + 100, -1, 0])
+    def test_f8_a_record_of_another_length_is_a_miss(self, size: int, cut: int) -> None:
+        with mooncake_tier(self.master, self.namespace) as tier:
+            put(tier, [Item(key(1), block(1, size))])
+            value = self.store.get(self.name(1))
+            self.replace(1, value[:cut] if cut else value + b"more")
+            assert verdicts(get(tier, [Item(key(1), room(size))])) == [Verdict.MISS]
+
+    @pytest.mark.parametrize("size", [BLOCK_BYTES, LARGE])
+    def test_f8_records_swapped_between_two_keys_are_misses(self, size: int) -> None:
+        with mooncake_tier(self.master, self.namespace) as tier:
+            put(tier, [Item(key(1), block(1, size)), Item(key(2), block(2, size))])
+            one, other = self.store.get(self.name(1)), self.store.get(self.name(2))
+            self.replace(1, other)
+            self.replace(2, one)
+            outcomes = get(tier, [Item(key(1), room(size)), Item(key(2), room(size))])
+            assert verdicts(outcomes) == [Verdict.MISS] * 2
+
+    def test_f23_another_namespace_is_never_read_and_the_log_says_what_differs(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with mooncake_tier(self.master, self.namespace) as one:
+            put(one, [Item(key(1), block(1))])
+            with mooncake_tier(self.master, replace(self.namespace, dtype="bfloat16")) as other:
+                assert lookup(other, [key(1)]) == (MISS,)
+                assert clear(other) == HIT
+            assert lookup(one, [key(1)]) == (HIT,)
+        assert ['dtype: stored "float32", now "bfloat16"' in record.message for record in caplog.records] == [True]
+
+    def test_memory_can_be_registered(self) -> None:
+        memory = block(1, 1 << 20)
+        with mooncake_tier(self.master, self.namespace) as tier:
+            tier.register(memory)
+            assert put(tier, [Item(key(1), memory)]) == (HIT,)
+            assert get(tier, [Item(key(1), memory)]) == (HIT,)
+        assert memory == block(1, 1 << 20)
+
+
+@pytest.mark.usefixtures("_no_trial")
+def test_two_engines_share_and_a_clear_is_seen_by_both(master: Master) -> None:
+    namespace = fresh_namespace()
+    with mooncake_tier(master, namespace) as one, mooncake_tier(master, namespace) as other:
+        assert put(one, [Item(key(1), block(1)), Item(key(2), block(2, LARGE))]) == (HIT, HIT)
+        wanted = [Item(key(1), room()), Item(key(2), room(LARGE))]
+        assert get(other, wanted) == (HIT, HIT)
+        assert [item.buffer for item in wanted] == [block(1), block(2, LARGE)]
+        assert clear(one) == HIT
+        assert lookup(other, [key(1), key(2)]) == (MISS, MISS)
+
+
+@pytest.mark.usefixtures("_no_trial")
+def test_operators_can_reach_it_and_clear_it(master: Master) -> None:
+    place = f"mooncake://{master.options['master']}?metadata={master.options['metadata']}"
+    namespace = fresh_namespace()
+    with mooncake_tier(master, namespace) as tier:
+        put(tier, [Item(key(1), block(1))])
+        assert kind.inspect(place, {})["records"] is None
+        assert kind.clear(place, {}, no_progress) >= 1
+        assert lookup(tier, [key(1)]) == (MISS,)
+    with pytest.raises(ConfigError, match="url"):
+        kind.verify(place, {}, no_progress)
+
+
+@pytest.mark.usefixtures("_no_trial")
+def test_f18_a_dead_master_costs_misses_and_one_line_until_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    with mooncake() as (running, _), mooncake_tier(running, deadline_ms=100) as tier:
+        assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+        running.kill()
+        until(lambda: lookup(tier, [key(1)])[0].verdict in GIVEN_UP)
+        until(lambda: tier.stats().breaker == "open")
+        for _ in range(20):
+            assert set(verdicts(get(tier, [Item(key(1), room())]))) <= GIVEN_UP
+        assert len(caplog.records) == 1
+        running.start()
+        until(lambda: lookup(tier, [key(1)])[0].verdict in (Verdict.HIT, Verdict.MISS))
+        until(lambda: put(tier, [Item(key(2), block(2))])[0] == HIT)
+
+
+def test_f18_a_master_that_is_stopped_is_given_up_and_used_again(caplog: pytest.LogCaptureFixture) -> None:
+    with mooncake() as (running, _), mooncake_tier(running, deadline_ms=100) as tier:
+        assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+        running.pause()
+        until(lambda: tier.stats().breaker == "open" or lookup(tier, [key(1)])[0].verdict in GIVEN_UP)
+        running.resume()
+        until(lambda: get(tier, [Item(key(1), room())]) == (HIT,))
+
+
+@pytest.mark.usefixtures("_no_trial")
+def test_f8_what_died_with_its_owner_is_a_miss_though_the_master_still_names_it() -> None:
+    with mooncake() as (running, owner), mooncake_tier(running) as tier:
+        items = [Item(key(1), block(1)), Item(key(2), block(2, LARGE))]
+        assert put(tier, items) == (HIT, HIT)
+        owner.kill()
+        outcomes = get(tier, [Item(key(1), room()), Item(key(2), room(LARGE))])
+        assert set(verdicts(outcomes)) <= {Verdict.MISS, *GIVEN_UP}
+
+
+@pytest.mark.usefixtures("_no_trial")
+def test_f18_an_owner_that_is_stopped_is_waited_for_a_bounded_time_and_used_again() -> None:
+    with mooncake() as (running, owner), mooncake_tier(running, deadline_ms=100) as tier:
+        assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+        owner.pause()
+        assert verdicts(get(tier, [Item(key(1), room())])) != [Verdict.HIT]
+        owner.resume()
+        until(lambda: get(tier, [Item(key(1), room())]) == (HIT,))
+
+
+def test_a_store_that_is_not_there_at_start_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    master = Master()
+    with mooncake_tier(master) as tier:
+        assert set(verdicts(lookup(tier, [key(1)]))) <= GIVEN_UP
+        assert len(caplog.records) == 1

@@ -1,0 +1,300 @@
+"""Servers that die, stop, come back, fill up or keep us out: misses and one log line, never an error to a request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvtide.tiers import HIT, Item, QueuedTier, Verdict
+from kvtide.tiers.backend import BackendDown
+from kvtide.tiers.valkey.backend import ValkeyBackend
+from kvtide.tiers.valkey.link import Link
+from tests.contracts.tier_contract import answers, block, clear, get, key, lookup, put, room, verdicts
+from tests.tiers.shared.servers import PATIENCE_S, Server, until
+from tests.tiers.shared.support import fresh_namespace, record_names, valkey_config, valkey_tier
+
+RIGHT = "right"
+WORD: dict[str, Any] = {"password_env": "WORD"}
+GIVEN_UP = {Verdict.FAILED, Verdict.THROTTLED}
+
+
+def tier_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name.startswith("kvtide")]
+
+
+def comes_back(tier: QueuedTier) -> Callable[[], bool]:
+    return lambda: lookup(tier, [key(1)])[0].verdict in (Verdict.HIT, Verdict.MISS)
+
+
+def test_f18_a_server_that_is_killed_costs_misses_and_one_line_until_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Server() as server, valkey_tier(server.url) as tier:
+        put(tier, [Item(key(1), block(1))])
+        server.kill()
+        for _ in range(10):
+            assert set(verdicts(get(tier, [Item(key(1), room())]))) <= GIVEN_UP
+        assert set(verdicts(put(tier, [Item(key(1), block(1))]))) <= GIVEN_UP
+        assert tier.stats().breaker == "open"
+        assert len(tier_lines(caplog)) == 1
+        server.start()
+        until(comes_back(tier))
+        assert put(tier, [Item(key(1), block(1))])[0].verdict in (Verdict.HIT, Verdict.MISS)
+        assert tier.stats().breaker == "closed"
+        assert [line.endswith("works again") for line in tier_lines(caplog)] == [False, True]
+
+
+def test_f18_nothing_is_tried_while_the_breaker_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[float] = []
+    connect = Link.__enter__
+
+    def counted(self: Link) -> Link:
+        tries.append(time.monotonic())
+        return connect(self)
+
+    monkeypatch.setattr(Link, "__enter__", counted)
+    with Server() as server, valkey_tier(server.url, threads=1) as tier:
+        server.kill()
+        tries.clear()
+        outcomes = [lookup(tier, [key(1)])[0].verdict for _ in range(20)]
+        assert len(tries) == 2
+        assert outcomes == [Verdict.FAILED] * 2 + [Verdict.THROTTLED] * 18
+
+
+def test_f18_every_wait_of_a_connection_is_bounded_by_the_deadline() -> None:
+    with Server() as server, valkey_tier(server.url):
+        link = Link(valkey_config(server.url, deadline_ms=70).access, 0.07)
+        with link:
+            assert link._connection._sock.gettimeout() == 0.07
+            assert link._connection.socket_connect_timeout == 0.07
+        link.close()
+
+
+def test_f18_a_server_that_is_stopped_times_out_and_is_used_again_when_it_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Server() as server, valkey_tier(server.url, deadline_ms=50) as tier:
+        put(tier, [Item(key(1), block(1))])
+        server.pause()
+        for _ in range(5):
+            assert set(verdicts(get(tier, [Item(key(1), room())]))) <= GIVEN_UP
+        assert tier.stats().breaker == "open"
+        server.resume()
+        until(comes_back(tier))
+        assert tier.stats().breaker == "closed"
+        assert [line.endswith("works again") for line in tier_lines(caplog)][:2] == [False, True]
+
+
+def test_f8_replies_that_come_too_late_are_never_taken_for_others() -> None:
+    """The stopped server has got the questions, and answers all of them when it goes on."""
+    with Server() as server:
+        namespace = fresh_namespace()
+        with valkey_tier(server.url, namespace) as healthy:
+            put(healthy, [Item(key(number), block(number)) for number in range(40)])
+        backend = ValkeyBackend(valkey_config(server.url, deadline_ms=50), namespace)
+        backend.join()
+        for number in range(20):
+            server.pause()
+            with pytest.raises(BackendDown):
+                backend.get([Item(key(number), room())])
+            server.resume()
+            wanted = [Item(key(number + 20), room()), Item(key(39 - number), room())]
+            try:
+                outcomes = backend.get(wanted)
+            except BackendDown:  # a busy machine may need longer than such a short deadline
+                continue
+            assert outcomes == [HIT, HIT]
+            assert [item.buffer for item in wanted] == [block(number + 20), block(39 - number)]
+        assert backend.corrupt_records() == 0
+        backend.close()
+
+
+def test_a_server_that_is_restarted_while_gets_run_never_gives_other_bytes() -> None:
+    with Server() as server, valkey_tier(server.url) as tier:
+        seen: set[Verdict] = set()
+        for round_ in range(4):
+            until(comes_back(tier))
+            put(tier, [Item(key(number), block(number)) for number in range(20)])
+            wanted = {ticket: [Item(key(number), room()) for number in range(20)] for ticket in range(30)}
+            for ticket, items in wanted.items():
+                assert tier.get(ticket, items)
+            if round_ % 2:
+                server.restart()
+            else:
+                server.pause()
+                server.resume()
+            for ticket, outcomes in answers(tier, 30).items():
+                for number, (item, outcome) in enumerate(zip(wanted[ticket], outcomes, strict=True)):
+                    seen.add(outcome.verdict)
+                    assert outcome.verdict is not Verdict.HIT or item.buffer == block(number)
+        assert Verdict.HIT in seen
+        assert tier.stats().corrupt_records == 0
+
+
+def test_f9_a_clear_while_the_server_is_away_is_made_up_for() -> None:
+    with Server() as server:
+        namespace = fresh_namespace()
+        with valkey_tier(server.url, namespace, deadline_ms=100) as tier:
+            put(tier, [Item(key(1), block(1))])
+            server.pause()
+            until(lambda: tier.stats().breaker == "open" or not lookup(tier, [key(1)]))
+            assert clear(tier).verdict in GIVEN_UP
+            server.resume()
+            until(comes_back(tier))
+            assert verdicts(lookup(tier, [key(1)])) == [Verdict.MISS]
+
+
+def test_a_server_that_is_not_there_at_start_is_used_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    with valkey_tier(server.url) as tier:
+        assert len(tier_lines(caplog)) == 1
+        assert set(verdicts(lookup(tier, [key(1)]))) <= GIVEN_UP
+        with server:
+            until(comes_back(tier))
+
+
+def test_closing_does_not_wait_for_a_dead_server() -> None:
+    with Server() as server, valkey_tier(server.url) as tier:
+        server.kill()
+        for ticket in range(50):
+            tier.get(ticket, [Item(key(1), room())])
+        assert tier.close(PATIENCE_S)
+        assert len(tier.poll()) == 50
+
+
+def test_wrong_passwords_are_one_line_without_the_password(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORD", "hunter2")
+    with Server(password=RIGHT) as server, valkey_tier(server.url, **WORD) as tier:
+        for _ in range(5):
+            assert set(verdicts(lookup(tier, [key(1)]))) <= GIVEN_UP
+        (line,) = tier_lines(caplog)
+        assert "WRONGPASS" in line
+        assert "hunter2" not in caplog.text
+
+
+def test_no_password_where_one_is_needed_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with Server(password=RIGHT) as server, valkey_tier(server.url) as tier:
+        assert set(verdicts(lookup(tier, [key(1)]))) <= GIVEN_UP
+        assert "NOAUTH" in tier_lines(caplog)[0]
+
+
+def test_the_right_password_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORD", "right")
+    with Server(password=RIGHT) as server, valkey_tier(server.url, **WORD) as tier:
+        assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+
+
+READER = ["on", ">secret", "~kvtide:*", "+get", "+mget", "+exists"]
+DOCUMENTED = [*READER, "+set", "+mset", "+msetnx", "+unlink", "+scan", "+strlen", "+hset", "+hgetall"]
+
+
+def test_a_user_with_the_documented_rights_can_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORD", "secret")
+    with Server() as server:
+        client = server.raw
+        client.execute_command("ACL", "SETUSER", "kvtide", *DOCUMENTED)
+        with valkey_tier(server.url, username="kvtide", **WORD) as tier:
+            assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+            assert get(tier, [Item(key(1), room())]) == (HIT,)
+            assert clear(tier) == HIT
+            assert verdicts(lookup(tier, [key(1)])) == [Verdict.MISS]
+
+
+def test_a_user_who_may_only_read_reads(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORD", "secret")
+    namespace = fresh_namespace()
+    with Server() as server:
+        client = server.raw
+        client.execute_command("ACL", "SETUSER", "reader", *READER)
+        with valkey_tier(server.url, namespace) as writer:
+            put(writer, [Item(key(1), block(1))])
+        with valkey_tier(server.url, namespace, username="reader", **WORD) as tier:
+            for _ in range(3):
+                assert get(tier, [Item(key(1), room())]) == (HIT,)
+                assert set(verdicts(put(tier, [Item(key(2), block(2))]))) <= GIVEN_UP
+            assert tier.stats().breaker == "closed"
+            assert ["NOPERM" in line for line in tier_lines(caplog)] == [True]
+
+
+def test_a_full_server_is_still_read_and_writing_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    with Server("--maxmemory", "4mb", "--maxmemory-policy", "noeviction") as server, valkey_tier(server.url) as tier:
+        put(tier, [Item(key(0), block(0))])
+        for number in range(1, 12):
+            outcomes = put(tier, [Item(key(number), block(number, 512 << 10))])
+            assert set(verdicts(outcomes)) <= GIVEN_UP | {Verdict.HIT}
+            assert get(tier, [Item(key(0), room())]) == (HIT,)
+        assert tier.stats().breaker == "closed"
+        assert ["OOM" in line for line in tier_lines(caplog)] == [True]
+        client = server.raw
+        client.config_set("maxmemory", "100mb")
+        until(lambda: put(tier, [Item(key(1), block(1))]) == (HIT,))
+        assert tier_lines(caplog)[1:] == [tier_lines(caplog)[-1]]
+
+
+def test_what_a_server_evicts_is_a_miss() -> None:
+    with Server("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru") as server, valkey_tier(server.url) as tier:
+        for number in range(40):
+            assert put(tier, [Item(key(number), block(number, 512 << 10))]) == (HIT,)
+        found = [get(tier, [Item(key(number), room(512 << 10))])[0].verdict for number in range(40)]
+        assert set(found) == {Verdict.HIT, Verdict.MISS}
+        assert tier.stats().corrupt_records == 0
+
+
+def test_a_replica_is_read_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    with Server() as server:
+        namespace = fresh_namespace()
+        with valkey_tier(server.url, namespace) as tier:
+            put(tier, [Item(key(1), block(1))])
+            client = server.raw
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")
+            for _ in range(3):
+                assert set(verdicts(put(tier, [Item(key(2), block(2))]))) <= GIVEN_UP
+                assert get(tier, [Item(key(1), room())]) == (HIT,)
+            assert ["READONLY" in line for line in tier_lines(caplog)] == [True]
+            client.execute_command("REPLICAOF", "NO", "ONE")
+            until(lambda: put(tier, [Item(key(2), block(2))]) == (HIT,))
+
+
+def test_a_server_of_a_cluster_is_said_to_be_one(caplog: pytest.LogCaptureFixture) -> None:
+    with Server("--cluster-enabled", "yes") as server, valkey_tier(server.url) as tier:
+        assert set(verdicts(lookup(tier, [key(1)]))) <= GIVEN_UP
+        assert "cluster" in tier_lines(caplog)[0]
+
+
+def test_a_block_larger_than_the_server_takes_is_not_sent() -> None:
+    with Server() as server, valkey_tier(server.url, max_value=9000) as tier:
+        outcomes = put(tier, [Item(key(1), block(1, 10_000)), Item(key(2), block(2))])
+        assert verdicts(outcomes) == [Verdict.FAILED, Verdict.HIT]
+
+
+def test_a_server_that_was_emptied_is_filled_again() -> None:
+    with Server() as server, valkey_tier(server.url) as tier:
+        put(tier, [Item(key(1), block(1))])
+        client = server.raw
+        client.flushall()
+        assert verdicts(get(tier, [Item(key(1), room())])) == [Verdict.MISS]
+        assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+        assert get(tier, [Item(key(1), room())]) == (HIT,)
+
+
+def test_records_encrypted_with_another_key_are_misses_and_are_not_removed(
+    monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    pytest.importorskip("cryptography")
+    monkeypatch.setenv("ONE", "11" * 32)
+    monkeypatch.setenv("OTHER", "22" * 32)
+    namespace = replace(fresh_namespace(), attention="encrypted")
+    client = server.raw
+    with valkey_tier(server.url, namespace, encryption_key_env="ONE") as one:
+        put(one, [Item(key(1), block(1))])
+        assert bytes(block(1)[:64]) not in client.get(record_names(client, namespace)[0])
+        with valkey_tier(server.url, namespace, encryption_key_env="OTHER") as other:
+            assert verdicts(get(other, [Item(key(1), room())])) == [Verdict.MISS]
+            assert other.stats().wrong_secret_records == 1
+        assert get(one, [Item(key(1), room())]) == (HIT,)

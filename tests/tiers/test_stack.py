@@ -1,0 +1,291 @@
+"""The stack: all tiers of a rank as one place, with deadlines on everything a request waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kvtide.core.wire import Answer, Clear, Fetch, Lookup, Sink
+from kvtide.tiers.base import HIT, MISS, Item, Outcome, Tier, TierKey, TierStats, Verdict
+from kvtide.tiers.base import Answer as TierAnswer
+from kvtide.tiers.stack import Level, TierStack, tier_key
+
+NAMES = ((0, b"a"), (0, b"b"), (1, b"a"))
+SLOTS = (2, 0, 1)
+
+
+class ScriptedTier(Tier):
+    """Keeps bytes in a dictionary, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.records: dict[TierKey, bytes] = {}
+        self.calls: dict[int, tuple[str, Sequence[object]]] = {}
+        self.answers: list[TierAnswer] = []
+        self.silent = False
+        self.refuses = False
+        self.fails = False
+        self.closed = False
+
+    def _take(self, ticket: int, call: str, argument: Sequence[object]) -> bool:
+        if self.refuses or self.closed:
+            return False
+        self.calls[ticket] = call, argument
+        if not self.silent:
+            self.speak()
+        return True
+
+    def speak(self) -> None:
+        """Answer all calls that are waiting."""
+        for ticket, (call, argument) in list(self.calls.items()):
+            del self.calls[ticket]
+            outcomes = [Outcome(Verdict.FAILED, "told to")] * max(1, len(argument))
+            if not self.fails:
+                outcomes = [self._do(call, item) for item in argument] or [self._clear()]
+            self.answers.append(TierAnswer(ticket, tuple(outcomes)))
+
+    def _do(self, call: str, item: object) -> Outcome:
+        if isinstance(item, Item) and call == "put":
+            self.records[item.key] = bytes(item.buffer)
+            return HIT
+        key = item.key if isinstance(item, Item) else item
+        assert isinstance(key, bytes)
+        if isinstance(item, Item) and key in self.records:
+            item.buffer[:] = self.records[key]
+        return HIT if key in self.records else MISS
+
+    def _clear(self) -> Outcome:
+        self.records.clear()
+        return HIT
+
+    def lookup(self, ticket: int, keys: Sequence[TierKey]) -> bool:
+        return self._take(ticket, "lookup", keys)
+
+    def put(self, ticket: int, items: Sequence[Item]) -> bool:
+        return self._take(ticket, "put", items)
+
+    def get(self, ticket: int, items: Sequence[Item]) -> bool:
+        return self._take(ticket, "get", items)
+
+    def remove(self, ticket: int, keys: Sequence[TierKey]) -> bool:
+        return self._take(ticket, "remove", keys)
+
+    def clear(self, ticket: int) -> bool:
+        return self._take(ticket, "clear", ())
+
+    def poll(self) -> list[TierAnswer]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self.answers)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        self.closed = True
+        return not self.calls
+
+    def stats(self) -> TierStats:
+        return TierStats()
+
+
+class Bench:
+    """A stack of scripted tiers over three slots, and a clock that stands still."""
+
+    def __init__(self, *levels: Level) -> None:
+        self.memory = np.zeros((3, 4), dtype=np.uint8)
+        self.now_s = 100.0
+        self.stack = TierStack(levels, lambda slot: memoryview(self.memory[slot]), clock=lambda: self.now_s)
+
+    def hits(self, errand: Lookup | Fetch | Sink | Clear) -> tuple[int, ...] | None:
+        """Do an errand; return its hits, or None if it is not over."""
+        self.stack.start(errand)
+        answers, _ = self.stack.poll()
+        return answers[0].hits if answers else None
+
+    def fill(self, *values: int) -> None:
+        self.memory[:] = np.array(values, dtype=np.uint8)[:, None]
+
+
+@pytest.fixture
+def near() -> ScriptedTier:
+    return ScriptedTier()
+
+
+@pytest.fixture
+def far() -> ScriptedTier:
+    return ScriptedTier()
+
+
+def record(tier: ScriptedTier, *positions: int) -> None:
+    for position in positions:
+        tier.records[tier_key(NAMES[position])] = bytes([position + 1] * 4)
+
+
+def test_groups_have_keys_of_their_own() -> None:
+    assert len({tier_key(name) for name in NAMES}) == 3
+
+
+def test_without_tiers_every_errand_is_answered_at_once() -> None:
+    bench = Bench()
+    assert bench.hits(Lookup(1, NAMES)) == ()
+    assert bench.hits(Fetch(2, NAMES, SLOTS)) == ()
+    assert bench.hits(Sink(3, NAMES, SLOTS)) == ()
+    assert bench.hits(Clear(4)) == (0,)
+
+
+def test_a_lookup_asks_every_tier(near: ScriptedTier, far: ScriptedTier) -> None:
+    bench = Bench(Level(near), Level(far))
+    record(near, 0)
+    record(far, 2)
+    assert bench.hits(Lookup(1, NAMES)) == (0, 2)
+
+
+def test_a_lookup_need_not_wait_when_everything_is_found(near: ScriptedTier, far: ScriptedTier) -> None:
+    bench = Bench(Level(near), Level(far))
+    far.silent = True
+    record(near, 0, 1, 2)
+    assert bench.hits(Lookup(1, NAMES)) == (0, 1, 2)
+    far.speak()
+    assert bench.stack.poll() == ((), ()), "nobody is interested any more"
+
+
+def test_f18_a_silent_tier_is_waited_for_until_its_deadline(near: ScriptedTier, far: ScriptedTier) -> None:
+    bench = Bench(Level(near), Level(far, deadline_s=0.05))
+    far.silent = True
+    record(near, 1)
+    assert bench.hits(Lookup(1, NAMES)) is None
+    bench.now_s += 0.049
+    assert bench.stack.poll() == ((), ())
+    bench.now_s += 0.002
+    answers, _ = bench.stack.poll()
+    assert [answer.hits for answer in answers] == [(1,)]
+    far.speak()
+    assert bench.stack.poll() == ((), ())
+
+
+def test_a_fetch_goes_down_until_everything_has_come(near: ScriptedTier, far: ScriptedTier) -> None:
+    bench = Bench(Level(near), Level(far))
+    record(near, 0)
+    record(far, 0, 2)
+    bench.stack.start(Fetch(1, NAMES, SLOTS))
+    answers = bench.stack.poll()[0] + bench.stack.poll()[0]
+    assert [answer.hits for answer in answers] == [(0, 2)]
+    assert bench.memory[:, 0].tolist() == [0, 3, 1]
+
+
+def test_a_tier_that_refuses_has_nothing(near: ScriptedTier, far: ScriptedTier) -> None:
+    bench = Bench(Level(near), Level(far))
+    near.refuses = True
+    record(far, 0)
+    assert bench.hits(Lookup(1, NAMES)) == (0,)
+    assert bench.hits(Fetch(2, NAMES, SLOTS)) == (0,)
+    assert bench.hits(Sink(3, NAMES, SLOTS)) == (0, 1, 2)
+    assert bench.hits(Clear(4)) == ()
+
+
+def test_f18_a_fetch_that_stalls_is_late_once_and_answered_in_the_end(near: ScriptedTier) -> None:
+    bench = Bench(Level(near, deadline_s=0.05))
+    near.silent = True
+    record(near, 0)
+    assert bench.hits(Fetch(1, NAMES, SLOTS)) is None
+    bench.now_s += 0.06
+    assert bench.stack.poll() == ((), (1,))
+    assert bench.stack.poll() == ((), ())
+    near.speak()
+    answers, _ = bench.stack.poll()
+    assert [(answer.id, answer.hits) for answer in answers] == [(1, (0,))]
+
+
+def test_f18_what_the_lookup_has_used_up_is_not_waited_for_again(near: ScriptedTier) -> None:
+    bench = Bench(Level(near, deadline_s=0.05))
+    near.silent = True
+    bench.stack.start(Fetch(1, NAMES, SLOTS, waited_s=0.04))
+    bench.now_s += 0.011
+    assert bench.stack.poll() == ((), (1,))
+
+
+def test_a_slow_tier_that_makes_progress_is_not_late(near: ScriptedTier) -> None:
+    bench = Bench(Level(near, deadline_s=0.05))
+    near.silent = True
+    bench.stack.start(Fetch(1, NAMES[:1], SLOTS[:1]))
+    bench.stack.start(Fetch(2, NAMES[1:2], SLOTS[1:2]))
+    bench.now_s += 0.04
+    first = min(near.calls)
+    call = near.calls.pop(first)
+    near.answers.append(TierAnswer(first, (MISS,) * len(call[1])))
+    assert [answer.id for answer in bench.stack.poll()[0]] == [1]
+    bench.now_s += 0.04
+    assert bench.stack.poll() == ((), ()), "it has answered 40 ms ago"
+    bench.now_s += 0.02
+    assert bench.stack.poll() == ((), (2,))
+
+
+@pytest.mark.parametrize(
+    ("write", "admit", "leaving", "used", "kept"),
+    [
+        ("through", "all", False, False, True),
+        ("through", "all", True, False, False),
+        ("through", "second-touch", False, False, False),
+        ("through", "second-touch", False, True, True),
+        ("through", "all", False, True, False),
+        ("evict", "all", False, False, False),
+        ("evict", "all", True, False, True),
+        ("evict", "all", True, True, True),
+        ("evict", "second-touch", True, False, False),
+        ("evict", "second-touch", True, True, True),
+    ],
+)
+def test_a_tier_gets_what_it_wants(
+    near: ScriptedTier, *, write: str, admit: str, leaving: bool, used: bool, kept: bool
+) -> None:
+    bench = Bench(Level(near, 0.05, write, admit))  # type: ignore[arg-type]
+    bench.fill(1, 2, 3)
+    hits = bench.hits(Sink(1, NAMES, SLOTS, leaving=leaving, used=used))
+    assert hits == ((0, 1, 2) if kept else ())
+    assert (
+        near.records == {tier_key(NAMES[0]): b"\3" * 4, tier_key(NAMES[1]): b"\1" * 4, tier_key(NAMES[2]): b"\2" * 4}
+    ) == kept
+
+
+def test_a_clear_is_done_when_every_tier_is_empty(near: ScriptedTier, far: ScriptedTier) -> None:
+    bench = Bench(Level(near), Level(far))
+    record(near, 0)
+    far.fails = True
+    assert bench.hits(Clear(1)) == ()
+    far.fails = False
+    assert bench.hits(Clear(2)) == (0,)
+    assert not near.records
+
+
+def test_a_plan_that_comes_twice_is_done_once(near: ScriptedTier) -> None:
+    bench = Bench(Level(near))
+    near.silent = True
+    bench.stack.start(Lookup(1, NAMES))
+    bench.stack.start(Lookup(1, NAMES))
+    assert len(near.calls) == 1
+
+
+def test_waiting_ends_with_the_answer_or_at_its_deadline(near: ScriptedTier) -> None:
+    bench = Bench(Level(near))
+    assert bench.stack.wait([1], 1.0), "nothing is under way"
+    bench.stack.start(Lookup(1, NAMES))
+    assert bench.stack.wait([1], 1.0)
+    assert [answer.id for answer in bench.stack.poll()[0]] == [1], "waiting does not swallow answers"
+    near.silent = True
+    bench.stack.start(Fetch(2, NAMES, SLOTS))
+    ticks = iter(range(1000))
+    bench.stack._clock = lambda: 200.0 + next(ticks) / 100
+    assert bench.stack.wait([2], 1.0), "it is late by then"
+
+
+def test_closing_answers_what_the_tiers_give_up(near: ScriptedTier) -> None:
+    bench = Bench(Level(near))
+    near.silent = True
+    bench.stack.start(Fetch(1, NAMES, SLOTS))
+    assert not bench.stack.close(), "a get still runs"
+    near.fails = True
+    near.speak()
+    assert bench.stack.close()
+    assert bench.stack.poll() == ((Answer(1, (), 0.0),), ())
+    assert not bench.stack.knows(1)
