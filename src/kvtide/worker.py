@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvtide.copy import CopyEngine, Direction, Fence, Traffic
 from kvtide.copy.base import describe
 from kvtide.core.wire import Copy, Plan, Report
-from kvtide.tiers.base import Tier
-from kvtide.tiers.stack import TierStack
+
+if TYPE_CHECKING:  # tiers need packages that those who have none need not install
+    from kvtide.tiers import Tier
+    from kvtide.tiers.stack import TierStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +28,6 @@ class WorkerStats:
     """Times that a plan's `wait_for` was given up at the deadline; the transfers go on."""
     engine_errors: int
     """Times that the copy engine raised. It never should."""
-
-
-def _no_memory(slot: int) -> memoryview:
-    raise AssertionError(f"there are no tiers, and none asks for slot {slot}")
 
 
 class Worker:
@@ -48,7 +47,7 @@ class Worker:
     ) -> None:
         self.rank = rank
         self._engine = engine
-        self._tiers = tiers or TierStack((), _no_memory)
+        self._tiers = tiers
         self._wait_timeout_s = wait_timeout_s
         self._in_flight: set[int] = set()
         """Transfers that the engine has taken and this worker has not reported."""
@@ -73,8 +72,9 @@ class Worker:
             self._submit(Direction.LOAD, copy, after)
         for copy in plan.stores:
             self._submit(Direction.STORE, copy, after)
-        for errand in plan.errands:
-            self._tiers.start(errand)
+        if self._tiers is not None:
+            for errand in plan.errands:
+                self._tiers.start(errand)
         if plan.wait_for:
             self._wait_for(plan.wait_for)
 
@@ -96,7 +96,8 @@ class Worker:
             failed.update(self._abandon(self._over))
         self._done_count += len(done)
         self._failed_count += len(failed)
-        return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), *self._tiers.poll())
+        answers, late = self._tiers.poll() if self._tiers is not None else ((), ())
+        return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), answers, late)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close the copy engine and the tiers. A last `poll` reports what was in flight. May be called again.
@@ -106,12 +107,12 @@ class Worker:
         """
         self._over = self._over or "the worker was closed"
         closed = self._close_engine(timeout_s)
-        return self._tiers.close(timeout_s) and closed
+        return (self._tiers is None or self._tiers.close(timeout_s)) and closed
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """The tiers below host memory, nearest first."""
-        return self._tiers.tiers
+        return () if self._tiers is None else self._tiers.tiers
 
     @property
     def stats(self) -> WorkerStats:
@@ -141,7 +142,7 @@ class Worker:
 
     def _wait_for(self, ids: tuple[int, ...]) -> None:
         try:
-            if any(self._tiers.knows(id_) for id_ in ids):
+            if self._tiers is not None and any(map(self._tiers.knows, ids)):
                 ended = self._tiers.wait(ids, self._wait_timeout_s)
             else:
                 ended = self._engine.wait(ids, self._wait_timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -92,6 +92,26 @@ class CopyEngine(ABC):
     @abstractmethod
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""
+
+    def certain(self) -> Mapping[int, Fence]:
+        """Return the loads under way that nothing but the loss of the device can stop any more.
+
+        Each has a fence of the other kind: called where compute is issued, it lets compute that is issued from then on
+        come after the load. So whoever waits for the load may be told already, and what it takes to get going again
+        happens while the last bytes are on their way. Their memory stays taken until `poll` reports them.
+
+        None where a copy can fail until its last byte has moved.
+        """
+        return {}
+
+    def wait_certain(self, ids: Iterable[int], timeout_s: float) -> bool:
+        """Block until each of the transfers is certain or has ended, at most `timeout_s`."""
+        return self.wait(ids, timeout_s)
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be copied any more, ever, or None."""
+        return None
 
     def slots_ready(self) -> int | None:
         """Return how many host slots, from slot 0 on, can be used by now. None: all of them, from the start."""

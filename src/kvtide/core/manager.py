@@ -243,8 +243,8 @@ class OffloadManager:
         """
         self._searches.break_even.computed(tokens, seconds)
 
-    def reset(self) -> None:
-        """Forget everything that is cached: the weights have changed (F9).
+    def reset(self, *, below: bool = True) -> None:
+        """Forget everything that is cached: the weights have changed (F9). `below`: also in the tiers below the host.
 
         Copies in flight come to nothing. Requests that run now hold KV of the old weights, and all that they
         compute builds on it: nothing of theirs is stored until they are preempted and start again. The engine
@@ -254,7 +254,9 @@ class OffloadManager:
         self._loads.reset()
         self._searches.reset()
         self._sinks.reset()
-        self._clear = "due" if self.config.below else "done"
+        if self.config.below is not None and below:
+            self._clear = "due"
+            self._sinks.open = False
         for transfer in self._ledger:
             transfer.abandoned = True
         for request in self._requests.values():

@@ -100,10 +100,9 @@ class Sinks:
         self._host.unpin(sink.slots)
 
     def reset(self) -> None:
-        """Forget what waits; the tiers are emptied before anything else sinks."""
+        """Forget what waits."""
         self._lose(NotSunk.RESET, len(self._queue))
         self._queue.clear()
-        self.open = False
 
     def _evicted(self, slots: Sequence[int]) -> None:
         """Slots were needed at once. What the tiers wanted of them and do not have is lost."""

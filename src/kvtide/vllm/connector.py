@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
-from kvtide.core import Plan
+from kvtide.core import OffloadConfig, Plan
 from kvtide.vllm import versions
 from kvtide.vllm.events import as_vllm_events
 from kvtide.vllm.groups import Layout, read_layout
@@ -17,9 +18,26 @@ from kvtide.vllm.prometheus import PromMetrics
 from kvtide.vllm.scheduler_side import SchedulerSide
 from kvtide.vllm.stats import StepStats, summary
 from kvtide.vllm.wire import StepMetadata
-from kvtide.vllm.worker_side import WorkerSide
+from kvtide.vllm.worker_side import OpenTiers, WorkerSide
+
+if TYPE_CHECKING:
+    from kvtide.tiers import TierConfig
 
 NOTHING = StepMetadata(Plan(step=0), slots=0)
+
+
+def tiers_opener(
+    configs: tuple[TierConfig, ...], vllm_config: Any, kv_cache_config: Any, block_bytes: int
+) -> OpenTiers | None:
+    """Return what opens the tiers of a rank. None: there are none."""
+    if not configs:
+        return None
+    # Only for those who have tiers: they need packages of their own.
+    from kvtide.tiers.stack import open_stack  # noqa: PLC0415
+    from kvtide.vllm.tiers import namespace_of, refuse_unstable_keys  # noqa: PLC0415
+
+    refuse_unstable_keys(configs, vllm_config)
+    return partial(open_stack, configs, namespace_of(vllm_config, kv_cache_config, block_bytes))
 
 
 class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no type information here
@@ -51,7 +69,16 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._scheduler = SchedulerSide(options.build(self._layout.geometry), self._layout)
             self._log_start(self._scheduler, self._layout)
         else:
-            self._worker = WorkerSide(vllm_config.parallel_config.rank, kv_cache_config, options.copy_threads)
+            # The same sum as the scheduler's, so that the host tier is there from the start; what counts is its word.
+            geometry = read_layout(vllm_config, kv_cache_config).geometry
+            slots = OffloadConfig.build(geometry, options.core, options.below).slots
+            self._worker = WorkerSide(
+                vllm_config.parallel_config.rank,
+                kv_cache_config,
+                options.copy_threads,
+                slots,
+                tiers_opener(options.tiers, vllm_config, kv_cache_config, geometry.block_bytes),
+            )
 
     @staticmethod
     def _log_start(scheduler: SchedulerSide, layout: Layout) -> None:

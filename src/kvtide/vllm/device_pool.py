@@ -42,6 +42,14 @@ class VLLMDevicePool:
         )
         return None if block is None else int(block.block_id)
 
+    def forget(self, group: int, blocks: Sequence[int], keys: Sequence[Key]) -> None:
+        """Let vLLM forget that `blocks` hold `keys`, those of them that nobody else was given meanwhile."""
+        group_id = self._group_ids[group]
+        hashes = [make_block_hash_with_group_id(key, group_id) for key in keys]
+        wrong = {id_ for id_, hashed in zip(blocks, hashes, strict=False) if self._blocks[id_].block_hash == hashed}
+        if wrong:
+            self._pool.evict_blocks(wrong)
+
     def pin(self, blocks: Sequence[int]) -> None:
         """Add a reference to each block."""
         objects = self._blocks

@@ -5,22 +5,27 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvtide.copy.arena import available_bytes
-from kvtide.core import OPTIONS, Geometry, OffloadConfig
+from kvtide.core import OPTIONS, BelowConfig, Geometry, OffloadConfig
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice, parse_count, parse_flag, parse_size
+
+if TYPE_CHECKING:
+    from kvtide.tiers import TierConfig
 
 DEFAULT_HOST = "8GiB"
 """What SimpleCPUOffloadConnector takes when nobody says how much."""
 
 VLLM_OPTIONS: Mapping[str, str] = {
     **OPTIONS,
+    "tiers": "places below host memory, nearest first: see docs/tiers.md (default: none)",
     "copy_threads": "threads that copy blocks on a CPU (default: 1)",
     "cpu_bytes_to_use": "another name for host",
     "cpu_bytes_to_use_per_rank": "another name for host_per_rank; goes before cpu_bytes_to_use",
     "lazy_offload": "true: another name for mode=lazy; false: for mode=eager",
-    "kv_offload_backend": 'only "cpu": kvtide has no disk tier here',
+    "kv_offload_backend": 'only "cpu": for a disk, see tiers',
 }
 """Every key that people can write, with its meaning."""
 
@@ -32,10 +37,20 @@ class Options:
     core: Mapping[str, object]
     """For `OffloadConfig.build`."""
     copy_threads: int
+    tiers: tuple[TierConfig, ...] = ()
+
+    @property
+    def below(self) -> BelowConfig | None:
+        """What the core has to know of the tiers."""
+        if not self.tiers:
+            return None
+        from kvtide.tiers.stack import below_of  # noqa: PLC0415 (only for those who have tiers)
+
+        return below_of(self.tiers)
 
     def build(self, geometry: Geometry) -> OffloadConfig:
         """Return the whole configuration, or refuse what this machine does not have."""
-        config = OffloadConfig.build(geometry, self.core)
+        config = OffloadConfig.build(geometry, self.core, self.below)
         available = available_bytes()
         if config.host_bytes > available:
             name = "host" if "host" in self.core else "host_per_rank"
@@ -61,7 +76,15 @@ def read_options(extra: Mapping[str, object], *, events: bool) -> Options:
         core["host"] = DEFAULT_HOST
     if events:
         core.setdefault("events", True)
-    return Options(core, parse_count("copy_threads", extra.get("copy_threads", 1)))
+    return Options(core, parse_count("copy_threads", extra.get("copy_threads", 1)), _read_tiers(extra))
+
+
+def _read_tiers(extra: Mapping[str, object]) -> tuple[TierConfig, ...]:
+    if "tiers" not in extra:
+        return ()
+    from kvtide.tiers import parse_tiers  # noqa: PLC0415 (only for those who have tiers)
+
+    return parse_tiers(extra["tiers"])
 
 
 def _translate_sizes(extra: Mapping[str, object], core: dict[str, object]) -> None:

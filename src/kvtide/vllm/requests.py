@@ -17,6 +17,8 @@ class Tracked:
     keys: list[Sequence[Key]]
     tables: list[Sequence[int]]
     """Per group. The core holds on to this list; its elements are exchanged when vLLM allocates anew."""
+    own: Sequence[Sequence[int]] = ()
+    """The request's own blocks, per group, as vLLM has placed them."""
     placed: bool = False
     """vLLM has allocated blocks, and the core knows."""
     loading: bool = False

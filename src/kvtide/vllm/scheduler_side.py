@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,14 @@ from kvtide.core.events import Event
 from kvtide.vllm import versions
 from kvtide.vllm.device_pool import VLLMDevicePool
 from kvtide.vllm.groups import Layout
+from kvtide.vllm.log import logger
 from kvtide.vllm.requests import Tracked
 from kvtide.vllm.stats import Snapshot, StepStats
 from kvtide.vllm.tables import BlockTable, FoundTable, Nulls, keys_of
 from kvtide.vllm.wire import StepMetadata, WorkerMetadata
+
+PREFILL_TOKENS_MIN = 16
+"""A step with at least so many tokens for each request mostly computes prompts."""
 
 
 class SchedulerSide:
@@ -28,14 +33,21 @@ class SchedulerSide:
         self.config = config
         self._layout = layout
         self._eager = config.mode == "eager"
+        self._below = config.below is not None
+        self._step_began: tuple[float, int] | None = None
+        """When the last step that computed prompts was planned, and how many tokens it had."""
         self._requests: dict[str, Tracked] = {}
         self._admitted_loads = False
         """Whether loads were admitted since the last plan: some may be over without any copy."""
         self._placed_again: set[str] = set()
         """Requests that were matched anew in this step, so that news of their preemption is old."""
+        self._first_steps: list[str] = []
+        """Requests that had hits on the device when they were scheduled for the first time, in the last step."""
         self._announce: dict[str, int | None] = {}
         """See `StepMetadata.announce`."""
         self._idle = False
+        self._off = False
+        """A rank has lost its device: nothing is offered or stored any more."""
         self._cache_manager: Any = None
         self._snapshot = Snapshot()
 
@@ -63,22 +75,28 @@ class SchedulerSide:
             self.manager.add_request(request.request_id, keys, tracked.tables)
         return tracked
 
-    def match(self, request: Any, device_tokens: int) -> tuple[int, bool]:
-        """Offer what the host has beyond `device_tokens`, and keep it until vLLM has answered (F11)."""
+    def match(self, request: Any, device_tokens: int) -> tuple[int | None, bool]:
+        """Offer what the host has beyond `device_tokens`, and keep it until vLLM has answered (F11).
+
+        None: the request waits for what is below host memory; vLLM asks again in the next step.
+        """
         tracked = self.add(request)
         if tracked.placed:  # preempted, and resumed before any step could tell
             self._preempt(tracked)
             self._placed_again.add(request.request_id)
         tracked.device_tokens = device_tokens
-        if request.skip_reading_prefix_cache or not self._may_load(device_tokens):
+        if self._off or request.skip_reading_prefix_cache or not self._may_load(device_tokens):
             self.manager.give_up(request.request_id)
             return 0, False
+        if self._below and self.manager.waits(request.request_id):
+            return None, False
         match = self.manager.match(request.request_id, device_tokens, request.num_tokens)
         if match.tokens and self._layout.drops_last_block:
             shorter = device_tokens + match.tokens - self._layout.boundary_tokens
-            match = self.manager.match(request.request_id, device_tokens, max(shorter, device_tokens) + 1)
+            if not match.waits:
+                match = self.manager.match(request.request_id, device_tokens, max(shorter, device_tokens) + 1)
         self.manager.reserve(match)
-        return match.tokens, match.tokens > 0
+        return (None, False) if match.waits else (match.tokens, match.tokens > 0)
 
     def placed(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """Take note of the blocks that vLLM has allocated, and start the load that it accepted.
@@ -89,7 +107,7 @@ class SchedulerSide:
         if tracked.placed:
             return
         own = [BlockTable(blocks.blocks[id_]) for id_ in self._layout.group_ids]
-        tracked.tables[:] = own
+        tracked.tables[:] = tracked.own = own
         tracked.placed = True
         tracked.loading = self.manager.admit(request.request_id, external_tokens)
         self._admitted_loads |= tracked.loading
@@ -100,7 +118,7 @@ class SchedulerSide:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return
-        if tracked.running:
+        if tracked.running and not self._off:
             for index, id_ in enumerate(self._layout.group_ids):
                 tracked.tables[index] = self._table_for_stores(tracked, index, block_ids[id_])
             self.manager.advance(request.request_id, tracked.computed_tokens)
@@ -111,15 +129,15 @@ class SchedulerSide:
 
     def plan(self, step: Any) -> StepMetadata:
         """Return what the workers have to do in this step."""
-        for request_id in step.preempted_req_ids or ():
-            tracked = self._requests.get(request_id)
-            if tracked is not None and tracked.placed and request_id not in self._placed_again:
-                self._preempt(tracked)
+        if step.preempted_req_ids:
+            self._preempt_all(step.preempted_req_ids)
         if self._placed_again:
             self._placed_again.clear()
-        if self._eager:
+        if not self._off:
             self._advance(step)
         self._idle = step.total_num_scheduled_tokens == 0
+        if self._below:
+            self._time_step(step)
         metadata = StepMetadata(self.manager.plan(idle=self._idle), self.config.slots, self._idle)
         if self._admitted_loads:
             self._admitted_loads = False
@@ -138,6 +156,10 @@ class SchedulerSide:
             tracked = self._requests[request_id]
             self._restart(tracked)
             self._ensure_failed(tracked, output)
+        if isinstance(said, WorkerMetadata) and said.off and not self._off:
+            self._off = True
+            self.manager.reset(below=False)  # what the host has cannot be had any more
+            logger.error("kvtide is off: a rank has lost its device")
 
     def reset(self) -> None:
         """Forget everything that is cached (F9)."""
@@ -162,6 +184,16 @@ class SchedulerSide:
 
     # ------------------------------------------------------------------ inside
 
+    def _time_step(self, step: Any) -> None:
+        """Learn what computing a token of a prompt costs, from the time between two steps."""
+        now_s = time.monotonic()
+        if self._step_began is not None:
+            began_s, tokens = self._step_began
+            self.manager.computed(tokens, now_s - began_s)
+        tokens, requests = step.total_num_scheduled_tokens, len(step.num_scheduled_tokens)
+        # Steps that only decode cost as much for a few tokens as for many.
+        self._step_began = (now_s, tokens) if tokens >= PREFILL_TOKENS_MIN * max(1, requests) else None
+
     def _may_load(self, device_tokens: int) -> bool:
         """Whether a load could begin at `device_tokens` and, if it fails, be reported."""
         if device_tokens % self._layout.boundary_tokens:
@@ -180,8 +212,12 @@ class SchedulerSide:
         return FoundTable(blocks, keys, partial(self._device.find, index))
 
     def _advance(self, step: Any) -> None:
-        """Tell the core about the requests that get new blocks in this step, and about those that are new."""
+        """Tell the core about the requests that get new blocks in this step, and about those that were new in the last."""
         scheduled = step.num_scheduled_tokens
+        if self._first_steps:
+            for request_id in self._first_steps:
+                self._tell(self._requests.get(request_id))
+            self._first_steps.clear()
         for new in step.scheduled_new_reqs:
             self._advance_one(new.req_id, scheduled)
         cached = step.scheduled_cached_reqs
@@ -193,9 +229,41 @@ class SchedulerSide:
 
     def _advance_one(self, request_id: str, scheduled: dict[str, int]) -> None:
         tracked = self._requests.get(request_id)
-        if tracked is not None and tracked.running:
-            self.manager.advance(request_id, tracked.computed_tokens)
-            tracked.scheduled(scheduled[request_id])
+        if tracked is None or not tracked.running:
+            return
+        if tracked.end_tokens:
+            self._tell(tracked)
+        elif tracked.device_tokens:
+            # vLLM lets a request hit blocks that another one fills in this very step: they are computed when it is over.
+            self._first_steps.append(request_id)
+        tracked.scheduled(scheduled[request_id])
+
+    def _tell(self, tracked: Tracked | None) -> None:
+        """Tell the core what earlier steps have computed of a request."""
+        if self._eager and tracked is not None and tracked.running and tracked.end_tokens:
+            self.manager.advance(tracked.request.request_id, tracked.computed_tokens)
+
+    def _preempt_all(self, request_ids: Iterable[str]) -> None:
+        """Tell the core about preempted requests, once nothing can be found any more that they did not compute."""
+        gone = [tracked for id_ in request_ids if (tracked := self._requests.get(id_)) is not None and tracked.placed]
+        gone = [tracked for tracked in gone if tracked.request.request_id not in self._placed_again]
+        for tracked in gone:
+            if tracked.running and tracked.end_tokens:
+                self._forget_uncomputed(tracked)
+        for tracked in gone:
+            self._preempt(tracked)
+
+    def _forget_uncomputed(self, tracked: Tracked) -> None:
+        """Take blocks out of vLLM's prefix cache that have a key, although nothing was computed into them.
+
+        vLLM gives blocks their keys when it schedules the step that fills them. With priority scheduling a request
+        can be preempted in the very step that had scheduled it; its blocks keep those keys (vLLM #57580), and
+        whoever hits them, or stores them, gets whatever they held before.
+        """
+        computed_tokens = tracked.computed_before_preemption()
+        for index, group in enumerate(self._layout.geometry.groups):
+            first = computed_tokens // group.block_tokens
+            self._device.forget(index, tracked.own[index][first:], tracked.keys[index][first:])
 
     def _preempt(self, tracked: Tracked) -> None:
         """Its blocks are gone, but until someone else writes to them they can be found by key."""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from kvtide.copy import Direction, Traffic
 from kvtide.core import Metrics, OffloadManager
+
+if TYPE_CHECKING:
+    from kvtide.tiers import Tier, TierStats
+
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Of the histograms that tiers keep: those of `kvtide.tiers.LATENCY_BOUNDS_S`, whose package needs more packages."""
+_MIDDLES_S = [(low + high) / 2 for low, high in zip((0.0, *BOUNDS_S), (*BOUNDS_S, 30.0), strict=True)]
 
 INTERVAL_S = 1.0
 """The scheduler side's numbers are handed over this often; looking at all gauges takes time."""
@@ -28,8 +35,13 @@ _COUNTS = (
     "reports_unknown",
     "reports_repeated",
     "events_lost",
+    "lookups",
+    "fetched_blocks",
+    "fetch_missed_blocks",
+    "fetches_late",
+    "sunk_blocks",
 )
-_REASONS = ("not_stored", "not_loaded")
+_REASONS = ("not_stored", "not_loaded", "not_sunk")
 
 
 @dataclass
@@ -116,6 +128,51 @@ def summary(metrics: Metrics) -> str:
         f"{metrics.evicted_blocks} evicted, {metrics.loads_failed} loads and {metrics.stores_failed} stores failed; "
         f"not stored (blocks) or not loaded (tokens): {reasons or 'none'}"
     )
+
+
+class TiersStats:
+    """Turns the running totals of a rank's tiers into counters, gauges and times."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._told: dict[str, float] = {}
+        self._next_s = 0.0
+
+    def take(self, tiers: Sequence[Tier]) -> StepStats | None:
+        """Return what changed since the last call; None before the interval is over."""
+        now_s = time.monotonic()
+        if not tiers or now_s < self._next_s:
+            return None
+        self._next_s = now_s + INTERVAL_S
+        stats = StepStats()
+        for position, tier in enumerate(tiers):
+            self._add(stats, f"{position}", tier.stats())
+        return stats
+
+    def _add(self, stats: StepStats, tier: str, now: TierStats) -> None:
+        for (call, verdict), keys in now.keys.items():
+            self._count(stats, f"tier_keys/{tier}/{call}/{verdict}", keys)
+        self._count(stats, f"tier_bytes/{tier}/put", now.bytes_put)
+        self._count(stats, f"tier_bytes/{tier}/get", now.bytes_got)
+        self._count(stats, f"tier_corrupt_records/{tier}", now.corrupt_records)
+        for call, counts in now.seconds.items():
+            values = stats.data["observations"].setdefault(f"tier_seconds/{tier}/{call}", [])
+            for seconds, calls in zip(_MIDDLES_S, counts, strict=True):
+                values += [seconds] * int(self._news(f"{tier}/{call}/{seconds}", calls))
+        gauges = stats.data["gauges"]
+        gauges[f"tier_off/{tier}/{self._rank}"] = int(now.breaker != "closed")
+        if now.bytes_used is not None:
+            gauges[f"tier_bytes_used/{tier}/{self._rank}"] = now.bytes_used
+        if now.bytes_budget is not None:
+            gauges[f"tier_bytes_budget/{tier}/{self._rank}"] = now.bytes_budget
+
+    def _count(self, stats: StepStats, name: str, total: float) -> None:
+        stats.count(name, self._news(name, total))
+
+    def _news(self, name: str, total: float) -> float:
+        news = total - self._told.get(name, 0)
+        self._told[name] = total
+        return news
 
 
 class TrafficStats:

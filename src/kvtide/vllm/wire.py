@@ -30,8 +30,10 @@ class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM h
     """From the workers to the scheduler: one report of each rank that has something to say."""
 
     reports: tuple[Report, ...]
+    off: bool = False
+    """This rank cannot copy any more, ever: its device is lost."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Join with what another rank says."""
         assert isinstance(other, WorkerMetadata)
-        return WorkerMetadata(self.reports + other.reports)
+        return WorkerMetadata(self.reports + other.reports, self.off or other.off)

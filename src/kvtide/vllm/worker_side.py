@@ -2,57 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from kvtide.copy import Direction, HostArena
-from kvtide.core import Plan
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.copy import CopyEngine, Direction, HostArena
+from kvtide.core import Plan, Report
+from kvtide.errors import CopyError
 from kvtide.vllm import memory
 from kvtide.vllm.log import logger
-from kvtide.vllm.stats import StepStats, TrafficStats
+from kvtide.vllm.stats import StepStats, TiersStats, TrafficStats
 from kvtide.vllm.wire import StepMetadata, WorkerMetadata
 from kvtide.worker import Worker, WorkerStats
 
-WAIT_TIMEOUT_S = 0.05
-"""How long an idle step waits for copies: a new request may have come meanwhile."""
+if TYPE_CHECKING:
+    from kvtide.tiers.stack import TierStack
+
+LOAD_WAIT_S = 0.005
+STORE_WAIT_S = 0.003
+"""How long an idle step waits for copies. A request that comes meanwhile waits too, for the scheduler to look again."""
+
+
+OpenTiers = Callable[[int, "npt.NDArray[np.uint8]"], "TierStack"]
+"""Opens the tiers of a rank, from the rank and its host slots as rows of bytes."""
 
 
 class WorkerSide:
     """One rank. Copies begin before the forward pass where that is safe; each transfer is reported once."""
 
-    def __init__(self, rank: int, kv_cache_config: Any, copy_threads: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        kv_cache_config: Any,
+        copy_threads: int,
+        slots: int = 0,
+        open_tiers: OpenTiers | None = None,
+    ) -> None:
+        """`slots` is what the scheduler is expected to say in the first step; 0 if that cannot be told.
+
+        `open_tiers` opens what is below host memory, once that is mapped.
+        """
+        self._open_tiers = open_tiers
         self._rank = rank
+        self._slots = slots
         self._kv_cache_config = kv_cache_config
         self._copy_threads = copy_threads
         self._stripes: list[memory.Stripe] = []
+        self._engine: CopyEngine | None = None
         self._worker: Worker | None = None
         self._arena: HostArena | None = None
         self._step: StepMetadata | None = None
         self._loading: dict[int, tuple[str, tuple[int, ...]]] = {}
-        """Request and device blocks of each load in flight."""
+        """Request and device blocks of each load that vLLM has not heard of."""
+        self._certain: set[int] = set()
+        """Loads that vLLM has heard of while their last bytes are on their way: compute has to come after them."""
+        self._off = False
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._unfilled: set[int] = set()
         self._reports: list[Any] = []
         self._traffic = TrafficStats()
+        self._tiers_stats = TiersStats(rank)
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         """Take vLLM's KV tensors."""
         if kv_caches:
+            self._close()
             self._stripes = memory.stripes_of(kv_caches, self._kv_cache_config)
+            if self._slots:
+                self._open(self._slots)
 
     def begin_step(self, step: StepMetadata) -> None:
         """Take a step's metadata, before its forward pass, and begin all that need not wait for that.
 
         Loads write to blocks that no step reads any more, stores read blocks that earlier steps have filled. So the
-        link is busy while the forward pass computes, however long that takes. The first step says how much host
-        memory to map.
+        link is busy while the forward pass computes, however long that takes. How much host memory there is, the
+        scheduler says (F22): normally what was expected.
         """
-        if self._worker is None and self._stripes:
+        if self._stripes and (self._worker is None or step.slots != self._slots):
+            self._close()
             self._open(step.slots)
         self._step = step
-        if self._worker is None:
+        if self._worker is None or self._engine is None:
             return
+        if self._certain:
+            self._let_compute_wait(self._engine)
         for request_id, block in step.announce.items():
             self._finished.add(request_id)
             if block is not None:
@@ -61,9 +97,12 @@ class WorkerSide:
         plan = step.plan
         self._loading.update((copy.id, (copy.request_id, copy.blocks)) for copy in plan.loads)
         filled = tuple(copy for copy in plan.stores if copy.filled or step.idle)
-        self._start(Plan(plan.step, loads=plan.loads, stores=filled))
+        self._start(Plan(plan.step, loads=plan.loads, stores=filled, errands=plan.errands))
         if step.idle and plan.wait_for:
-            self._worker.start(Plan(plan.step, wait_for=tuple(self._loading) or plan.wait_for))
+            if self._loading:
+                self._engine.wait_certain(tuple(self._loading), LOAD_WAIT_S)
+            else:
+                self._worker.start(Plan(plan.step, wait_for=plan.wait_for))
 
     def forward_issued(self) -> None:
         """Begin the stores of blocks that this step's forward pass may fill."""
@@ -75,8 +114,10 @@ class WorkerSide:
 
     def _open(self, slots: int) -> None:
         blocks = self._kv_cache_config.num_blocks
-        engine, self._arena = memory.make_copy_engine(self._stripes, blocks, slots, self._copy_threads)
-        self._worker = Worker(self._rank, engine, wait_timeout_s=WAIT_TIMEOUT_S)
+        self._slots = slots
+        self._engine, self._arena = memory.make_copy_engine(self._stripes, blocks, slots, self._copy_threads)
+        tiers = None if self._open_tiers is None else self._open_tiers(self._rank, self._arena.memory)
+        self._worker = Worker(self._rank, self._engine, tiers=tiers, wait_timeout_s=STORE_WAIT_S)
         size = self._arena.slots * self._arena.slot_bytes
         logger.info("kvtide: rank %d maps %d slots, %.2f GiB of host memory", self._rank, slots, size / 2**30)
 
@@ -85,26 +126,48 @@ class WorkerSide:
         if plan and self._worker is not None:
             self._worker.start(plan, memory.fence(self._stripes))
 
+    def _let_compute_wait(self, engine: CopyEngine) -> None:
+        """Let this step's forward pass, and every copy that comes after it, come after the loads that are announced."""
+        certain = engine.certain()
+        self._certain &= certain.keys()
+        for transfer_id in self._certain:
+            certain[transfer_id]()
+
     def poll(self) -> None:
-        """See what has ended."""
-        if self._worker is None:
+        """See what has ended, and which loads are certain to."""
+        if self._worker is None or self._engine is None:
             return
         report = self._worker.poll()
-        if not report:
-            return
+        if report:
+            self._take(self._worker, report)
+        if self._loading:
+            for transfer_id in self._loading.keys() & self._engine.certain().keys():
+                request_id, _ = self._loading.pop(transfer_id)
+                self._finished.add(request_id)
+                self._certain.add(transfer_id)
+        if self._engine.lost is not None and not self._off:
+            self._off = True
+            logger.error("kvtide: rank %d turns itself off: %s", self._rank, self._engine.lost)
+
+    def _take(self, worker: Worker, report: Report) -> None:
         self._reports.append(report)
         for transfer_id in report.done:
+            self._certain.discard(transfer_id)
             request_id, _ = self._loading.pop(transfer_id, ("", ()))
             if request_id:
                 self._finished.add(request_id)
         for transfer_id, why in report.failed:
-            logger.warning("kvtide: rank %d could not copy: %s", self._rank, why)
+            if transfer_id in self._certain:
+                # The forward pass that reads its blocks is issued, and nothing that the device says is worth anything.
+                raise CopyError(f"the load of a request that runs already has failed: {why}")
+            if not self._off:
+                logger.warning("kvtide: rank %d could not copy: %s", self._rank, why)
             request_id, blocks = self._loading.pop(transfer_id, ("", ()))
             if request_id:
                 self._finished.add(request_id)
                 self._failed.add(request_id)
                 self._unfilled.update(blocks)
-        stats = self._worker.stats
+        stats = worker.stats
         self._traffic.update(Direction.STORE, stats.store)
         self._traffic.update(Direction.LOAD, stats.load)
 
@@ -124,11 +187,16 @@ class WorkerSide:
         if not self._reports:
             return None
         reports, self._reports = tuple(self._reports), []
-        return WorkerMetadata(reports)
+        return WorkerMetadata(reports, off=self._off)
 
     def take_stats(self) -> StepStats | None:
-        """Return bytes and times of transfers since the last call."""
-        return self._traffic.take()
+        """Return bytes and times of transfers since the last call, and what the tiers did."""
+        traffic = self._traffic.take()
+        tiers = self._tiers_stats.take(self._worker.tiers if self._worker is not None else ())
+        if traffic is None or tiers is None:
+            return traffic or tiers
+        traffic.aggregate(tiers)
+        return traffic
 
     def copy_stats(self) -> WorkerStats | None:
         """Return what was copied so far, and how long that took."""
@@ -141,7 +209,10 @@ class WorkerSide:
 
     def shutdown(self) -> None:
         """End the copies and give memory and threads back."""
+        self._close()
+        self._stripes = []
+
+    def _close(self) -> None:
         if self._worker is not None and self._worker.close() and self._arena is not None:
             self._arena.close()
-        self._worker = None
-        self._stripes = []
+        self._worker = self._engine = self._arena = None

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic, describe
@@ -114,6 +114,14 @@ class CudaCopyEngine(CopyEngine):
     def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
         """Block until none of the transfers is under way. See `CopyEngine.wait`."""
         return self._jobs.wait(ids, timeout_s)
+
+    def certain(self) -> Mapping[int, Fence]:
+        """Return the loads whose last copy was issued. See `CopyEngine.certain`."""
+        return self._jobs.certain()
+
+    def wait_certain(self, ids: Iterable[int], timeout_s: float) -> bool:
+        """Block until the last copy of each transfer was issued. See `CopyEngine.wait_certain`."""
+        return self._jobs.wait_certain(ids, timeout_s)
 
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""

@@ -30,6 +30,9 @@ class Event(Protocol):
     def synchronize(self) -> object:
         """Block until it is."""
 
+    def wait(self) -> object:
+        """Let what is issued from now on, on the thread's current stream, begin after it."""
+
     def elapsed_time(self, end_event: Event) -> float:
         """Return the milliseconds from this point to another."""
 
@@ -62,11 +65,13 @@ class DeviceMemory(Protocol):
 class Mover(Protocol):
     """A kernel that copies blocks between their regions and rows."""
 
-    def __call__(self, index: DeviceMemory, *, pairs: int, rows_at: int, row_bytes: int, scattered: bool) -> None:
-        """Issue it on the thread's current stream.
+    def __call__(
+        self, index: DeviceMemory, *, first: int, pairs: int, rows_at: int, row_bytes: int, scattered: bool
+    ) -> None:
+        """Issue it on the thread's current stream, for `pairs` pairs from pair `first` on.
 
         `index` has a block and a slot for each pair. A row's number is the pair's slot (`scattered`), or that of the
-        pair; its address is `rows_at + number * row_bytes`.
+        pair, counted from `first`; its address is `rows_at + number * row_bytes`.
         """
 
 

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvtide.copy.base import Direction, Fence, Finished, Traffic, describe
@@ -22,7 +22,7 @@ from kvtide.core.wire import Copy
 
 _LOG = logging.getLogger(__name__)
 _ORPHAN_CHECK_S = 1.0
-_LOOK_AGAIN_S = 20e-6
+_LOOK_AGAIN_S = 50e-6
 
 
 @dataclass(slots=True, eq=False)
@@ -84,17 +84,23 @@ class Jobs:
 
     def wait(self, ids: Iterable[int] | None, timeout_s: float) -> bool:
         """Block until none of the transfers (None: of all that were issued) is under way, at most `timeout_s`."""
-        deadline_s = time.monotonic() + timeout_s
         with self._changed:
             jobs = [self._jobs[id_] for id_ in (self._jobs if ids is None else ids) if id_ in self._jobs]
-        while True:
-            with self._changed:
-                self._collect()
-                if all(job.ended for job in jobs):
-                    return True
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(_LOOK_AGAIN_S)
+        return self._look_until(lambda: all(job.ended for job in jobs), timeout_s)
+
+    def certain(self) -> dict[int, Fence]:
+        """Return the loads under way, with what compute has to wait for."""
+        with self._changed:
+            self._collect()
+            return {job.copy.id: job.issued.end.wait for job in self._near() if job.issued is not None}
+
+    def wait_certain(self, ids: Iterable[int], timeout_s: float) -> bool:
+        """Block until each of the transfers is under way or has ended, at most `timeout_s`."""
+        with self._changed:
+            jobs = [self._jobs[id_] for id_ in ids if id_ in self._jobs]
+        return self._look_until(
+            lambda: all(job.ended or job in self._near() for job in jobs), timeout_s, 4 * _LOOK_AGAIN_S
+        )
 
     def close(self) -> None:
         """Take no more transfers, and fail those that no thread has taken."""
@@ -159,7 +165,31 @@ class Jobs:
                 while under_way:
                     self._end(under_way.popleft(), self._lost)
 
+    def _look_until(self, reached: Callable[[], bool], timeout_s: float, pause_s: float = _LOOK_AGAIN_S) -> bool:
+        """Look at events again and again, at most for `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                self._collect()
+                if reached():
+                    return True
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(pause_s)
+
     # ------------------------------------------------------------------ under the lock
+
+    def _near(self) -> list[Job]:
+        """Return the loads under way of which little is left."""
+        near: list[Job] = []
+        try:
+            for job in self._under_way[Direction.LOAD]:
+                if job.issued is None or not job.issued.near.query():
+                    break
+                near.append(job)
+        except Exception as error:
+            self.lose(describe(error))
+        return near
 
     def _collect(self) -> None:
         """Look at the oldest transfers under way; those of one direction end in order."""

@@ -21,11 +21,12 @@ else:
     from triton.language import constexpr, int64
 
 
-@jit(do_not_specialize=["pairs", "tiles", "rows_at", "row_stride"])
+@jit(do_not_specialize=["first", "pairs", "tiles", "rows_at", "row_stride"])
 def move_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - Triton reads what it is told of types
     anchor,
     table,
     index,
+    first,
     pairs,
     tiles,
     rows_at: int64,
@@ -36,7 +37,9 @@ def move_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - Triton reads 
     LANES: constexpr,  # noqa: N803
     ALIGN: constexpr,  # noqa: N803
 ):
-    """Copy tiles. Addresses and strides are elements, addresses counted from `anchor`, which has their type.
+    """Copy tiles of `pairs` pairs of the index, from its pair `first` on.
+
+    Addresses and strides are elements, addresses counted from `anchor`, which has their type.
 
     Addresses that are cast from integers would do as well, but the compiler then forgets how they are aligned and
     splits every access of 16 bytes in two.
@@ -47,10 +50,10 @@ def move_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - Triton reads 
         unit = start + tl.arange(0, UNITS)
         live = unit < total
         pair, tile = unit // tiles, unit % tiles
-        block = tl.load(index + 2 * pair, mask=live, other=0)
+        block = tl.load(index + 2 * (first + pair), mask=live, other=0)
         number = pair.to(tl.int64)
         if SCATTERED:
-            number = tl.load(index + 2 * pair + 1, mask=live, other=0)
+            number = tl.load(index + 2 * (first + pair) + 1, mask=live, other=0)
         row = rows_at + number * row_stride
         origin = tl.load(table + tile, mask=live, other=0)
         stride = tl.load(table + tiles + tile, mask=live, other=0)

@@ -1,17 +1,19 @@
 """One direction of traffic: streams, staging buffers, and the order in which the GPU goes through them.
 
-A transfer is cut into chunks of one staging buffer. For each of them, on three streams:
+A transfer is cut into chunks of one staging buffer. On three streams:
 
-    uploads  which blocks go to which slots ┐
+    uploads  which blocks go to which slots ┐ once
     kernels                                 └► gather into buffer ─┐    or, for a load,         ┌─► scatter from buffer
     copies                                                         └─► DMA       DMA to buffer ─┘
 
-Events keep a kernel from running before its index is there, a DMA from reading a buffer that is not full, and both
-from filling one that is not empty. The host never waits for any of that.
+Events keep a kernel from running before the index is there, a DMA from reading a buffer that is not full, and both
+from filling one that is not empty. What a stream waits for is fixed when the wait is issued, so an event can be
+recorded anew at once, and the host never waits for any of that.
 
-It waits only in order not to run further ahead than `_STEPS` chunks, in the lane's own thread. That keeps the lane
-from taking the GIL for milliseconds on end, and is still more than the interpreter's switch interval ahead, so that
-a thread that keeps the GIL does not stop the copies. For the same reason, what is done for a chunk is kept short.
+It waits only in order not to run further ahead than `_AHEAD` chunks, in the lane's own thread, and then issues half as
+many in one go. Every call into the driver hands the GIL over, and every time the thread wakes up it takes it away from
+somebody: an engine that launches its kernels from Python was slowed down by a third while blocks were copied. So all
+that can be is done once for a transfer, and as little as possible for a chunk.
 
 The streams that touch device blocks are `kernels`, and `copies` where there is no kernel. Fences are called with
 `kernels` current, and `copies` is made to wait for it where it matters.
@@ -19,7 +21,9 @@ The streams that touch device blocks are `kernels`, and `copies` where there is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +34,17 @@ from kvtide.copy.base import Direction, Fence
 from kvtide.copy.cuda.geometry import CudaCache, Tiling, tiling
 from kvtide.copy.cuda.gpu import DeviceMemory, Event, Gpu, Stream
 from kvtide.copy.cuda.measure import Route
-from kvtide.copy.cuda.plan import Ids, Ranges, checked_pairs, chunks, fragment_ranges, slot_ranges
+from kvtide.copy.cuda.plan import Ids, Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
 from kvtide.core.wire import Copy
 
-_STEPS = 4
+_AHEAD = 8
+_NEAR = 4
+"""A transfer is near its end when no more than so many chunks are left: 5 ms, with the usual buffers."""
+_INDEXES = 3
 _PAIRS_MAX = 16 << 10
 _PAIR_BYTES = 16
+_TURN_BYTES = 16 << 20
+"""After so many bytes others get their turn (see `_give_way`)."""
 _DMA_BYTES_MIN = 128 << 10
 """Where slots are scattered and runs are shorter than this, a kernel on pinned memory is faster than many copies."""
 
@@ -44,25 +53,27 @@ class Issued(NamedTuple):
     """The events around a transfer's copies."""
 
     begin: Event
+    near: Event
+    """Little is left."""
     end: Event
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    """What a chunk needs until it is done."""
+@dataclass(slots=True, eq=False)
+class _Index:
+    """Which blocks go to which slots, on both sides of the link."""
 
-    host_index: npt.NDArray[np.int64]
-    index: DeviceMemory
+    host: npt.NDArray[np.int64]
+    device: DeviceMemory
     uploaded: Event
-    between: Event
-    done: Event
+    read: Event
+    """Reached when no kernel needs it any more."""
 
 
 @dataclass(slots=True, eq=False)
 class _Buffer:
     memory: DeviceMemory
     empty: Event
-    """Reached when what was last put in has been taken out: `done` of the step that did, or of a later one."""
+    """Reached when what was last put in has been taken out."""
 
 
 class Lane:
@@ -82,7 +93,8 @@ class Lane:
     ) -> None:
         self._gpu, self._direction, self._cache, self._arena = gpu, direction, cache, arena
         self._host_address = int(arena.memory.ctypes.data)
-        self._piece_bytes = piece_bytes
+        self._piece_bytes = math.gcd(piece_bytes, _TURN_BYTES)
+        """No copy reaches over a multiple of this: over two registrations, or too far."""
         self._staged = route is Route.STAGED
         self._rows_max = max(1, min(_PAIRS_MAX, staging_bytes // cache.block_bytes))
         self._kernels, self._copies, self._uploads = gpu.stream(), gpu.stream(), gpu.stream()
@@ -90,11 +102,14 @@ class Lane:
         """Where every chunk ends, so that transfers end in the order in which they were issued."""
         self._chunks = 0
         """Issued so far."""
+        self._done = [gpu.event() for _ in range(_AHEAD)]
+        """Reached when a chunk is done; each is used for every eighth."""
+        self._between, self._our_turn, self._their_turn = gpu.event(), gpu.event(), gpu.event()
         self._begin: Event | None = None
         """To be recorded before the next copy."""
         self.device_bytes = 0
         """GPU memory taken."""
-        self._steps = [self._make_step() for _ in range(_STEPS)]
+        self._indexes = [self._make_index() for _ in range(_INDEXES if self._staged else 0)]
         self._buffers = [self._make_buffer() for _ in range(staging_buffers if self._staged else 0)]
         tiles = tiling(cache)
         self._move = gpu.mover(direction, tiles, self._upload_table(tiles))
@@ -102,8 +117,9 @@ class Lane:
     def enter(self) -> None:
         """Get the calling thread ready, and the kernels compiled."""
         self._gpu.enter(self._kernels)
-        for scattered in (False, True):
-            self._move_rows(self._steps[0], 0, self._host_address, scattered=scattered)
+        for index in self._indexes[:1]:
+            for scattered in (False, True):
+                self._move_rows(index, 0, 0, self._host_address, scattered=scattered)
 
     def issue(self, copy: Copy, after: Fence | None, usable_slots: int, spare: Issued | None = None) -> Issued:
         """Issue a transfer and return; the bytes have moved when `end` is reached. Uses `spare` events, if given.
@@ -115,10 +131,15 @@ class Lane:
         if after is not None:
             after()
         # Making an event takes 25 microseconds.
-        issued = spare or Issued(self._gpu.event(timing=True), self._gpu.event(timing=True))
+        issued = spare or Issued(*(self._gpu.event(timing=timing) for timing in (True, False, True)))
         self._begin = issued.begin
-        for part in chunks(len(block_ids), self._rows_max):
-            self._issue_chunk(block_ids[part], slot_ids[part])
+        near_at = self._chunks + -(-len(block_ids) // self._rows_max) - _NEAR
+        if near_at <= self._chunks:
+            issued.near.record(self._last)
+        for at in range(0, len(block_ids), _PAIRS_MAX):
+            part = slice(at, at + _PAIRS_MAX)
+            issue = self._issue_staged if self._staged else self._issue_direct
+            issue(block_ids[part], slot_ids[part], near_at, issued.near)
         self._mark_begin(self._last)
         issued.end.record(self._last)
         return issued
@@ -128,70 +149,102 @@ class Lane:
         for stream in (self._uploads, self._kernels, self._copies):
             stream.synchronize()
 
-    def _issue_chunk(self, block_ids: Ids, slot_ids: Ids) -> None:
-        step = self._steps[self._chunks % _STEPS]
-        step.done.synchronize()
-        if not self._staged:
-            self._order(step.between, self._kernels, self._copies)  # after what the fence made the kernels wait for
-            self._copy(fragment_ranges(self._cache, block_ids, slot_ids, self._piece_bytes), device=0)
-        else:
-            ranges = slot_ranges(slot_ids, self._arena.slot_bytes, self._piece_bytes)
-            if len(ranges.size) > 1 and len(slot_ids) * self._arena.slot_bytes < _DMA_BYTES_MIN * len(ranges.size):
-                self._move_mapped(step, block_ids, slot_ids)
-            elif self._direction is Direction.STORE:
-                self._store_staged(step, block_ids, slot_ids, ranges)
+    def _issue_direct(self, block_ids: Ids, slot_ids: Ids, near_at: int, near: Event) -> None:
+        self._order(self._kernels, self._copies)  # after what the fence made the kernels wait for
+        bounds = chunks(len(block_ids), self._rows_max)
+        for first, last in pairwise(bounds):
+            self._keep_distance()
+            ranges = fragment_ranges(self._cache, block_ids[first:last], slot_ids[first:last], self._piece_bytes)
+            self._copy(ranges, device=0)
+            self._end_chunk(near_at, near)
+
+    def _issue_staged(self, block_ids: Ids, slot_ids: Ids, near_at: int, near: Event) -> None:
+        slot_bytes = self._arena.slot_bytes
+        bounds = chunks(len(block_ids), self._rows_max)
+        parts = chunked(slot_ranges(slot_ids, slot_bytes, self._piece_bytes, bounds), slot_bytes, bounds)
+        index = self._upload(block_ids, slot_ids)
+        for (first, last), ranges in zip(pairwise(bounds), parts, strict=True):
+            self._keep_distance()
+            pairs, copies = last - first, len(ranges.size)
+            if copies > 1 and pairs * slot_bytes < _DMA_BYTES_MIN * copies:
+                self._mark_begin(self._kernels)
+                self._move_rows(index, first, pairs, self._host_address, scattered=True)
+                self._order(self._kernels, self._last)
             else:
-                self._load_staged(step, block_ids, slot_ids, ranges)
-        step.done.record(self._last)
-        self._chunks += 1
+                buffer = self._buffers[self._chunks % len(self._buffers)]
+                move = self._store_chunk if self._direction is Direction.STORE else self._load_chunk
+                move(index, first, pairs, ranges, buffer)
+                buffer.empty = self._done[self._chunks % _AHEAD]
+            self._end_chunk(near_at, near)
+        index.read.record(self._kernels)
 
-    def _move_mapped(self, step: _Step, block_ids: Ids, slot_ids: Ids) -> None:
-        self._upload(step, block_ids, slot_ids)
-        self._mark_begin(self._kernels)
-        self._move_rows(step, len(block_ids), self._host_address, scattered=True)
-        self._order(step.between, self._kernels, self._last)
-
-    def _store_staged(self, step: _Step, block_ids: Ids, slot_ids: Ids, ranges: Ranges) -> None:
-        buffer = self._buffers[self._chunks % len(self._buffers)]
-        self._upload(step, block_ids, slot_ids)
+    def _store_chunk(self, index: _Index, first: int, pairs: int, ranges: Ranges, buffer: _Buffer) -> None:
         self._kernels.wait_event(buffer.empty)
-        self._move_rows(step, len(block_ids), buffer.memory.address, scattered=False)
-        self._order(step.between, self._kernels, self._copies)
+        self._move_rows(index, first, pairs, buffer.memory.address, scattered=False)
+        self._order(self._kernels, self._copies)
         self._copy(ranges, device=buffer.memory.address)
-        buffer.empty = step.done
 
-    def _load_staged(self, step: _Step, block_ids: Ids, slot_ids: Ids, ranges: Ranges) -> None:
-        buffer = self._buffers[self._chunks % len(self._buffers)]
+    def _load_chunk(self, index: _Index, first: int, pairs: int, ranges: Ranges, buffer: _Buffer) -> None:
         self._copies.wait_event(buffer.empty)
         self._copy(ranges, device=buffer.memory.address)
-        self._upload(step, block_ids, slot_ids)
-        self._order(step.between, self._copies, self._kernels)
-        self._move_rows(step, len(block_ids), buffer.memory.address, scattered=False)
-        buffer.empty = step.done
+        self._order(self._copies, self._kernels)
+        self._move_rows(index, first, pairs, buffer.memory.address, scattered=False)
 
-    def _order(self, event: Event, first: Stream, second: Stream) -> None:
+    def _keep_distance(self) -> None:
+        """Wait now and then for the GPU to come after. What is left to it then keeps it busy meanwhile."""
+        half = _AHEAD // 2
+        if self._chunks >= _AHEAD and self._chunks % half == 0:
+            self._done[(self._chunks - half - 1) % _AHEAD].synchronize()
+
+    def _end_chunk(self, near_at: int, near: Event) -> None:
+        self._done[self._chunks % _AHEAD].record(self._last)
+        self._chunks += 1
+        if self._chunks == near_at:
+            near.record(self._last)
+
+    def _order(self, first: Stream, second: Stream) -> None:
         """Let what comes next on the second stream begin after what was issued on the first."""
         if first is not second:
-            event.record(first)
-            second.wait_event(event)
+            self._between.record(first)
+            second.wait_event(self._between)
 
-    def _move_rows(self, step: _Step, pairs: int, rows_at: int, *, scattered: bool) -> None:
+    def _move_rows(self, index: _Index, first: int, pairs: int, rows_at: int, *, scattered: bool) -> None:
         row_bytes = self._cache.block_bytes
-        self._move(step.index, pairs=pairs, rows_at=rows_at, row_bytes=row_bytes, scattered=scattered)
+        self._move(index.device, first=first, pairs=pairs, rows_at=rows_at, row_bytes=row_bytes, scattered=scattered)
 
     def _copy(self, ranges: Ranges, *, device: int) -> None:
         self._mark_begin(self._copies)
         device_end, host_end = device + ranges.device, self._host_address + ranges.host
         to, source = (host_end, device_end) if self._direction is Direction.STORE else (device_end, host_end)
-        self._gpu.copy(self._copies, to, source, ranges.size)
+        for turn in turns(ranges.size, _TURN_BYTES):
+            self._gpu.copy(self._copies, to[turn], source[turn], ranges.size[turn])
+            self._give_way()
 
-    def _upload(self, step: _Step, block_ids: Ids, slot_ids: Ids) -> None:
-        """Send the index by a stream of its own: behind large copies it would keep the kernel waiting."""
-        index = step.host_index[: len(block_ids)]
-        index[:, 0] = block_ids
-        index[:, 1] = slot_ids
-        self._send(step.index, index)
-        self._order(step.uploaded, self._uploads, self._kernels)
+    def _give_way(self) -> None:
+        """Let copies of other streams in.
+
+        A copy engine stays with a stream as long as that has copies to do, and the few bytes that a serving engine
+        sends with each step (token ids, block tables, and back what was sampled) waited until all of ours were over:
+        20 small copies took 460 ms instead of 0.4. So our stream waits for another one, for microseconds.
+        """
+        self._our_turn.record(self._copies)
+        self._uploads.wait_event(self._our_turn)
+        self._their_turn.record(self._uploads)
+        self._copies.wait_event(self._their_turn)
+
+    def _upload(self, block_ids: Ids, slot_ids: Ids) -> _Index:
+        """Send the index by a stream of its own: behind large copies it would keep the kernels waiting."""
+        index = self._indexes.pop(0)
+        self._indexes.append(index)
+        index.uploaded.synchronize()
+        rows = index.host[: len(block_ids)]
+        rows[:, 0] = block_ids
+        rows[:, 1] = slot_ids
+        self._uploads.wait_event(index.read)
+        self._send(index.device, rows)
+        index.uploaded.record(self._uploads)
+        self._kernels.wait_event(index.uploaded)
+        return index
 
     def _send(self, to: DeviceMemory, pinned: npt.NDArray[np.int64]) -> None:
         numbers = np.array([[to.address], [pinned.ctypes.data], [pinned.nbytes]], dtype=np.int64)
@@ -207,10 +260,10 @@ class Lane:
         self.device_bytes += nbytes
         return memory
 
-    def _make_step(self) -> _Step:
-        nbytes = _PAIR_BYTES * self._rows_max
-        host_index = self._gpu.allocate_pinned(nbytes).view(np.int64).reshape(-1, 2)
-        return _Step(host_index, self._allocate(nbytes), *(self._gpu.event() for _ in range(3)))
+    def _make_index(self) -> _Index:
+        nbytes = _PAIR_BYTES * min(_PAIRS_MAX, max(self._cache.blocks, self._arena.slots))
+        host = self._gpu.allocate_pinned(nbytes).view(np.int64).reshape(-1, 2)
+        return _Index(host, self._allocate(nbytes), self._gpu.event(), self._gpu.event())
 
     def _make_buffer(self) -> _Buffer:
         memory = self._allocate(self._rows_max * self._cache.block_bytes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -42,21 +43,42 @@ def checked_pairs(copy: Copy, *, blocks: int, slots: int, usable_slots: int) -> 
     return block_ids[order], slot_ids[order]
 
 
-def chunks(pairs: int, rows_max: int) -> Iterator[slice]:
-    """Yield parts of about equal length, none longer than `rows_max`."""
+def chunks(pairs: int, rows_max: int) -> list[int]:
+    """Return where parts of about equal length begin, none longer than `rows_max`, and where the last one ends."""
     count = -(-pairs // rows_max)
-    for index in range(count):
-        yield slice(pairs * index // count, pairs * (index + 1) // count)
+    return [pairs * index // max(1, count) for index in range(count + 1)]
 
 
-def slot_ranges(slots: Ids, slot_bytes: int, piece_bytes: int) -> Ranges:
-    """Return the copies between rows of a staging buffer (from 0) and slots (from 0), one for each run of slots."""
-    if not (jumps := slots[1:] - slots[:-1] != 1).any():
-        starts, ends = _ZERO, np.array([len(slots)])
-    else:
-        starts = np.concatenate([_ZERO, np.flatnonzero(jumps) + 1])
-        ends = np.append(starts[1:], len(slots))
+def slot_ranges(slots: Ids, slot_bytes: int, piece_bytes: int, bounds: Sequence[int] = ()) -> Ranges:
+    """Return the copies between rows (from 0) and slots (from 0), one for each run of slots.
+
+    `bounds` are rows at which no copy goes on.
+    """
+    begins = np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1
+    inside = np.array(bounds[1:-1], dtype=np.int64)
+    starts = np.unique(np.concatenate([_ZERO, begins, inside])) if len(begins) else np.concatenate([_ZERO, inside])
+    ends = np.append(starts[1:], len(slots))
     return _split(Ranges(starts * slot_bytes, slots[starts] * slot_bytes, (ends - starts) * slot_bytes), piece_bytes)
+
+
+def chunked(ranges: Ranges, slot_bytes: int, bounds: Sequence[int]) -> list[Ranges]:
+    """Cut ranges of `slot_ranges` into those of each chunk, with rows counted from the chunk's first."""
+    begins = np.array(bounds, dtype=np.int64) * slot_bytes
+    at = np.searchsorted(ranges.device, begins).tolist()
+    parts = zip(begins.tolist(), pairwise(at), strict=False)
+    return [Ranges(ranges.device[a:z] - row, ranges.host[a:z], ranges.size[a:z]) for row, (a, z) in parts]
+
+
+def turns(sizes: Ids, turn_bytes: int) -> list[slice]:
+    """Return consecutive parts of a list of copies, each of at least one copy and otherwise of at most `turn_bytes`."""
+    if int(sizes.sum()) <= turn_bytes:
+        return [slice(0, len(sizes))]
+    ends = np.cumsum(sizes)
+    cuts = [0]
+    while cuts[-1] < len(sizes):
+        before = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, before + turn_bytes, side="right"))))
+    return [slice(first, last) for first, last in pairwise(cuts)]
 
 
 def fragment_ranges(cache: CudaCache, blocks: Ids, slots: Ids, piece_bytes: int) -> Ranges:

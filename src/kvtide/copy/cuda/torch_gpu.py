@@ -142,11 +142,13 @@ class _TritonMover:
         self._to_rows = direction is Direction.STORE
         self._compiled: dict[bool, Any] = {}
 
-    def __call__(self, index: DeviceMemory, *, pairs: int, rows_at: int, row_bytes: int, scattered: bool) -> None:
+    def __call__(
+        self, index: DeviceMemory, *, first: int, pairs: int, rows_at: int, row_bytes: int, scattered: bool
+    ) -> None:
         assert isinstance(index, TorchMemory)
         tiling, width = self._tiling, self._tiling.element_bytes
         arguments = (
-            *(*self._tables, index.numbers, pairs, tiling.tiles),
+            *(*self._tables, index.numbers, first, pairs, tiling.tiles),
             *(rows_at // width - self._anchor_at, row_bytes // width),
             *(self._to_rows, scattered, tiling.units, tiling.lanes, tiling.align),
         )

@@ -1,0 +1,170 @@
+"""Tiers below host memory on real vLLM: a restart on a warm disk, two engines that share a store, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+from kvtide.errors import ConfigError
+from kvtide.tiers import LATENCY_BOUNDS_S
+from kvtide.vllm.stats import BOUNDS_S
+from tests.tiers.shared.servers import Server, free_port, until
+from tests.vllm.fixtures import PROMPTS, Says
+from tests.vllm.llm import Engine, engine
+from tests.vllm.test_round_trip import assert_same, hit
+
+PATIENT_MS = 10_000
+"""Where a test is about bytes, not about time: this machine may be busy."""
+
+
+def disk(path: Path, **options: Any) -> dict[str, Any]:
+    return {"type": "disk", "path": str(path), "size": "64MiB", "deadline_ms": PATIENT_MS, **options}
+
+
+def cached_tokens(offloading: Engine, prompts: list[list[int]], expected: list[Any]) -> list[int]:
+    results = offloading.generate(*prompts)
+    assert_same(results, expected)
+    return [result.cached_tokens for result in results]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "tier"
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma"])
+def test_an_engine_that_is_restarted_finds_its_blocks_on_the_disk(
+    model: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    path: Path = request.getfixturevalue(model)
+    says: Says = request.getfixturevalue(f"{model}_says")
+    prompts = PROMPTS[1:5]
+    options = {"tiers": [disk(folder)]}
+    with engine(path, blocks=96, options=options) as first:
+        assert cached_tokens(first, prompts, says(*prompts)) == [0] * 4
+        first.drain()
+        assert first.metrics.sunk_blocks > 0
+    with engine(path, blocks=96, options=options) as second:
+        assert cached_tokens(second, prompts, says(*prompts)) == [hit(tokens) for tokens in prompts]
+        assert second.metrics.fetched_blocks > 0
+        second.check_at_rest()
+
+
+def test_tiers_are_counted_for_metrics(llama: Path, folder: Path) -> None:
+    with engine(llama, options={"tiers": [disk(folder)]}) as offloading:
+        offloading.generate(*PROMPTS[1:3])
+        offloading.drain()
+        side = get_kv_transfer_group()._worker
+        side._tiers_stats._next_s = 0.0
+        stats = side.take_stats()
+        assert stats is not None
+        blocks = offloading.metrics.sunk_blocks
+        assert blocks > 0
+        told = side._tiers_stats._told
+        assert told["tier_keys/0/put/hit"] == blocks
+        assert told["tier_bytes/0/put"] > 0
+        assert stats.data["gauges"]["tier_off/0/0"] == 0
+        assert stats.data["gauges"]["tier_bytes_budget/0/0"] > 0
+    assert LATENCY_BOUNDS_S == BOUNDS_S
+
+
+def test_f9_a_reset_reaches_the_disk(llama: Path, llama_says: Says, folder: Path) -> None:
+    prompts = PROMPTS[:3]
+    options = {"tiers": [disk(folder)]}
+    with engine(llama, options=options) as first:
+        first.generate(*prompts)
+        first.drain()
+        first.scheduler.connector.reset_cache()
+        first.drain()
+    with engine(llama, options=options) as second:
+        assert cached_tokens(second, prompts, llama_says(*prompts)) == [0] * 3
+        assert second.metrics.fetched_blocks == 0
+
+
+def test_f23_blocks_of_other_weights_are_never_read(llama: Path, gemma: Path, gemma_says: Says, folder: Path) -> None:
+    prompts = PROMPTS[:2]
+    options = {"tiers": [disk(folder)]}
+    with engine(llama, blocks=96, options=options) as first:
+        first.generate(*prompts)
+        first.drain()
+    with engine(gemma, blocks=96, options=options) as second:
+        assert cached_tokens(second, prompts, gemma_says(*prompts)) == [0] * 2
+
+
+def test_two_engines_share_a_store(llama: Path, llama_says: Says) -> None:
+    prompts = PROMPTS[1:5]
+    with Server() as server:
+        options = {"tiers": [{"type": "valkey", "url": server.url, "deadline_ms": PATIENT_MS}]}
+        with engine(llama, options=options) as first:
+            first.generate(*prompts)
+            first.drain()
+        with engine(llama, options=options) as second:
+            assert cached_tokens(second, prompts, llama_says(*prompts)) == [hit(tokens) for tokens in prompts]
+            second.check_at_rest()
+
+
+@pytest.mark.parametrize("fault", ["killed", "paused"])
+def test_f18_a_store_that_is_gone_costs_hits_and_nothing_else(llama: Path, llama_says: Says, fault: str) -> None:
+    prompts = PROMPTS[:4]
+    with Server() as server:
+        options = {"tiers": [{"type": "valkey", "url": server.url}]}
+        with engine(llama, options=options) as offloading:
+            offloading.generate(*prompts[:2])
+            offloading.drain()
+            if fault == "killed":
+                server.kill()
+            else:
+                server.pause()
+            assert_same(offloading.generate(*prompts), llama_says(*prompts))
+            offloading.forget_device()
+            assert_same(offloading.generate(*prompts), llama_says(*prompts))
+            offloading.check_at_rest()
+            if fault == "paused":
+                server.resume()
+
+
+def test_a_store_that_comes_back_is_used_again(llama: Path, llama_says: Says) -> None:
+    prompts = PROMPTS[:6]
+    with Server() as server:
+        options = {"tiers": [{"type": "valkey", "url": server.url, "deadline_ms": PATIENT_MS}]}
+        with engine(llama, options=options) as offloading:
+            server.kill()
+            assert_same(offloading.generate(*prompts[:2]), llama_says(*prompts[:2]))
+            server.start()
+
+            def sinks() -> bool:
+                offloading.generate(prompts[len(used) % 4 + 2])
+                used.append(0)
+                offloading.forget_device()
+                offloading.manager.reset(below=False)
+                offloading.drain()
+                return bool(offloading.metrics.sunk_blocks)
+
+            used: list[int] = []
+            until(sinks)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "message"),
+    [
+        ([{"type": "disc", "path": ".", "size": "1GiB"}], "disk"),
+        ([{"type": "disk", "path": "/nowhere/at/all", "size": "1GiB"}], "path"),
+        ([{"type": "disk", "path": ".", "size": "1GiB", "sise": 1}], "size"),
+        ([{"type": "valkey", "url": "valkey://"}], "url"),
+        ("disk", "list"),
+    ],
+)
+def test_bad_tiers_are_refused_at_start(llama: Path, tiers: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message), engine(llama, options={"tiers": tiers}):
+        pass
+
+
+def test_a_dead_port_is_no_reason_not_to_start(llama: Path, llama_says: Says) -> None:
+    options = {"tiers": [{"type": "valkey", "url": f"valkey://127.0.0.1:{free_port()}"}]}
+    with engine(llama, options=options) as offloading:
+        assert_same(offloading.generate(PROMPTS[0]), llama_says(PROMPTS[0]))
