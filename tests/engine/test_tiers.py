@@ -17,11 +17,11 @@ def config(*, window_tokens: int | None = None, ranks: int = 1) -> EngineConfig:
     model = ModelConfig(
         layers=2, hidden=32, heads=2, kv_heads=2, head_dim=16, mlp=32, vocab=64, window_tokens=window_tokens
     )
-    return EngineConfig(model=model, device_blocks=64, step_tokens=64, ranks=ranks)
+    return EngineConfig(model=model, device_blocks=512, step_tokens=64, ranks=ranks)
 
 
 def options(path: Path, **more: object) -> dict[str, object]:
-    disk = {"type": "disk", "path": str(path), "size": "4MiB", "deadline_ms": 10_000}
+    disk = {"type": "disk", "path": str(path), "size": "64MiB", "deadline_ms": 10_000}
     return {"host": "4MiB", "min_fetch_tokens": 16, "tiers": [disk], **more}
 
 
