@@ -30,6 +30,11 @@ FOUND = [
         "lru",
         "admitted later than matched, when the device had lost its part: blocks out of their window were not counted",
     ),
+    (
+        770004010,
+        "lru",
+        "a reset between the end of a search and the next match: what had come up stayed pinned although forgotten",
+    ),
 ]
 """Seed, policy (so that a new policy does not change the world) and what was wrong."""
 

@@ -260,6 +260,7 @@ class OffloadManager:
         for transfer in self._ledger:
             transfer.abandoned = True
         for request in self._requests.values():
+            self._searches.drop(request)
             request.stale = request.state in (State.LOADING, State.RUNNING)
             if request.reservation is not None:
                 request.handle(Event.GIVE_UP)

@@ -224,11 +224,9 @@ class Searches:
         return planned
 
     def reset(self) -> None:
-        """Let everything come to nothing; nobody waits any more."""
+        """Forget what was going to be asked for or fetched."""
         self._planned.clear()
         self._answered.clear()
-        for request in list(self._searching.values()):
-            self.drop(request)
 
     # ------------------------------------------------------------------ fetching
 
