@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from kvtide.errors import ConfigError
-from kvtide.tiers import LATENCY_BOUNDS_S
+from kvtide.tiers import LATENCY_BOUNDS_S, parse_tiers
 from kvtide.vllm.stats import BOUNDS_S
+from kvtide.vllm.tiers import fingerprint, refuse_unstable_keys
 from tests.tiers.shared.servers import Server, free_port, until
 from tests.vllm.fixtures import PROMPTS, Says
 from tests.vllm.llm import Engine, engine
@@ -94,6 +96,26 @@ def test_f23_blocks_of_other_weights_are_never_read(llama: Path, gemma: Path, ge
         first.drain()
     with engine(gemma, blocks=96, options=options) as second:
         assert cached_tokens(second, prompts, gemma_says(*prompts)) == [0] * 2
+
+
+def test_f23_tiers_are_refused_when_keys_do_not_outlive_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    config = SimpleNamespace(cache_config=SimpleNamespace(prefix_caching_hash_algo="xxhash"))
+    tiers = parse_tiers([{"type": "null"}])
+    with pytest.raises(ConfigError, match="PYTHONHASHSEED=0"):
+        refuse_unstable_keys(tiers, config)
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    refuse_unstable_keys(tiers, config)
+
+
+def test_f23_other_weights_in_the_same_folder_are_another_namespace(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(100_000))
+    before = fingerprint(tmp_path)
+    weights.touch()
+    assert fingerprint(tmp_path) == before, "copies of a file are the same file"
+    weights.write_bytes(bytes(50_000) + b"\1" * 50_000)
+    assert fingerprint(tmp_path) != before
 
 
 def test_two_engines_share_a_store(llama: Path, llama_says: Says) -> None:

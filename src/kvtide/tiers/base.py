@@ -132,6 +132,12 @@ class Tier(ABC):
         again.
         """
 
+    def register(self, memory: memoryview) -> None:
+        """Hear which memory all buffers will be in, before the first call. It lives until the tier is closed.
+
+        Most tiers need not know; those that transfer by themselves do.
+        """
+
     @abstractmethod
     def stats(self) -> TierStats:
         """Return what was done so far and what is held."""

@@ -91,6 +91,8 @@ def open_stack(
         Level(tier, config.deadline_ms / 1000, config.write, config.admit)
         for tier, config in zip(tiers, configs, strict=True)
     ]
+    for tier in tiers:
+        tier.register(memoryview(memory.reshape(-1)))
     return TierStack(levels, lambda slot: memoryview(memory[slot]))
 
 
