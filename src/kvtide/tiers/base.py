@@ -132,7 +132,7 @@ class Tier(ABC):
         again.
         """
 
-    def register(self, memory: memoryview) -> None:
+    def register(self, memory: memoryview) -> None:  # noqa: B027 - nothing to do is the usual case
         """Hear which memory all buffers will be in, before the first call. It lives until the tier is closed.
 
         Most tiers need not know; those that transfer by themselves do.
