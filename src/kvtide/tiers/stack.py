@@ -92,7 +92,7 @@ def open_stack(
         for tier, config in zip(tiers, configs, strict=True)
     ]
     for tier in tiers:
-        tier.register(memoryview(memory).cast("B"))
+        tier.register(memory.data.cast("B"))
     return TierStack(levels, lambda slot: memoryview(memory[slot]))
 
 
