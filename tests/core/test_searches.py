@@ -201,19 +201,24 @@ def test_what_has_come_is_kept_until_the_request_is_matched_again() -> None:
     assert ask(world, request).tokens == 28
 
 
-@pytest.mark.parametrize("when", ["looking", "fetching", "fetched"])
-def test_a_request_may_end_while_it_waits(when: str) -> None:
-    """F16, below host memory."""
+def searching(when: str) -> tuple[World, FakeRequest]:
+    """A request that waits for a lookup, for a fetch, or for being matched again."""
     world = with_tiers()
     sunk(world)
     if when == "looking":
-        request, errand = looking(world)
-    else:
-        request, (errand,) = fetching(world)  # type: ignore[assignment]
+        return world, looking(world)[0]
+    request, (fetch,) = fetching(world)
     if when == "fetched":
-        world.answer(errand)
+        world.answer(fetch)
+    return world, request
+
+
+@pytest.mark.parametrize("when", ["looking", "fetching", "fetched"])
+def test_a_request_may_end_while_it_waits(when: str) -> None:
+    """F16, below host memory."""
+    world, request = searching(when)
     world.finish(request)
-    if when != "fetched":
+    for errand in list(world.errands.values()):
         world.answer(errand)
     world.drain()
     assert world.manager.gauges().slots_pinned == 0
@@ -222,16 +227,9 @@ def test_a_request_may_end_while_it_waits(when: str) -> None:
 @pytest.mark.parametrize("when", ["looking", "fetching", "fetched"])
 def test_a_reset_ends_every_search(when: str) -> None:
     """F9: nothing that was there before is there after."""
-    world = with_tiers()
-    sunk(world)
-    if when == "looking":
-        request, errand = looking(world)
-    else:
-        request, (errand,) = fetching(world)  # type: ignore[assignment]
-    if when == "fetched":
-        world.answer(errand)
+    world, request = searching(when)
     world.reset()
-    if when != "fetched":
+    for errand in list(world.errands.values()):
         world.answer(errand)
     assert not ask(world, request).waits
     assert ask(world, request).tokens == 0
