@@ -55,6 +55,7 @@ class Bench:
         options = {"staging_bytes": args.staging_mib * MIB, "staging_buffers": args.buffers}
         gpu = TorchGpu(programs=args.programs)
         self.engine = CudaCopyEngine(self.cache, self.arena, gpu=gpu, route=route, **options)
+        self.engine.share(compute=args.shared)
         assert self.engine.pinning.wait(120)
         assert self.engine.pinning.problem is None, self.engine.pinning.problem
         self.blocks = np.random.default_rng(0).permutation(blocks).tolist()
@@ -344,6 +345,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--staging-mib", type=int, default=64)
     parser.add_argument("--buffers", type=int, default=2)
     parser.add_argument("--programs", type=int, default=256)
+    parser.add_argument("--shared", action="store_true", help="leave gaps for small copies of others")
     parser.add_argument("--huge-pages", action="store_true")
     parser.add_argument("--small", action="store_true", help="little memory and few repeats: does it run?")
     parser.add_argument(

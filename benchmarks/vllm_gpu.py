@@ -1,17 +1,22 @@
 """A whole vLLM server with and without offloading: how long does a document wait that was seen before.
 
-    python benchmarks/vllm_gpu.py [--kv-heads 8] [--modes none,kvtide-eager] [--json] [--small]
+    python benchmarks/vllm_gpu.py [--kv-heads 8] [--modes none,device-cache,kvtide-eager/offloading] [--out rows.json]
+    python benchmarks/vllm_gpu.py --start
 
 Documents of 16,000 tokens are visited in turn; the device cache holds four of the twelve, the host tier all of them.
-Llama-3.1-8B's shape with random weights. Each mode runs in a fresh process. What is measured:
+Llama-3.1-8B's shape with random weights. What is measured:
 
 - first visit, revisit: TTFT of one document at a time, median
 - all at once: seconds until all documents, asked together, have answered with 32 tokens each
 - no reuse: the same with documents that nobody has seen
-- start: seconds until the engine can take requests
 
-The last column of a revisit is its ratio to the limit: what it takes with everything in the device cache, and one
-large pinned copy of the document's KV. Outputs are compared with those of the run without offloading.
+Each mode is a server of its own, in fresh processes. The modes of a group (groups are separated by a slash) are there
+at the same time and are measured in turn, phase by phase, so that what the machine does otherwise meets all of them;
+host and GPU memory have to suffice for the whole group. A mode may have options of its own: `kvtide-eager+host=8GiB`.
+
+The ratio behind a revisit is to the limit: what it takes with everything in the device cache, and one large pinned copy
+of the document's KV. Outputs of all modes are compared. Why blocks were not stored or tokens not loaded is printed for
+kvtide. `--start` measures something else: seconds until an engine with a host tier of 64 GiB can take requests.
 `--small` is a tiny model for vLLM's CPU build: it shows that everything runs, and its times mean nothing.
 """
 
@@ -19,26 +24,40 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 BLOCK_TOKENS = 16
+GIB = 1 << 30
 CONNECTORS: dict[str, dict[str, Any]] = {
     "none": {},
-    "simple-eager": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": False}},
-    "simple-lazy": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": True}},
-    "offloading": {"kv_connector": "OffloadingConnector", "options": {}},
+    "device-cache": {},
     "kvtide-eager": {"kv_connector": "KVTideConnector", "options": {"mode": "eager"}},
     "kvtide-lazy": {"kv_connector": "KVTideConnector", "options": {"mode": "lazy"}},
-    "device-cache": {},
+    "offloading": {"kv_connector": "OffloadingConnector", "options": {}},
+    "simple-eager": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": False}},
+    "simple-lazy": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": True}},
 }
+MODES = "none,device-cache,kvtide-eager/kvtide-lazy,offloading/simple-eager,simple-lazy"
+"""On one GPU of 140 GB beside 128 GiB of host memory: no group has more than two host tiers."""
+START_HOST_BYTES = 64 * GIB
+PRELOAD = [
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.gpu_worker",
+    "vllm.model_executor.models.llama",
+]
+"""Imported once, in a process from which all others are forked before they touch the GPU."""
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -56,11 +75,17 @@ class Scale:
     kv_heads: int = 8
     vocab: int = 128_256
     dtype: str = "bfloat16"
+    small: bool = False
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the KV of one token."""
+        return self.layers * 2 * self.kv_heads * (self.hidden // self.heads) * 2
 
     @property
     def document_bytes(self) -> int:
         """Bytes of the KV of one document."""
-        return self.document_tokens * self.layers * 2 * self.kv_heads * (self.hidden // self.heads) * 2
+        return self.document_tokens * self.token_bytes
 
 
 SMALL = Scale(
@@ -74,23 +99,34 @@ SMALL = Scale(
     heads=4,
     kv_heads=2,
     vocab=512,
+    small=True,
 )
 
 
 @dataclass
 class Result:
-    """What one mode did."""
+    """What one mode did. Times of all rounds."""
 
     mode: str
-    start_s: float
-    first_ms: float
-    revisit_ms: float
-    at_once_s: float
-    no_reuse_s: float
-    outputs: list[list[int]] = field(default_factory=list)
+    start_s: float = 0.0
+    warm_ms: float = 0.0
+    """The first request of all: whatever is made or compiled on first use."""
+    first_ms: list[float] = field(default_factory=list)
+    revisit_ms: list[float] = field(default_factory=list)
+    at_once_s: list[float] = field(default_factory=list)
+    no_reuse_s: list[float] = field(default_factory=list)
+    outputs: dict[str, list[list[int]]] = field(default_factory=dict)
+    """All answers, by phase and round."""
+    counters: dict[str, Any] = field(default_factory=dict)
+    """kvtide's own, at the end."""
+
+    def median(self, name: str) -> float:
+        """Return the median of a measurement; 0 if there is none."""
+        times: list[float] = getattr(self, name)
+        return statistics.median(times or [0.0])
 
 
-# ---------------------------------------------------------------------- one mode, in a process of its own
+# ---------------------------------------------------------------------- one mode, in processes of its own
 
 
 def write_model(scale: Scale, folder: Path) -> None:
@@ -127,32 +163,64 @@ def randomise(worker: Any) -> None:
             parameter.data.normal_(0.0, 0.02, generator=generator)
 
 
+def read_counters(_worker: Any) -> dict[str, Any]:
+    """Return what kvtide has counted. Runs where scheduler and worker are."""
+    import gc  # noqa: PLC0415 (only in the processes that run vLLM)
+
+    from kvtide.vllm.scheduler_side import SchedulerSide  # noqa: PLC0415 (only where kvtide is used)
+    from kvtide.vllm.worker_side import WorkerSide  # noqa: PLC0415
+
+    found: dict[str, Any] = {}
+    gc.unfreeze()  # vLLM hides what it has made at start
+    for thing in gc.get_objects():
+        if isinstance(thing, SchedulerSide):
+            metrics = thing.manager.metrics
+            found |= {name: getattr(metrics, name) for name in ("stored_blocks", "loaded_blocks", "evicted_blocks")}
+            for name in ("not_stored", "not_loaded"):
+                found[name] = {reason.value: count for reason, count in getattr(metrics, name).items()}
+        elif isinstance(thing, WorkerSide) and (stats := thing.copy_stats()) is not None:
+            for name in ("store", "load"):
+                moved = getattr(stats, name)
+                found[f"{name}_gb"] = moved.bytes / 1e9
+                found[f"{name}_gbps"] = moved.bytes / max(moved.busy_s, 1e-9) / 1e9
+            found["failed"] = stats.failed
+    return found
+
+
 def make_engine(mode: str, scale: Scale, folder: Path) -> Any:
     from vllm import LLM  # noqa: PLC0415 (takes seconds)
 
-    tokens = scale.device_tokens if mode != "device-cache" else scale.documents * (scale.document_tokens + 64)
+    name, *extra = mode.split("+")
+    block_tokens = 32 if scale.small else BLOCK_TOKENS
+    tokens = scale.device_tokens if name != "device-cache" else scale.documents * (scale.document_tokens + 64)
+    blocks = tokens // block_tokens + 1
     arguments: dict[str, Any] = {}
-    connector = CONNECTORS[mode]
+    connector = CONNECTORS[name]
     if connector:
-        key = "host" if connector["kv_connector"] == "KVTideConnector" else "cpu_bytes_to_use"
+        ours = connector["kv_connector"] == "KVTideConnector"
+        options = {"host" if ours else "cpu_bytes_to_use": scale.host_bytes, **connector["options"]}
+        options |= dict(option.split("=", 1) for option in extra)
         arguments["kv_transfer_config"] = {
             "kv_connector": connector["kv_connector"],
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {key: scale.host_bytes, **connector["options"]},
+            "kv_connector_extra_config": options,
+            **({"kv_connector_module_path": "kvtide.vllm"} if ours else {}),
         }
-        if connector["kv_connector"] == "KVTideConnector":
-            arguments["kv_transfer_config"]["kv_connector_module_path"] = "kvtide.vllm"
+    if not scale.small:
+        # Others use the GPU too, so its free memory tells nothing.
+        arguments["kv_cache_memory_bytes"] = blocks * block_tokens * scale.token_bytes
+        arguments["gpu_memory_utilization"] = 0.2
     return LLM(
         model=str(folder),
         load_format="dummy",
         skip_tokenizer_init=True,
         enforce_eager=True,
         dtype=scale.dtype,
-        block_size=BLOCK_TOKENS if scale is not SMALL else 32,
+        block_size=block_tokens,
         max_model_len=scale.document_tokens + 64,
         max_num_batched_tokens=16_384,
         max_num_seqs=64,
-        num_gpu_blocks_override=tokens // (BLOCK_TOKENS if scale is not SMALL else 32) + 1,
+        num_gpu_blocks_override=blocks,
         enable_prefix_caching=True,
         disable_log_stats=True,
         **arguments,
@@ -169,9 +237,20 @@ def documents(scale: Scale, seed: int) -> list[list[int]]:
 class Visitor:
     """Asks an engine about documents, and remembers all answers."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, scale: Scale) -> None:
         self._engine = engine
-        self.outputs: list[list[int]] = []
+        self._scale = scale
+        self._known = documents(scale, seed=1)
+        self._seed = 1
+        self.outputs: dict[str, list[list[int]]] = {}
+        self._answers: list[list[int]] = []
+
+    def run(self, phase: str) -> list[float]:
+        """Run a phase; return its times."""
+        times: list[float] = getattr(self, phase)()
+        number = sum(key.startswith(phase) for key in self.outputs)
+        self.outputs[f"{phase} {number}"], self._answers = self._answers, []
+        return times
 
     def ask(self, prompts: list[list[int]], max_tokens: int) -> float:
         """Return the seconds until all prompts were answered."""
@@ -181,124 +260,273 @@ class Visitor:
         begin_s = time.perf_counter()
         answers = self._engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         spent_s = time.perf_counter() - begin_s
-        self.outputs += [list(answer.outputs[0].token_ids) for answer in answers]
+        self._answers += [list(answer.outputs[0].token_ids) for answer in answers]
         return spent_s
 
-    def one_by_one_ms(self, prompts: list[list[int]]) -> list[float]:
-        """Return the TTFT of each prompt, asked alone."""
-        return [self.ask([prompt], 1) * 1e3 for prompt in prompts]
+    def warm_ms(self) -> list[float]:
+        """Ask about two documents, for what is made or compiled on first use; return the time of the first."""
+        return [self.ask([document], 1) * 1e3 for document in documents(self._scale, seed=0)[:2]]
+
+    def first_ms(self) -> list[float]:
+        """Return the TTFT of each document, asked alone. The first of the phases that come back to them."""
+        return [self.ask([document], 1) * 1e3 for document in self._known]
+
+    revisit_ms = first_ms
+
+    def at_once_s(self) -> list[float]:
+        """Return the time of all known documents together."""
+        return [self.ask(self._known, 32)]
+
+    def no_reuse_s(self) -> list[float]:
+        """Return the time of as many new ones."""
+        self._seed += 1
+        return [self.ask(documents(self._scale, self._seed), 32)]
 
 
-def run_mode(mode: str, scale: Scale) -> Result:
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(scale, Path(folder))
-        begin_s = time.perf_counter()
-        engine = make_engine(mode, scale, Path(folder))
-        start_s = time.perf_counter() - begin_s
-    engine.collective_rpc(randomise)
-    visitor = Visitor(engine)
-    visitor.ask([documents(scale, seed=99)[0]], 1)  # what compiles on first use
-    known = documents(scale, seed=1)
-    first_ms = visitor.one_by_one_ms(known)
-    revisit_ms = visitor.one_by_one_ms(known) + visitor.one_by_one_ms(known)
-    at_once_s = visitor.ask(known, 32)
-    no_reuse_s = visitor.ask(documents(scale, seed=2), 32)
-    median = statistics.median
-    return Result(mode, start_s, median(first_ms), median(revisit_ms), at_once_s, no_reuse_s, visitor.outputs)
+def serve(mode: str, scale: Scale, orders: Any) -> None:
+    """Start an engine, say how long that took, and then do what is ordered."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(scale, Path(folder))
+            begin_s = time.perf_counter()
+            engine = make_engine(mode, scale, Path(folder))
+            orders.send([time.perf_counter() - begin_s])
+        engine.collective_rpc(randomise)
+        visitor = Visitor(engine, scale)
+        while (phase := orders.recv()) is not None:
+            orders.send(visitor.run(phase))
+        counters = engine.collective_rpc(read_counters)[0] if mode.startswith("kvtide") else {}
+        orders.send((visitor.outputs, counters))
+        engine.llm_engine.engine_core.shutdown()
+    except BaseException:
+        orders.send(traceback.format_exc())
+        raise
 
 
-def copy_gbps() -> float:
-    """Return GB/s of one large pinned copy to the GPU; 0 without one."""
+def copy_gbps(orders: Any) -> None:
+    """Say the GB/s of one large pinned copy to the GPU; 0 without one."""
     import torch  # noqa: PLC0415 (only in the processes that need it)
 
-    if not torch.cuda.is_available():
-        return 0.0
-    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty_like(host, device="cuda")
-    rates = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        begin_s = time.perf_counter()
-        device.copy_(host, non_blocking=True)
-        torch.cuda.synchronize()
-        rates.append((1 << 30) / (time.perf_counter() - begin_s) / 1e9)
-    return statistics.median(rates)
+    rates = [0.0]
+    if torch.cuda.is_available():
+        host = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
+        device = torch.empty_like(host, device="cuda")
+        rates = []
+        for _ in range(9):
+            torch.cuda.synchronize()
+            begin_s = time.perf_counter()
+            device.copy_(host, non_blocking=True)
+            torch.cuda.synchronize()
+            rates.append(GIB / (time.perf_counter() - begin_s) / 1e9)
+    orders.send([statistics.median(rates)])
 
 
 # ---------------------------------------------------------------------- all modes
 
 
-def in_fresh_process(arguments: argparse.Namespace, mode: str) -> Any:
-    """Run one mode of this file in a process of its own; return what it found, or None with a word to stderr."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as answer:
-        command = [sys.executable, __file__, "--run", mode, "--answer", answer.name]
-        command += ["--kv-heads", str(arguments.kv_heads), *(["--small"] if arguments.small else [])]
-        environment = os.environ | {"PYTHONHASHSEED": "0"}
-        print(f"==> {mode}", file=sys.stderr, flush=True)
-        ended = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)  # noqa: S603
-        text = Path(answer.name).read_text()
-        if ended.returncode or not text:
-            print(f"==> {mode} failed with exit code {ended.returncode}", file=sys.stderr)
-            return None
-        return json.loads(text)
+class FailedError(Exception):
+    """A mode did not do what it was told."""
 
 
-def table(results: list[Result], limit_ms: float) -> str:
-    reference = results[0].outputs
-    lines = [
-        f"{'':14}{'first ms':>10}{'revisit ms':>12}{'of limit':>10}{'at once s':>11}{'no reuse s':>12}{'start s':>9}"
-        f"{'same output':>13}"
-    ]
-    for result in results:
-        ratio = f"{result.revisit_ms / limit_ms:.2f}" if limit_ms else "-"
-        lines.append(
-            f"{result.mode:14}{result.first_ms:10.0f}{result.revisit_ms:12.1f}{ratio:>10}{result.at_once_s:11.2f}"
-            f"{result.no_reuse_s:12.2f}{result.start_s:9.1f}{'yes' if result.outputs == reference else 'NO':>13}"
-        )
-    return "\n".join(lines)
+class Child:
+    """A process that runs one mode."""
+
+    def __init__(self, context: Any, target: Callable[..., None], *arguments: Any) -> None:
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(*arguments, theirs))
+        self._process.start()
+        theirs.close()
+
+    def order(self, phase: str | None) -> Any:
+        """Let it run a phase; None: let it come to its end."""
+        self._orders.send(phase)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """Return what it has to say."""
+        try:
+            said = self._orders.recv() if self._orders.poll(PATIENCE_S) else "no answer"
+        except EOFError:
+            said = "it ended"
+        if isinstance(said, str):
+            raise FailedError(said)
+        return said
+
+    def end(self) -> None:
+        """Wait for its end."""
+        self._process.join(30)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(30)
+
+
+class Comparison:
+    """All modes, and what is known of them so far."""
+
+    def __init__(self, arguments: argparse.Namespace, scale: Scale) -> None:
+        self._scale = scale
+        self._rounds: int = arguments.rounds
+        self._out: Path | None = arguments.out
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+        self.results: dict[str, Result] = {}
+        self.failed: dict[str, str] = {}
+        self.gbps = 0.0
+
+    def measure_limit(self) -> None:
+        """Measure one large copy."""
+        child = Child(self._context, copy_gbps)
+        self.gbps = child.answer()[0]
+        child.end()
+
+    def run(self, modes: list[str], rounds: int) -> None:
+        """Run a group of modes, in turn."""
+        children = {mode: Child(self._context, serve, mode, self._scale) for mode in modes}
+        for mode, child in children.items():
+            self.results[mode] = Result(mode)
+            self._try(mode, lambda child=child: child.answer(), "start_s")  # type: ignore[misc]
+        # In this order: what has no reuse drives everything else out of the host tier.
+        again = [phase for phase in ("revisit_ms", "at_once_s", "no_reuse_s") for _ in range(rounds)]
+        phases = ["warm_ms", "first_ms", *again]
+        for phase in phases:
+            for mode, child in children.items():
+                self._try(mode, lambda child=child, phase=phase: child.order(phase), phase)  # type: ignore[misc]
+        for mode, child in children.items():
+            self._try(mode, lambda child=child: child.order(None), "outputs")  # type: ignore[misc]
+        for child in children.values():
+            child.end()
+
+    def start_up(self, modes: list[str]) -> None:
+        """Start each mode alone, in turn, and ask one question."""
+        for _ in range(self._rounds):
+            for mode in modes:
+                child = Child(self._context, serve, mode, self._scale)
+                result = self.results.setdefault(mode, Result(mode))
+                result.first_ms += child.answer()
+                result.revisit_ms += child.order("warm_ms")[:1]
+                result.counters = child.order(None)[1]
+                child.end()
+                print(f"==> {mode}: start {result.first_ms[-1]:.2f} s", file=sys.stderr, flush=True)
+
+    def _try(self, mode: str, ask: Callable[[], Any], name: str) -> None:
+        if mode in self.failed:
+            return
+        try:
+            said = ask()
+        except FailedError as error:
+            print(f"==> {mode} failed: {error}", file=sys.stderr, flush=True)
+            self.failed[mode] = str(error)
+            return
+        result = self.results[mode]
+        if name == "outputs":
+            result.outputs, result.counters = said
+        elif name in {"start_s", "warm_ms"}:
+            setattr(result, name, said[0])
+        else:
+            getattr(result, name).extend(said)
+        if name != "outputs":
+            median = statistics.median(said)
+            print(f"==> {mode}: {name} {median:.2f} ({min(said):.2f} to {max(said):.2f})", file=sys.stderr, flush=True)
+        if self._out is not None:
+            self._out.write_text(json.dumps(self.as_json(times=True), indent=1))
+
+    @property
+    def limit_ms(self) -> float:
+        """What a revisit takes at least; 0 if that was not measured."""
+        cached = self.results.get("device-cache")
+        if cached is None or not self.gbps:
+            return 0.0
+        return cached.median("revisit_ms") + self._scale.document_bytes / self.gbps / 1e6
+
+    def same(self, result: Result) -> bool:
+        """Whether a mode gave the same answers as the others."""
+        first = next((other.outputs for other in self.results.values() if other.outputs), {})
+        common = first.keys() & result.outputs.keys()
+        return result.mode not in self.failed and all(result.outputs[key] == first[key] for key in common)
+
+    def as_json(self, *, times: bool = False) -> dict[str, Any]:
+        """Return everything."""
+        names = ("first_ms", "revisit_ms", "at_once_s", "no_reuse_s")
+        rows = []
+        for result in self.results.values():
+            row: dict[str, Any] = {"mode": result.mode, "start_s": result.start_s, "warm_ms": result.warm_ms}
+            row |= {name: result.median(name) for name in names}
+            row |= {"same_outputs": self.same(result), "counters": result.counters}
+            rows.append(row | ({"times": {name: asdict(result)[name] for name in names}} if times else {}))
+        return {
+            "kv_heads": self._scale.kv_heads,
+            "copy_gbps": self.gbps,
+            "limit_ms": self.limit_ms,
+            "rows": rows,
+            "failed": self.failed,
+        }
+
+    def table(self) -> str:
+        """Return everything as text."""
+        lines = [
+            f"{self._scale.kv_heads} KV heads, one large copy {self.gbps:.1f} GB/s, limit {self.limit_ms:.1f} ms",
+            f"{'':24}{'first ms':>10}{'revisit ms':>12}{'of limit':>10}{'at once s':>11}{'no reuse s':>12}"
+            f"{'start s':>9}{'same output':>13}",
+        ]
+        for result in self.results.values():
+            revisit_ms = result.median("revisit_ms")
+            ratio = f"{revisit_ms / self.limit_ms:.2f}" if self.limit_ms else "-"
+            lines.append(
+                f"{result.mode:24}{result.median('first_ms'):10.1f}{revisit_ms:12.1f}{ratio:>10}"
+                f"{result.median('at_once_s'):11.2f}{result.median('no_reuse_s'):12.2f}{result.start_s:9.1f}"
+                f"{'yes' if self.same(result) else 'NO':>13}"
+            )
+        counted = [result for result in self.results.values() if result.counters]
+        lines += [f"{result.mode}: {json.dumps(result.counters)}" for result in counted]
+        return "\n".join(lines)
 
 
 def compare(arguments: argparse.Namespace, scale: Scale) -> int:
-    gbps = in_fresh_process(arguments, "copy")
-    answers = [in_fresh_process(arguments, mode) for mode in arguments.modes.split(",")]
-    results = [Result(**answer) for answer in answers if answer is not None]
-    if not results:
-        return 1
-    cached = next((result.revisit_ms for result in results if result.mode == "device-cache"), 0.0)
-    limit_ms = cached + scale.document_bytes / gbps / 1e6 if gbps and cached else 0.0
+    comparison = Comparison(arguments, scale)
+    comparison.measure_limit()
+    for index, group in enumerate(arguments.modes.split("/")):
+        comparison.run(group.split(","), 1 if index else arguments.rounds)
+    print(json.dumps(comparison.as_json()) if arguments.json else comparison.table())
+    return 0 if not comparison.failed and all(map(comparison.same, comparison.results.values())) else 1
+
+
+def start_up(arguments: argparse.Namespace, scale: Scale) -> int:
+    comparison = Comparison(arguments, scale)
+    comparison.start_up(arguments.modes.split(","))
     rows = [
-        {key: value for key, value in asdict(result).items() if key != "outputs"}
-        | {"same_outputs": result.outputs == results[0].outputs}
-        for result in results
+        {"mode": result.mode, "start_s": result.median("first_ms"), "first_request_ms": result.median("revisit_ms")}
+        for result in comparison.results.values()
     ]
     if arguments.json:
-        print(json.dumps({"kv_heads": scale.kv_heads, "copy_gbps": gbps, "limit_ms": limit_ms, "rows": rows}))
+        print(json.dumps({"host_gib": scale.host_bytes / GIB, "rows": rows}))
     else:
-        print(f"{scale.kv_heads} KV heads, one large copy {gbps:.1f} GB/s, limit of a revisit {limit_ms:.1f} ms")
-        print(table(results, limit_ms))
-    complete = len(results) == len(answers) and all(row["same_outputs"] for row in rows)
-    return 0 if complete else 1
+        print(f"host tier of {scale.host_bytes / GIB:.1f} GiB, {arguments.rounds} starts each, medians")
+        for row in rows:
+            print(f"{row['mode']:24} start {row['start_s']:.2f} s, first request {row['first_request_ms']:.0f} ms")
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
-    parser.add_argument("--modes", default=",".join(CONNECTORS), help="which to run (default: all)")
+    parser.add_argument("--modes", help=f"which to run (default: {MODES}; with --start: none,kvtide-eager)")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="how often the first group is measured, the others are once (default: 2)"
+    )
+    parser.add_argument("--start", action="store_true", help="measure the start with a large host tier instead")
+    parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each phase")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--small", action="store_true", help="a tiny model, for vLLM's CPU build")
-    parser.add_argument("--run", help=argparse.SUPPRESS)
-    parser.add_argument("--answer", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    scale = SMALL if arguments.small else Scale(kv_heads=arguments.kv_heads)
-    if arguments.run:
-        answer = copy_gbps() if arguments.run == "copy" else asdict(run_mode(arguments.run, scale))
-        Path(arguments.answer).write_text(json.dumps(answer))
-        return 0
-    unknown = set(arguments.modes.split(",")) - CONNECTORS.keys()
-    if unknown:
+    arguments.modes = arguments.modes or ("none,kvtide-eager" if arguments.start else MODES)
+    names = {mode.split("+")[0] for group in arguments.modes.split("/") for mode in group.split(",")}
+    if unknown := names - CONNECTORS.keys():
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(CONNECTORS)}")
+    os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    scale = SMALL if arguments.small else replace(Scale(), kv_heads=arguments.kv_heads)
+    if arguments.start:
+        return start_up(arguments, scale if scale.small else replace(scale, host_bytes=START_HOST_BYTES))
     return compare(arguments, scale)
 
 

@@ -7,6 +7,7 @@ import pytest
 from kvtide.core import (
     NULL_BLOCK,
     ChunkedLocal,
+    Copy,
     FullAttention,
     NotLoaded,
     Outcome,
@@ -387,3 +388,60 @@ def test_a_report_that_comes_twice_ends_a_load_once() -> None:
     assert world.report(Report(0, done=(copy.id,))) == Outcome()
     assert world.manager.metrics.reports_unknown == 1
     world.check()
+
+
+# ---------------------------------------------------------------------- told before the end
+
+
+def loading(world: World) -> tuple[FakeRequest, Copy]:
+    """A request whose load is under way."""
+    world.serve("before", A)
+    world.fill_device()
+    request = world.add("r", A)
+    assert world.admit(request)
+    (copy,) = world.plan().loads
+    return request, copy
+
+
+def test_a_request_may_go_on_when_its_load_is_certain() -> None:
+    world = World()
+    request, copy = loading(world)
+    assert world.manager.arrived("r")
+    pinned = world.manager.gauges().slots_pinned
+    assert pinned == len(copy.slots), "what is read and written stays taken until the ranks report"
+    request.loading, request.computed = False, request.resume_at
+    world.run(copy)
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert world.manager.metrics.loaded_blocks == len(copy.blocks)
+
+
+def test_a_request_that_ends_before_the_report_of_its_load_is_stored_whole() -> None:
+    world = World()
+    request, copy = loading(world)
+    assert world.manager.arrived("r")
+    request.loading, request.computed = False, request.resume_at
+    world.append(request, text("more", 8))
+    world.run(copy)
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(request.tokens) == list(range(10))
+
+
+def test_after_a_reset_nothing_has_arrived() -> None:
+    world = World()
+    request, copy = loading(world)
+    world.reset()
+    assert not world.manager.arrived("r")
+    world.preempt(request)
+    world.run(copy)
+    world.drain()
+
+
+def test_only_a_load_can_arrive() -> None:
+    world = World()
+    world.add("r", A)
+    with pytest.raises(ProtocolError, match="no load"):
+        world.manager.arrived("r")

@@ -75,6 +75,28 @@ def test_f7_a_load_without_its_fence_overwrites_what_compute_still_reads(route: 
     assert wrong_stores == 0
 
 
+@pytest.mark.parametrize(("route", "ordered"), [(Route.STAGED, True), (Route.STAGED, False), (Route.DIRECT, True)])
+def test_compute_that_hears_of_a_load_before_its_end_reads_what_it_brings(route: Route, ordered: bool) -> None:
+    """256 MiB in chunks of 16: the load is certain when about a millisecond of it is left.
+
+    Not so with the other route, where issuing takes as long as copying, and nothing is left when it is certain.
+    """
+    rig = CudaRig(Shape(blocks=1024, slots=1024, fragments=(16_384,) * 16), route=route, staging_bytes=16 << 20)
+    ids = tuple(range(1024))
+    wrong = 0
+    for value in range(1, ROUNDS + 1):
+        rig.arena.memory[:] = value
+        assert rig.engine.submit(LOAD, Copy(value, ids, ids))
+        assert rig.engine.wait_certain([value], 30)
+        for fence in rig.engine.certain().values() if ordered else ():
+            fence()
+        read = torch.stack([tensor[-1].min() for tensor in rig.tensors])
+        wrong += bool((read != value).any())
+        assert rig.finish(value).done == (value,)
+    rig.release()
+    assert (wrong == 0) == ordered
+
+
 def test_submitting_behind_unfinished_compute_does_not_block_the_host() -> None:
     rig = CudaRig(SHAPE, route=Route.STAGED)
     torch.cuda._sleep(200_000_000)  # about 0.1 s

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from kvtide.copy import CopyEngine, DeviceCache, Direction, Fence, Finished, HostArena, Region, Traffic
@@ -13,23 +14,30 @@ from kvtide.vllm import memory
 
 
 class ControlledEngine(CopyEngine):
-    """Copies in the calling thread, in `poll`: held back, late, out of order or failing, as told."""
+    """Copies in the calling thread, in `poll` or at once: held back, late, out of order or failing, as told."""
 
     def __init__(self, device: DeviceCache, arena: HostArena) -> None:
         self._mover = BlockMover(device, arena)
         self.arena = arena
         self.waiting: dict[int, tuple[Direction, Copy]] = {}
+        self._copied: set[int] = set()
+        """Those among them whose bytes have moved."""
+        self._certain: set[int] = set()
+        """Those among them that are announced before they end, and must not fail any more."""
         self.held: set[Direction] = set()
         """Directions in which nothing is copied."""
         self.failing: set[Direction] = set()
         """Directions in which every copy fails."""
         self.random: random.Random | None = None
-        """Set: copies take a random number of polls, and a few of them fail."""
+        """Set: copies move their bytes when they are submitted or in any poll after that, and a few of them fail."""
         self.failure_rate = 0.02
         self.moved = dict.fromkeys(Direction, 0)
 
     def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
         self.waiting[copy.id] = direction, copy
+        if self.random is not None and direction not in self.held and self.random.random() < 0.5:
+            self._copied.add(copy.id)  # as soon as it can be: what compute has not written by now is missing
+            self._mover.move(direction, copy)
         return True
 
     def poll(self) -> Finished:
@@ -43,13 +51,30 @@ class ControlledEngine(CopyEngine):
                 continue
             del self.waiting[id_]
             fails = direction in self.failing or (self.random is not None and self.random.random() < self.failure_rate)
-            if fails:
+            if fails and id_ not in self._certain:
                 failed.append((id_, "the test says so"))
             else:
-                self._mover.move(direction, copy)
+                if id_ not in self._copied:
+                    self._mover.move(direction, copy)
                 self.moved[direction] += len(copy.blocks)
                 done.append(id_)
+            self._copied.discard(id_)
+            self._certain.discard(id_)
         return Finished(tuple(done), tuple(failed))
+
+    def certain(self) -> Mapping[int, Fence]:
+        """Some loads are certain some polls before they end, as those of a GPU are."""
+        if self.random is not None:
+            for id_, (direction, _) in self.waiting.items():
+                if direction is Direction.LOAD and direction not in self.held and self.random.random() < 0.3:
+                    self._certain.add(id_)
+        return {id_: partial(self._end, id_) for id_ in self._certain}
+
+    def _end(self, id_: int) -> None:
+        """What compute waits for: the bytes are there."""
+        if id_ not in self._copied:
+            self._copied.add(id_)
+            self._mover.move(*self.waiting[id_])
 
     def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
         return not any(id_ in self.waiting for id_ in ids)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvtide.core.ledger import Store
+from kvtide.vllm.scheduler_side import SchedulerSide
+from kvtide.vllm.worker_side import WorkerSide
 from tests.vllm.engines import Control
-from tests.vllm.world import World, chunked, full, sliding, text
+from tests.vllm.world import BLOCK_TOKENS, World, chunked, full, sliding, text
 
 LAYOUTS = {
     "full": lambda: [full()],
@@ -30,7 +34,7 @@ def drive(world: World, seed: int, steps: int) -> None:
             if draw.random() < 0.3:
                 tokens += text(1000 + number, draw.randrange(1, 40))
             params: dict[str, Any] = {"skip_reading_prefix_cache": True} if draw.random() < 0.05 else {}
-            world.add(f"r{number}", tokens, draw.randrange(1, 30), **params)
+            world.add(f"r{number}", tokens, draw.randrange(1, 30), priority=draw.randrange(3), **params)
             number += 1
         if alive and draw.random() < 0.05:
             world.abort(draw.choice(alive))
@@ -42,17 +46,13 @@ def drive(world: World, seed: int, steps: int) -> None:
     world.run()
 
 
-@pytest.mark.parametrize("mode", ["eager", "lazy"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("scheduling", ["sync", "async", "0.24"])
-@pytest.mark.parametrize("seed", range(2))
-def test_random_workloads_read_and_store_the_right_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, mode: str, layout: str, scheduling: str, seed: int
-) -> None:
+def make(
+    path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, mode: str, layout: str = "full", scheduling: str = "sync"
+) -> World:
     control = Control()
     control.setup["random"] = random.Random(seed)
-    world = World(
-        tmp_path,
+    return World(
+        path,
         groups=LAYOUTS[layout](),
         blocks=40 if layout == "full" else 72,
         host_blocks=60,
@@ -60,11 +60,85 @@ def test_random_workloads_read_and_store_the_right_bytes(
         old_worker=scheduling == "0.24",
         control=control,
         monkeypatch=monkeypatch,
+        engine_args={"scheduling_policy": "priority"} if scheduling == "priority" else None,
         mode=mode,
     )
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scheduling", ["sync", "async", "0.24", "priority"])
+@pytest.mark.parametrize("seed", range(2))
+def test_random_workloads_read_and_store_the_right_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, mode: str, layout: str, scheduling: str, seed: int
+) -> None:
+    world = make(tmp_path, monkeypatch, seed, mode=mode, layout=layout, scheduling=scheduling)
     drive(world, seed, steps=600)
     world.check_at_rest()
     metrics = world.manager.metrics
     assert metrics.loaded_tokens > 0
     assert metrics.stored_blocks > 0
     assert metrics.reports_unknown == metrics.reports_repeated == 0
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_random_workloads_with_decode_context_parallel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """A block id stands for twice as many tokens, on vLLM's real scheduler."""
+    control = Control()
+    control.setup["random"] = random.Random(1)
+    world = World(
+        tmp_path, blocks=24, host_blocks=40, context_parallel=2, control=control, monkeypatch=monkeypatch, mode=mode
+    )
+    assert world.scheduler.block_size == 2 * BLOCK_TOKENS
+    drive(world, 1, steps=600)
+    world.check_at_rest()
+    assert world.manager.metrics.loaded_tokens > 0
+    assert world.manager.metrics.loaded_tokens % (2 * BLOCK_TOKENS) == 0
+
+
+def is_caught(path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> bool:
+    """Whether one of a few worlds sees wrong bytes on the host."""
+
+    def sees_wrong_bytes(seed: int) -> bool:
+        try:
+            drive(make(path, monkeypatch, seed, mode="eager", layout=layout), seed, steps=600)
+        except AssertionError as wrong:
+            return "holds wrong bytes" in str(wrong)
+        return False
+
+    return any(sees_wrong_bytes(seed) for seed in range(12))
+
+
+def test_a_world_whose_stores_do_not_wait_for_compute_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The canary of F6: some blocks that are stored are filled by the very step that stores them."""
+    as_copy = Store.as_copy
+    monkeypatch.setattr(Store, "as_copy", lambda self: replace(as_copy(self), filled=True))
+    assert is_caught(tmp_path, monkeypatch, layout="sliding")
+
+
+def test_a_world_that_takes_hits_of_the_same_step_for_computed_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The canary of F6 in vLLM: a request hits blocks that another one fills in the same step."""
+    advance_one = SchedulerSide._advance_one
+
+    def too_early(self: Any, request_id: str, scheduled: dict[str, int]) -> None:
+        tracked = self._requests.get(request_id)
+        if tracked is not None and tracked.running:
+            self.manager.advance(request_id, tracked.computed_tokens)
+        advance_one(self, request_id, scheduled)
+
+    monkeypatch.setattr(SchedulerSide, "_advance_one", too_early)
+    assert is_caught(tmp_path, monkeypatch, layout="full")
+
+
+def test_f7_compute_that_does_not_wait_for_the_end_of_an_announced_load_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The canary of loads that vLLM hears of before their last bytes have moved."""
+    monkeypatch.setattr(WorkerSide, "_let_compute_wait", lambda *_: None)
+    assert is_caught(tmp_path, monkeypatch, layout="full")

@@ -27,6 +27,7 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
@@ -97,6 +98,7 @@ class World:
         max_running: int = 8,
         asynchronous: bool = False,
         old_worker: bool = False,
+        context_parallel: int = 1,
         control: Control | None = None,
         monkeypatch: Any = None,
         engine_args: dict[str, Any] | None = None,
@@ -110,7 +112,8 @@ class World:
         if old_worker:
             monkeypatch.setattr(versions, "FAILS_BY_REQUEST", False)
         model = write_llama(path / "world-model", layers=1)
-        page = specs[0].page_size_bytes
+        # With decode context parallel each rank has a part of every block; here they lie side by side in one memory.
+        page = specs[0].page_size_bytes * context_parallel
         transfer = KVTransferConfig(
             kv_connector="KVTideConnector",
             kv_role="kv_both",
@@ -132,8 +135,9 @@ class World:
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = asynchronous
+        config.parallel_config.decode_context_parallel_size = context_parallel
         self.config = config
-        self.kv_cache_config = make_kv_cache_config(specs, blocks)
+        self.kv_cache_config = make_kv_cache_config(specs, blocks, page)
         self.control = control or Control()
         if monkeypatch is not None:
             monkeypatch.setattr(memory, "make_copy_engine", self.control.make)
@@ -186,7 +190,17 @@ class World:
         """vLLM's block pool."""
         return self.scheduler.kv_cache_manager.block_pool
 
-    def add(self, name: str, tokens: Sequence[int], new_tokens: int = 4, **params: Any) -> Request:
+    def add(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        new_tokens: int = 4,
+        *,
+        priority: int = 0,
+        salt: str | None = None,
+        lora: LoRARequest | None = None,
+        **params: Any,
+    ) -> Request:
         """Add a request."""
         request = Request(
             request_id=name,
@@ -194,6 +208,9 @@ class World:
             sampling_params=SamplingParams(max_tokens=new_tokens, ignore_eos=True, temperature=0, **params),
             pooling_params=None,
             block_hasher=self._hasher,
+            priority=priority,
+            cache_salt=salt,
+            lora_request=lora,
         )
         request.sampling_params.update_from_generation_config({}, 2)
         self.tokens[name] = list(tokens)
@@ -435,10 +452,10 @@ def _through_a_pipe(message: Any) -> Any:
     return pickle.loads(pickle.dumps(message))  # noqa: S301 (our own bytes)
 
 
-def make_kv_cache_config(specs: Sequence[KVCacheSpec], blocks: int) -> KVCacheConfig:
+def make_kv_cache_config(specs: Sequence[KVCacheSpec], blocks: int, page: int = 0) -> KVCacheConfig:
     """Lay groups over each other in one allocation, as vLLM does."""
-    page = max(spec.page_size_bytes for spec in specs)
-    assert all(spec.page_size_bytes == page for spec in specs)
+    page = page or specs[0].page_size_bytes
+    assert len({spec.page_size_bytes for spec in specs}) == 1
     groups = [
         KVCacheGroupSpec([f"group{index}.layer{layer}" for layer in range(LAYERS)], copy.deepcopy(spec))
         for index, spec in enumerate(specs)

@@ -108,6 +108,12 @@ class CopyEngine(ABC):
         """Block until each of the transfers is certain or has ended, at most `timeout_s`."""
         return self.wait(ids, timeout_s)
 
+    def share(self, *, compute: bool) -> None:  # noqa: B027 (nothing to share where there are no copy engines)
+        """Tell whether the device computes from now on.
+
+        If so, copies leave gaps for the small ones that go with compute, and are a little slower.
+        """
+
     @property
     def lost(self) -> str | None:
         """Why nothing can be copied any more, ever, or None."""

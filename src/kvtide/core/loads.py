@@ -111,11 +111,15 @@ class Loads:
         """Every rank has reported. Returns whether the request has its tokens; None if it does not wait for them."""
         self._device.unpin(load.blocks)
         self._host.unpin(load.slots)
-        succeeded = load.failure is None and not load.abandoned
         if load.failure is not None:
             self._metrics.loads_failed += 1
         if request is None or request.load_id != load.id:
             return None
+        return self.arrive(load, request)
+
+    def arrive(self, load: Load, request: Request) -> bool:
+        """Let a request go on whose load is over, or certain to be. Returns whether it has its tokens."""
+        succeeded = load.failure is None and not load.abandoned
         request.load_id = None
         request.handle(Event.LOAD_ENDED)
         if succeeded:

@@ -128,6 +128,18 @@ class OffloadManager:
         """
         return self._loads.admit(self._request(request_id), accepted_tokens)
 
+    def arrived(self, request_id: str) -> bool:
+        """Tell that all ranks are certain of a request's load, before they report it: compute will wait for its end.
+
+        The request goes on; the pins stay until the reports. Returns whether it has its tokens: if not (a reset came
+        between), they have to be computed.
+        """
+        request = self._request(request_id)
+        load = self._ledger.get(request.load_id) if request.load_id is not None else None
+        if not isinstance(load, Load):
+            raise ProtocolError(f"request {request_id!r} has no load under way")
+        return self._loads.arrive(load, request)
+
     def advance(self, request_id: str, computed_tokens: int) -> None:
         """Tell that the KV of the first `computed_tokens` tokens has really been computed (no placeholders)."""
         request = self._request(request_id)

@@ -25,6 +25,8 @@ class Layout:
     """Tokens of one of vLLM's block hashes; a block of a group has one or more."""
     drops_last_block: bool
     """Speculative decoding computes the last block of each hit again."""
+    reserves_room: bool = True
+    """vLLM admits a request only when there is room for its whole prompt (`scheduler_reserve_full_isl`)."""
 
 
 def read_layout(vllm_config: Any, kv_cache_config: Any) -> Layout:
@@ -39,7 +41,9 @@ def read_layout(vllm_config: Any, kv_cache_config: Any) -> Layout:
         ranks=vllm_config.parallel_config.world_size,
         step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
     )
-    return Layout(geometry, ids, boundary, hash_tokens, versions.drops_last_block(vllm_config))
+    drops = versions.drops_last_block(vllm_config)
+    reserves = vllm_config.scheduler_config.scheduler_reserve_full_isl
+    return Layout(geometry, ids, boundary, hash_tokens, drops, reserves)
 
 
 def _group(spec: Any, block_tokens: int) -> Group:

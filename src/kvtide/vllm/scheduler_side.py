@@ -41,6 +41,8 @@ class SchedulerSide:
         """Whether loads were admitted since the last plan: some may be over without any copy."""
         self._placed_again: set[str] = set()
         """Requests that were matched anew in this step, so that news of their preemption is old."""
+        self._loaded: set[str] = set()
+        """Requests that hold blocks for a load, and that vLLM has not scheduled since."""
         self._first_steps: list[str] = []
         """Requests that had hits on the device when they were scheduled for the first time, in the last step."""
         self._announce: dict[str, int | None] = {}
@@ -88,6 +90,11 @@ class SchedulerSide:
         if self._off or request.skip_reading_prefix_cache or not self._may_load(device_tokens):
             self.manager.give_up(request.request_id)
             return 0, False
+        if self._loaded and not self._layout.reserves_room:
+            # Nobody can preempt a request that holds blocks for a load and does not run: two of them could be in each
+            # other's way for ever (F13).
+            self.manager.give_up(request.request_id)
+            return None, False
         if self._below and self.manager.waits(request.request_id):
             return None, False
         match = self.manager.match(request.request_id, device_tokens, request.num_tokens)
@@ -110,7 +117,9 @@ class SchedulerSide:
         tracked.tables[:] = tracked.own = own
         tracked.placed = True
         tracked.loading = self.manager.admit(request.request_id, external_tokens)
-        self._admitted_loads |= tracked.loading
+        if tracked.loading:
+            self._admitted_loads = True
+            self._loaded.add(request.request_id)
         tracked.tables[:] = [self._table_for_stores(tracked, index, table) for index, table in enumerate(own)]
 
     def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> None:
@@ -118,6 +127,7 @@ class SchedulerSide:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return
+        self._loaded.discard(request.request_id)
         if tracked.running and not self._off:
             for index, id_ in enumerate(self._layout.group_ids):
                 tracked.tables[index] = self._table_for_stores(tracked, index, block_ids[id_])
@@ -156,6 +166,8 @@ class SchedulerSide:
             tracked = self._requests[request_id]
             self._restart(tracked)
             self._ensure_failed(tracked, output)
+        for request_id in tuple(output.finished_recving or ()):
+            self._arrived(request_id, output)
         if isinstance(said, WorkerMetadata) and said.off and not self._off:
             self._off = True
             self.manager.reset(below=False)  # what the host has cannot be had any more
@@ -212,7 +224,7 @@ class SchedulerSide:
         return FoundTable(blocks, keys, partial(self._device.find, index))
 
     def _advance(self, step: Any) -> None:
-        """Tell the core about the requests that get new blocks in this step, and about those that were new in the last."""
+        """Tell the core about the requests that get new blocks in this step, and those that were new in the last."""
         scheduled = step.num_scheduled_tokens
         if self._first_steps:
             for request_id in self._first_steps:
@@ -231,10 +243,11 @@ class SchedulerSide:
         tracked = self._requests.get(request_id)
         if tracked is None or not tracked.running:
             return
+        self._loaded.discard(request_id)
         if tracked.end_tokens:
             self._tell(tracked)
         elif tracked.device_tokens:
-            # vLLM lets a request hit blocks that another one fills in this very step: they are computed when it is over.
+            # vLLM lets a request hit blocks that another one fills in this very step: wait until that is over.
             self._first_steps.append(request_id)
         tracked.scheduled(scheduled[request_id])
 
@@ -276,6 +289,7 @@ class SchedulerSide:
     def _restart(self, tracked: Tracked) -> None:
         """Let the core expect the request to be matched again."""
         self.manager.preempt(tracked.request.request_id)
+        self._loaded.discard(tracked.request.request_id)
         tracked.placed = tracked.loading = tracked.decoding = False
         tracked.end_tokens = 0
 
@@ -295,6 +309,24 @@ class SchedulerSide:
             metadata.announce[request_id] = self._first_unfilled(tracked)
             self._restart(tracked)
 
+    def _arrived(self, request_id: str, output: Any) -> None:
+        """Let a request go on whose load is certain, though not all ranks have reported it."""
+        tracked = self._requests.get(request_id)
+        if tracked is None or not tracked.loading:
+            return
+        if self._is_failed(tracked, output):
+            self._restart(tracked)
+        elif self.manager.arrived(request_id):
+            tracked.loading = False
+        else:
+            self._restart(tracked)
+            self._ensure_failed(tracked, output)
+
+    def _is_failed(self, tracked: Tracked, output: Any) -> bool:
+        """Whether a worker has told vLLM that the load of a request failed."""
+        failed = getattr(output, "failed_recving", None) or ()
+        return tracked.request.request_id in failed or self._first_unfilled(tracked) in output.invalid_block_ids
+
     def _ensure_failed(self, tracked: Tracked, output: Any) -> None:
         """Let vLLM compute what was not loaded.
 
@@ -303,7 +335,7 @@ class SchedulerSide:
         """
         request = tracked.request
         first = self._first_unfilled(tracked)
-        if request.request_id in getattr(output, "failed_recving", ()) or first in output.invalid_block_ids:
+        if self._is_failed(tracked, output):
             return
         if self._cache_manager is not None:
             self._cache_manager.free(request)

@@ -87,6 +87,7 @@ class WorkerSide:
         self._step = step
         if self._worker is None or self._engine is None:
             return
+        self._engine.share(compute=not step.idle)
         if self._certain:
             self._let_compute_wait(self._engine)
         for request_id, block in step.announce.items():
@@ -101,7 +102,7 @@ class WorkerSide:
         if step.idle and plan.wait_for:
             if self._loading:
                 self._engine.wait_certain(tuple(self._loading), LOAD_WAIT_S)
-            else:
+            elif not self._certain:  # otherwise a request is about to run
                 self._worker.start(Plan(plan.step, wait_for=plan.wait_for))
 
     def forward_issued(self) -> None:

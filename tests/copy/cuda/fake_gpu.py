@@ -158,9 +158,9 @@ class FakeGpu(Gpu):
                 self.known(stream).operations.append(Operation(lambda one=one: _memmove(*one)))  # type: ignore[misc]
 
     def mover(self, direction: Direction, tiling: Tiling, table: DeviceMemory) -> Mover:
-        def move(index: DeviceMemory, *, pairs: int, rows_at: int, row_bytes: int, scattered: bool) -> None:
+        def move(index: DeviceMemory, *, first: int, pairs: int, rows_at: int, row_bytes: int, scattered: bool) -> None:
             with self.call("move"):
-                rows = Rows(index.address, pairs, rows_at, row_bytes, scattered)
+                rows = Rows(index.address, first, pairs, rows_at, row_bytes, scattered)
                 work = Operation(lambda: self._move_tiles(direction, tiling, table.address, rows))
                 self.known(None).operations.append(work)
 
@@ -245,6 +245,7 @@ class Rows(NamedTuple):
     """What a launch of the kernel is told."""
 
     index_at: int
+    first: int
     pairs: int
     rows_at: int
     row_bytes: int
@@ -255,7 +256,7 @@ def twin(tiling: Tiling, table_at: int, rows: Rows) -> Iterator[tuple[int, int, 
     """Yield the copies that the kernel makes: address in a row, address in a region, bytes."""
     width = tiling.element_bytes
     origin, stride, offset, length = _array_at(table_at, 4 * tiling.tiles).reshape(4, -1).tolist()
-    index = _array_at(rows.index_at, 2 * rows.pairs).reshape(-1, 2).tolist()
+    index = _array_at(rows.index_at + 16 * rows.first, 2 * rows.pairs).reshape(-1, 2).tolist()
     for pair, (block, slot) in enumerate(index):
         row = (rows.rows_at + (slot if rows.scattered else pair) * rows.row_bytes) // width
         for tile in range(tiling.tiles):

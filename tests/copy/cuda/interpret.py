@@ -17,7 +17,7 @@ def compare(seed: int, *, to_rows: bool) -> None:
     torch: Any = importlib.import_module("torch")
     move_tiles: Any = importlib.import_module("kvtide.copy.cuda.kernels").move_tiles
     rng = random.Random(seed)
-    unit, blocks, pairs = rng.choice([1, 2, 4, 8, 16, 16]), 6, 4
+    unit, blocks, first, pairs = rng.choice([1, 2, 4, 8, 16, 16]), 8, rng.randint(0, 3), 4
     memory = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, 1 << 17, np.uint8))
     base = memory.data_ptr() + -memory.data_ptr() % 16
     regions, at = [], base
@@ -34,19 +34,20 @@ def compare(seed: int, *, to_rows: bool) -> None:
     assert table.data_ptr() % 16 == 0
     table[0] -= anchor
     scattered = rng.random() < 0.5
-    pairs_of = list(zip(rng.sample(range(blocks), pairs), rng.sample(range(pairs), pairs), strict=True))
+    slots = rng.sample(range(pairs), pairs)
+    pairs_of = list(zip(rng.sample(range(blocks), first + pairs), [99] * first + slots, strict=True))
     index = torch.tensor(pairs_of, dtype=torch.int64)
     dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tiles.element_bytes]
 
     before = memory.clone()
     move_tiles[(2,)](
-        table.view(dtype), table.view(-1), index.view(-1), pairs, tiles.tiles,
+        table.view(dtype), table.view(-1), index.view(-1), first, pairs, tiles.tiles,
         rows_at // tiles.element_bytes - anchor, cache.block_bytes // tiles.element_bytes,
         TO_ROWS=to_rows, SCATTERED=scattered, UNITS=tiles.units, LANES=tiles.lanes, ALIGN=tiles.align,
     )  # fmt: skip
     after = memory.clone()
     memory.copy_(before)
-    rows = Rows(index.data_ptr(), pairs, rows_at, cache.block_bytes, scattered)
+    rows = Rows(index.data_ptr(), first, pairs, rows_at, cache.block_bytes, scattered)
     for row, region, nbytes in twin(tiles, table.data_ptr(), rows):
         to, source = (row, region) if to_rows else (region, row)
         ctypes.memmove(to, source, nbytes)

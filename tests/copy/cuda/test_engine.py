@@ -137,9 +137,11 @@ def rig_content(rig: Rig) -> tuple[list[bytes], list[bytes]]:
 
 
 @pytest.mark.parametrize("route", Route)
-def test_buffers_are_reused_hundreds_of_times_without_a_mix_up(route: Route) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_buffers_are_reused_hundreds_of_times_without_a_mix_up(route: Route, shared: bool) -> None:
     shape = Shape(blocks=300, slots=300, fragments=(48, 64))
     rig = FakeRig(shape, route=route, staging_bytes=shape.block_bytes)
+    rig.engine.share(compute=shared)
     order = random.Random(0).sample(range(300), 300)
     content = [rig.read_block(block) for block in order]
     assert rig.run(STORE, Copy(1, tuple(order), tuple(range(300)))).done == (1,)
@@ -202,6 +204,46 @@ def test_f7_a_load_waits_for_compute_that_still_reads_its_blocks(route: Route, f
         wrong += any(2 in content for content in read)
         assert rig.engine.close(PATIENCE_S)
     assert (wrong == 0) == fenced
+
+
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize("ordered", [True, False])
+def test_compute_that_hears_of_a_load_before_its_end_reads_what_it_brings(route: Route, ordered: bool) -> None:
+    """Without waiting for what `certain` gives it, compute reads too early with some seeds."""
+    wrong = 0
+    for seed in range(12):
+        rig = FakeRig(Shape(blocks=40, slots=40), seed=seed, route=route)
+        _write_all(rig.arrays, 1)
+        rig.arena.memory[:] = 2
+        read: list[bytes] = []
+        assert rig.engine.submit(LOAD, Copy(1, tuple(range(40)), tuple(range(40))))
+        assert rig.engine.wait_certain([1], PATIENCE_S)
+        rig.gpu.enter(rig.compute)
+        for fence in rig.engine.certain().values() if ordered else ():
+            fence()
+        for block in (39, 38, 37):
+            rig.gpu.run_on(rig.compute, lambda rig=rig, block=block, read=read: read.append(rig.read_block(block)))  # type: ignore[misc]
+        rig.compute.synchronize()
+        wrong += any(1 in content for content in read)
+        assert rig.finish(1).done == (1,)
+        assert rig.engine.certain() == {}
+        assert rig.engine.close(PATIENCE_S)
+    assert (wrong == 0) == ordered
+
+
+def test_stores_and_loads_that_have_far_to_go_are_not_certain() -> None:
+    rig = FakeRig(Shape(blocks=40, slots=40), staging_bytes=80)
+    gate = rig.gate()
+    assert rig.engine.submit(LOAD, Copy(1, tuple(range(40)), tuple(range(40))), gate.after)
+    assert not rig.engine.wait_certain([1], 0.0)
+    assert rig.engine.certain() == {}
+    gate.open()
+    assert rig.engine.submit(STORE, Copy(2, (0,), (0,)))
+    assert rig.engine.wait([2], PATIENCE_S)
+    assert 2 not in rig.engine.certain()
+    assert rig.engine.wait_certain([1], PATIENCE_S)
+    assert sorted(rig.finish(1, 2).done) == [1, 2]
+    assert rig.engine.close(PATIENCE_S)
 
 
 @pytest.mark.parametrize("call", ["copy", "move", "record", "wait_event", "synchronize"])

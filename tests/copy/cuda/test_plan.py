@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtide.copy.cuda.geometry import CudaCache, CudaRegion
-from kvtide.copy.cuda.plan import Ranges, checked_pairs, chunks, fragment_ranges, slot_ranges
+from kvtide.copy.cuda.plan import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
 from kvtide.core.wire import Copy
 from kvtide.errors import CopyError
 
@@ -56,6 +58,22 @@ def test_fragments_meet_their_place_in_the_slots(
     assert _bytes(fragment_ranges(cache, np.array(blocks), np.array(slots), piece_bytes)) == expected
 
 
+@given(slots=SLOT_LISTS, slot_bytes=st.integers(1, 9), rows_max=st.integers(1, 50))
+def test_the_rows_of_each_chunk_meet_their_slots(slots: list[int], slot_bytes: int, rows_max: int) -> None:
+    slots = sorted(slots)
+    bounds = chunks(len(slots), rows_max)
+    parts = chunked(slot_ranges(np.array(slots), slot_bytes, 10, bounds), slot_bytes, bounds)
+    for (first, last), part in zip(pairwise(bounds), parts, strict=True):
+        assert _bytes(part) == _bytes(slot_ranges(np.array(slots[first:last]), slot_bytes, 10))
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30), turn_bytes=st.integers(1, 20))
+def test_turns_cover_all_copies_and_are_short(sizes: list[int], turn_bytes: int) -> None:
+    parts = [sizes[turn] for turn in turns(np.array(sizes), turn_bytes)]
+    assert [size for part in parts for size in part] == sizes
+    assert all(len(part) == 1 or 0 < sum(part) <= turn_bytes for part in parts)
+
+
 def test_slots_in_a_row_are_one_copy_whatever_the_order_of_the_transfer() -> None:
     copy = Copy(1, (7, 8, 9, 1), (5, 3, 4, 9))
     blocks, slots = checked_pairs(copy, blocks=10, slots=10, usable_slots=10)
@@ -72,9 +90,9 @@ def test_blocks_and_slots_in_a_row_are_one_copy_when_a_block_is_one_fragment() -
 
 @given(pairs=st.integers(0, 100), rows_max=st.integers(1, 40))
 def test_chunks_cover_all_pairs_and_none_is_much_smaller_than_another(pairs: int, rows_max: int) -> None:
-    parts = list(chunks(pairs, rows_max))
-    assert [i for part in parts for i in range(pairs)[part]] == list(range(pairs))
-    sizes = [part.stop - part.start for part in parts]
+    bounds = chunks(pairs, rows_max)
+    assert (bounds[0], bounds[-1]) == (0, pairs)
+    sizes = [last - first for first, last in pairwise(bounds)]
     assert all(0 < size <= rows_max for size in sizes)
     assert not sizes or max(sizes) - min(sizes) <= 1
 

@@ -123,6 +123,11 @@ class CudaCopyEngine(CopyEngine):
         """Block until the last copy of each transfer was issued. See `CopyEngine.wait_certain`."""
         return self._jobs.wait_certain(ids, timeout_s)
 
+    def share(self, *, compute: bool) -> None:
+        """Let small copies of others in between. See `CopyEngine.share`."""
+        for lane in self._lanes.values():
+            lane.shared = compute
+
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""
         return self._jobs.traffic(direction)

@@ -1,0 +1,152 @@
+"""A worker's half on a copy engine that does what it is told: what is announced when, and what a lost GPU means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtide.copy import CopyEngine, Direction, Fence, Finished, HostArena, Traffic
+from kvtide.core import Copy, Plan
+from kvtide.errors import CopyError
+from kvtide.vllm import memory
+from kvtide.vllm.wire import StepMetadata
+from kvtide.vllm.worker_side import WorkerSide
+
+SLOTS = 4
+
+
+class ToldEngine(CopyEngine):
+    """Reports what it is told to."""
+
+    def __init__(self) -> None:
+        self.submitted: list[int] = []
+        self.done: tuple[int, ...] = ()
+        self.failed: tuple[tuple[int, str], ...] = ()
+        self.sure: set[int] = set()
+        self.waited: list[int] = []
+        """Loads that compute was made to wait for."""
+        self.gone: str | None = None
+        self.closed = False
+
+    def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
+        self.submitted.append(copy.id)
+        return self.gone is None
+
+    def poll(self) -> Finished:
+        finished = Finished(self.done, self.failed)
+        self.sure -= {*self.done, *dict(self.failed)}
+        self.done, self.failed = (), ()
+        return finished
+
+    def certain(self) -> Mapping[int, Fence]:
+        return {id_: partial(self.waited.append, id_) for id_ in self.sure}
+
+    def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
+        return True
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        self.closed = True
+        return True
+
+    def traffic(self, direction: Direction) -> Traffic:
+        return Traffic()
+
+    @property
+    def lost(self) -> str | None:
+        return self.gone
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[ToldEngine]:
+    made: list[ToldEngine] = []
+
+    def make(stripes: Any, blocks: int, slots: int, threads: int) -> tuple[CopyEngine, HostArena]:
+        made.append(ToldEngine())
+        return made[-1], HostArena(slots, 16)
+
+    monkeypatch.setattr(memory, "make_copy_engine", make)
+    monkeypatch.setattr(memory, "stripes_of", lambda *_: [SimpleNamespace()])
+    monkeypatch.setattr(memory, "fence", lambda _: None)
+    return made
+
+
+@pytest.fixture
+def side(engines: list[ToldEngine]) -> WorkerSide:
+    side = WorkerSide(0, SimpleNamespace(num_blocks=8), 1, SLOTS)
+    side.register({"layer": object()})
+    return side
+
+
+def step(side: WorkerSide, *loads: Copy, slots: int = SLOTS) -> None:
+    side.begin_step(StepMetadata(Plan(1, loads=loads), slots, idle=not loads))
+    side.forward_issued()
+    side.poll()
+    side.end_step()
+
+
+LOAD = Copy(7, (1, 2), (0, 1), request_id="r")
+
+
+def test_the_host_tier_is_there_before_the_first_step(side: WorkerSide, engines: list[ToldEngine]) -> None:
+    assert len(engines) == 1
+    step(side)
+    assert len(engines) == 1
+
+
+def test_f22_what_the_scheduler_says_of_the_size_counts(side: WorkerSide, engines: list[ToldEngine]) -> None:
+    step(side, slots=SLOTS + 1)
+    assert [engine.closed for engine in engines] == [True, False]
+
+
+def test_a_load_is_announced_once_it_is_certain_and_compute_waits_for_its_end(
+    side: WorkerSide, engines: list[ToldEngine]
+) -> None:
+    step(side, LOAD)
+    assert side.take_finished() == (set(), set())
+    engines[0].sure.add(7)
+    step(side)
+    assert side.take_finished() == ({"r"}, set())
+    assert side.take_report() is None, "its pins stay"
+    assert engines[0].waited == []
+    step(side)
+    assert engines[0].waited == [7]
+    engines[0].done = (7,)
+    step(side)
+    assert side.take_finished() == (set(), set()), "once"
+    report = side.take_report()
+    assert report is not None
+    assert report.reports[0].done == (7,)
+    waited = len(engines[0].waited)
+    step(side)
+    assert len(engines[0].waited) == waited
+
+
+def test_f8_a_load_that_fails_after_its_request_was_let_go_is_never_served(
+    side: WorkerSide, engines: list[ToldEngine]
+) -> None:
+    step(side, LOAD)
+    engines[0].sure.add(7)
+    step(side)
+    engines[0].failed = ((7, "the GPU is lost"),)
+    with pytest.raises(CopyError, match="the GPU is lost"):
+        side.poll()
+
+
+def test_a_lost_device_is_said_once_and_the_scheduler_hears_of_it(
+    side: WorkerSide, engines: list[ToldEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    step(side, LOAD)
+    engines[0].gone = "the GPU is lost"
+    engines[0].failed = ((7, "the GPU is lost"),)
+    said = []
+    side.poll()
+    assert side.take_finished() == ({"r"}, {"r"})
+    said.append(side.take_report())
+    for id_ in range(8, 11):
+        step(side, Copy(id_, (1,), (0,), request_id=f"r{id_}"))
+        said.append(side.take_report())
+    assert all(report is not None and report.off for report in said)
