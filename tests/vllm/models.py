@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from kvtide.demo import random_model
 from kvtide.demo.random_model import LLAMA_NORMS, Shape
@@ -15,6 +15,43 @@ from kvtide.demo.random_model import LLAMA_NORMS, Shape
 def write_llama(path: Path, *, layers: int = 4) -> Path:
     """Write a Llama-shaped model: full attention everywhere."""
     return random_model.write_llama(path, Shape(layers=layers))
+
+
+def write_eagle_head(path: Path) -> Path:
+    """Write an EAGLE head of random weights for `write_llama`: nearly all of its guesses are refused."""
+    shape = Shape(layers=1)
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
+    random_model.write_model(path, shape, config, norms=("post_attention_layernorm",))
+    tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(path / "model.safetensors").items()}
+    del tensors["embed_tokens.weight"], tensors["norm.weight"]  # those of the model are used
+    random = torch.Generator().manual_seed(8)
+    tensors["fc.weight"] = torch.randn(shape.hidden, 2 * shape.hidden, generator=random) * 0.15
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def write_lora(path: Path, seed: int, *, layers: int = 4, rank: int = 4) -> Path:
+    """Write an adapter for `write_llama` that changes its keys and values."""
+    shape = Shape(layers=layers)
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(layers):
+        for name in ("k_proj", "v_proj"):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, shape.hidden, generator=random) * 0.3
+            rows = shape.kv_heads * shape.head_size
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(rows, rank, generator=random) * 0.3
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": ["k_proj", "v_proj"],
+        "bias": "none",
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return path
 
 
 def write_gemma3(path: Path, *, layers: int = 6, window: int = 64) -> Path:

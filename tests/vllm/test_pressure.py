@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +30,12 @@ def test_preempted_requests_load_back_what_was_stored(llama: Path, llama_says: S
 
 
 def test_preempted_requests_of_a_hybrid_model(gemma: Path, gemma_says: Says) -> None:
-    with engine(gemma, blocks=66, max_model_len=640, max_num_batched_tokens=128) as offloading:
+    args: dict[str, Any] = {"max_num_batched_tokens": 128, "scheduler_reserve_full_isl": False}
+    with engine(gemma, blocks=44, max_model_len=640, **args) as offloading:
         for _ in range(2):
             results = offloading.generate(*LONG, max_tokens=24, together=True)
             assert_same(results, gemma_says(*LONG, max_tokens=24))
+        assert offloading.metrics.preemptions > 0
         assert offloading.metrics.loaded_tokens > 0
         offloading.check_at_rest()
 
@@ -113,7 +116,7 @@ def test_f17_stores_that_fail_cost_hits_and_nothing_else(llama: Path, llama_says
     prompts = PROMPTS[:3]
     with engine(llama) as offloading:
         offloading.drain()
-        control.setup["failing"] = {Direction.STORE}
+        control.engine.failing.add(Direction.STORE)
         assert_same(offloading.generate(*prompts), llama_says(*prompts))
         offloading.forget_device()
         assert_same(offloading.generate(*prompts), llama_says(*prompts))

@@ -10,7 +10,7 @@ import pytest
 
 from kvtide.core import FullAttention, StateSpace
 from tests.vllm.fixtures import PROMPTS, Says
-from tests.vllm.llm import BLOCK_TOKENS, Result, engine, params, prompt
+from tests.vllm.llm import BLOCK_TOKENS, Result, engine, prompt
 from tests.vllm.models import write_lfm2
 
 
@@ -121,15 +121,4 @@ def test_stores_are_drained_without_another_request(llama: Path) -> None:
                 break
             offloading.step()
         assert offloading.metrics.stored_blocks == len(PROMPTS[0]) // BLOCK_TOKENS
-        offloading.check_at_rest()
-
-
-def test_a_salt_keeps_prompts_apart(llama: Path) -> None:
-    with engine(llama) as offloading:
-        offloading.generate(PROMPTS[0])
-        offloading.forget_device()
-        salted = {"prompt_token_ids": PROMPTS[0], "cache_salt": "someone else"}
-        [output] = offloading.llm.generate([salted], params(4), use_tqdm=False)
-        assert output.num_cached_tokens == 0
-        assert offloading.metrics.loaded_tokens == 0
         offloading.check_at_rest()

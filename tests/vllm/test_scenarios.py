@@ -6,6 +6,7 @@ Every step checks all bytes (see world.py); every test ends with a leak check.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from vllm.v1.request import RequestStatus
 
 from kvtide.copy import Direction
 from kvtide.core import NotLoaded, NotStored
+from kvtide.vllm import connector
 from kvtide.vllm.device_pool import VLLMDevicePool
 from kvtide.vllm.groups import read_layout
 from tests.vllm.engines import Control
@@ -253,6 +255,7 @@ def test_null_blocks_of_sliding_groups_skipped(make: Make) -> None:
 def test_context_parallel_block_sizes(tmp_path: Path) -> None:
     """With decode context parallel a block id stands for more tokens; the layout says how many."""
     world = World(tmp_path)
+    world.worker.shutdown()
     world.config.parallel_config.decode_context_parallel_size = 2
     layout = read_layout(world.config, make_kv_cache_config([full()], 32))
     assert layout.boundary_tokens == layout.hash_tokens == 2 * BLOCK_TOKENS
@@ -281,7 +284,7 @@ def test_load_failure_recovery(make: Make, layout: str, old_worker: bool) -> Non
 def test_error_propagation(make: Make) -> None:
     """A failed copy is counted, said in the log and seen in the numbers; the engine goes on."""
     world = make()
-    world.control.setup["failing"] = {Direction.STORE}
+    world.control.engine.failing.add(Direction.STORE)
     world.generate("a", PROMPT)
     assert world.manager.metrics.stores_failed > 0
     assert world.manager.metrics.not_stored[NotStored.COPY_FAILED] >= BLOCKS
@@ -370,4 +373,83 @@ def test_a_world_without_pins_is_caught(make: Make, monkeypatch: pytest.MonkeyPa
     release(world)
     with pytest.raises(AssertionError, match="holds wrong bytes"):
         world.run()
+    make.worlds.clear()
+
+
+def load_for_several_in_a_small_pool(world: World) -> None:
+    prompts = [text(number, 200) for number in range(3)]
+    for number, tokens in enumerate(prompts):
+        world.generate(f"r{number}", tokens[:140], new_tokens=1)
+    world.evict_device()
+    for number, tokens in enumerate(prompts):
+        world.add(f"again{number}", tokens, new_tokens=20)
+    world.run()
+
+
+UNRESERVED: dict[str, Any] = {
+    "groups": [full(), sliding(40), sliding(40)],
+    "blocks": 36,
+    "host_blocks": 120,
+    "engine_args": {"scheduler_reserve_full_isl": False},
+}
+
+
+def test_f13_requests_that_hold_blocks_for_loads_do_not_wait_for_each_other(make: Make) -> None:
+    """Without vLLM's reservation of room for whole prompts, one request at a time holds blocks for a load."""
+    world = make(**UNRESERVED)
+    load_for_several_in_a_small_pool(world)
+    assert {"again0", "again1", "again2"} <= set(world.done)
+    assert world.manager.metrics.loaded_tokens > 0
+
+
+def test_a_world_in_which_several_hold_blocks_for_loads_hangs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The canary of the test before."""
+    monkeypatch.setattr(connector, "read_layout", lambda *args: replace(read_layout(*args), reserves_room=True))
+    world = make(**UNRESERVED)
+    with pytest.raises(AssertionError, match="does not come to rest"):
+        load_for_several_in_a_small_pool(world)
+    make.worlds.clear()
+
+
+def preempt_in_the_step_that_scheduled_it(world: World) -> None:
+    """Let a prefill be scheduled first and then preempted by a more important request, in one step."""
+    world.add("prefill", text(1, 180), priority=5)
+    world.step()
+    world.add("important", text(2, 30), new_tokens=20)
+    for _ in range(3):
+        world.step()
+    assert world.scheduler.requests["prefill"].num_computed_tokens == 160
+    assert world.pool.get_num_free_blocks() == 2  # the next chunk takes both, and then the other one needs a block
+    world.step()
+    assert world.scheduler.requests["prefill"].status == RequestStatus.PREEMPTED
+    assert "important" in world.scheduler.requests
+    world.run()
+
+
+PRIORITY: dict[str, Any] = {
+    "blocks": 15,
+    "engine_args": {
+        "scheduling_policy": "priority",
+        "long_prefill_token_threshold": 32,
+        "scheduler_reserve_full_isl": False,
+    },
+}
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_blocks_of_a_request_that_is_preempted_in_the_step_that_scheduled_it_are_not_stored(
+    make: Make, mode: str
+) -> None:
+    """vLLM gave them keys, and computed nothing into them (vLLM #57580)."""
+    world = make(mode=mode, **PRIORITY)
+    preempt_in_the_step_that_scheduled_it(world)
+    assert world.manager.metrics.preemptions == 1
+
+
+def test_a_world_that_stores_what_was_never_computed_is_caught(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The canary of the test before."""
+    monkeypatch.setattr(VLLMDevicePool, "forget", lambda *args: None)
+    world = make(mode="lazy", **PRIORITY)
+    with pytest.raises(AssertionError, match="holds wrong bytes"):
+        preempt_in_the_step_that_scheduled_it(world)
     make.worlds.clear()

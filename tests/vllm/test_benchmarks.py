@@ -1,0 +1,34 @@
+"""The benchmarks that need vLLM run, in their small mode, and print what they promise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run(name: str) -> Any:
+    command = [sys.executable, str(BENCHMARKS / name), "--small", "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)  # noqa: S603
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_schedulers_are_compared_at_each_size() -> None:
+    [row] = run("vllm_scheduler.py")["rows"]
+    assert row["host_blocks"] == 2_000
+    for what in ("store_us", "load_us", "idle_step_us"):
+        assert row[f"kvtide_{what}"] > 0
+        assert row[f"vllm_{what}"] > 0
+
+
+def test_engines_with_and_without_kvtide_are_compared() -> None:
+    found = run("vllm_cpu.py")
+    assert found["none_cached_tokens"] == 0
+    assert found["kvtide_cached_tokens"] > 0
+    for name in ("follow_up_times_faster", "no_reuse_times_slower"):
+        assert found[name]["median"] > 0

@@ -1,0 +1,66 @@
+"""Where blocks are in vLLM's tensors: what is stored from one block and loaded into another is the whole block."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvtide.copy import Direction
+from kvtide.core import Copy
+from kvtide.errors import ConfigError
+from kvtide.vllm import memory, versions
+
+BLOCKS = 6
+LAYERS = 3
+SHAPES = {
+    "keys and values outside (FlashAttention)": ((2, BLOCKS, 16, 2, 8), 1),
+    "blocks outside": ((BLOCKS, 2, 16, 2, 8), 0),
+    "one latent (MLA)": ((BLOCKS, 16, 24), 0),
+}
+
+
+def per_layer(shape: tuple[int, ...]) -> tuple[dict[str, torch.Tensor], Any]:
+    """Return tensors and configuration as vLLM has them up to 0.28: an allocation for each layer."""
+    random = torch.Generator().manual_seed(3)
+    tensors = {f"layer{n}": torch.randn(*shape, generator=random) for n in range(LAYERS)}
+    placed = [SimpleNamespace(size=each.nbytes, shared_by=[name], block_stride=0) for name, each in tensors.items()]
+    return tensors, SimpleNamespace(num_blocks=BLOCKS, kv_cache_tensors=placed)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_block_of_an_allocation_per_layer_moves_as_a_whole(shape: str) -> None:
+    sizes, axis = SHAPES[shape]
+    tensors, config = per_layer(sizes)
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    stripes = memory.stripes_of(tensors, config)
+    engine, arena = memory.make_copy_engine(stripes, BLOCKS, 2, threads=1)
+    try:
+        assert arena.slot_bytes == versions.block_bytes(config)
+        for direction, block in ((Direction.STORE, 2), (Direction.LOAD, 5)):
+            assert engine.submit(direction, Copy(block, (block,), (1,)))
+            assert engine.wait((block,), timeout_s=30)
+            assert engine.poll().done == (block,)
+    finally:
+        engine.close()
+        arena.close()
+    for name, tensor in tensors.items():
+        expected = before[name].clone()
+        expected.select(axis, 5).copy_(before[name].select(axis, 2))
+        assert torch.equal(tensor, expected)
+
+
+def test_layers_that_share_an_allocation_are_moved_once() -> None:
+    tensors, config = per_layer((BLOCKS, 2, 16, 2, 8))
+    tensors["another group"] = tensors["layer0"]
+    assert len(memory.stripes_of(tensors, config)) == LAYERS
+
+
+def test_an_allocation_that_is_too_small_is_refused() -> None:
+    tensors, config = per_layer((BLOCKS, 2, 16, 2, 8))
+    placed = SimpleNamespace(layers=["layer0"], layer_stride=2**20, block_stride=2**16, offset=0)
+    config.kv_cache_tensors = [placed]
+    with pytest.raises(ConfigError, match="layer0"):
+        memory.stripes_of(tensors, config)
