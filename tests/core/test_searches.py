@@ -337,3 +337,17 @@ def test_what_does_not_pay_is_not_asked_for() -> None:
     world.admit(request)
     world.finish(request)
     assert not ask(world, world.add("second", text("b", 32))).waits
+
+
+def test_waiting_behind_other_fetches_is_not_held_against_a_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F19: what counts is the rate of the tier. Found by replaying a trace: tiers that paid were given up."""
+    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 1)
+    world = with_tiers()
+    sunk(world)
+    world.manager.computed(28, 1.0)
+    request, fetches = fetching(world)
+    for position, fetch in enumerate(fetches):
+        world.answer(fetch, seconds=0.1 * (position + 1))  # one behind the other: 40 tokens a second in all
+    world.admit(request)
+    world.finish(request)
+    assert ask(world, world.add("second", text("b", 32))).waits, "40 tokens a second are faster than 28"

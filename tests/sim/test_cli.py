@@ -72,7 +72,7 @@ def test_canaries_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_canaries_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--canary", "F8", "--first", "0") == 0
-    assert len(re.findall(r"^F8 +\d+  I\d", output(capsys), re.MULTILINE)) == 2
+    assert len(re.findall(r"^F8 +\d+  I\d", output(capsys), re.MULTILINE)) == 3
 
 
 def test_a_canary_that_survives_is_a_failure(

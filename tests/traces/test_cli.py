@@ -37,6 +37,17 @@ def test_replay_prints_tables_and_the_source_of_its_times(capsys: pytest.Capture
     assert "2 GPUs" in out
 
 
+def test_replay_takes_a_disk_and_an_admission(capsys: pytest.CaptureFixture[str]) -> None:
+    disk = ("--disk", "1TiB", "--disk-bandwidth", "500GB/s", "--disk-shared", "--servers", "2")
+    small = ("--device", "4GiB", "--host", "4GiB")
+    assert run("replay", *SMALL, *small, *disk) == 0
+    assert "from below to the host" in capsys.readouterr().out
+    assert run("replay", *SMALL, *small, *disk, "--admission", "second-use", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tokens"]["below"] > 0
+    assert result["not_stored_blocks"]["not_admitted"] > 0
+
+
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("replay",), ("plan",), ("trace", "stats")):
         assert run(*command, *SMALL, "--json") == 0
@@ -97,6 +108,13 @@ def test_skipped_lines_are_named_and_the_rest_is_used(tmp_path: Path, capsys: py
         (("replay", "--mode", "never"), "--mode='never'"),
         (("replay", "--gpu", "abacus"), "--gpu='abacus'"),
         (("replay", "--gpus", "0"), "--gpus=0"),
+        (("replay", "--servers", "0"), "--servers=0"),
+        (("replay", "--admission", "never"), "--admission='never'"),
+        (("replay", "--disk", "1MiB"), "--disk='1MiB': expected at least one block"),
+        (("replay", "--disk", "1TiB", "--disk-bandwidth", "fast"), "--disk-bandwidth='fast'"),
+        (("replay", "--disk", "1TiB", "--disk-write", "back"), "--disk-write='back'"),
+        (("replay", "--disk-shared"), "--disk-shared"),
+        (("plan", "--admission", "never"), "--admission='never'"),
         (("replay", "--requests", "few"), "requests='few'"),
         (("replay", "--workload", "noise"), "workload='noise'"),
         (("replay", "--model-config", "/nowhere"), "--model-config"),

@@ -35,6 +35,16 @@ def test_more_memory_never_hits_less_and_all_of_it_hits_all() -> None:
     assert ttft_s[0] < result.ttft_without_s
 
 
+def test_admission_hits_less_where_all_fits_and_has_no_exact_curve() -> None:
+    config = PlanConfig(
+        block_tokens=512, bytes_per_token=131_072, policies=("lru",), cost=PRESETS["h200"], admission="second-use"
+    )
+    selective = make_plan(Workload("mixture", 300), config)
+    assert selective.curves["lru"][-1].hit_ratio < plan(("lru",)).curves["lru"][-1].hit_ratio
+    assert not selective.lru_curve
+    assert "lru" in conclusion(selective)
+
+
 def test_prefix_aware_hits_what_lru_hits() -> None:
     result = plan()
     assert [point.hit_ratio for point in result.curves["prefix"]] == pytest.approx(

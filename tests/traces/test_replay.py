@@ -8,13 +8,16 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from kvtide.core import Fetch, Lookup, Sink
 from kvtide.core.eviction import POLICIES
+from kvtide.core.eviction.admission import Admission
 from kvtide.engine import Engine, EngineConfig, ModelConfig
 from kvtide.errors import ConfigError
 from kvtide.traces.cost import PRESETS, CostModel, preset
 from kvtide.traces.hashing import prefix_hashes
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.replay import Replay, ReplayConfig
+from kvtide.traces.replay_below import Below, BelowModel, Write
 from kvtide.traces.replay_report import as_json, replay_tables
 from kvtide.traces.replay_result import ReplayResult
 from kvtide.traces.workloads import Workload
@@ -33,6 +36,9 @@ def replay(
     mode: str = "eager",
     block_tokens: int = 512,
     cost: CostModel = PRESETS["h200"],
+    admission: Admission = "all",
+    below: BelowModel | None = None,
+    servers: int = 1,
 ) -> ReplayResult:
     config = ReplayConfig(
         block_tokens=block_tokens,
@@ -42,8 +48,31 @@ def replay(
         policy=policy,
         mode=mode,
         cost=cost,
+        admission=admission,
+        below=below,
+        servers=servers,
     )
     return Replay(config).run(requests)
+
+
+def below(
+    blocks: int = 100_000,
+    *,
+    block_tokens: int = 512,
+    bytes_per_s: float = 1e12,
+    latency_s: float = 0.0001,
+    write: Write = "through",
+    shared: bool = False,
+) -> BelowModel:
+    return BelowModel(
+        size_bytes=blocks * block_tokens * 1024,
+        read_bytes_per_s=bytes_per_s,
+        write_bytes_per_s=bytes_per_s,
+        latency_s=latency_s,
+        deadline_s=0.05,
+        write=write,
+        shared=shared,
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -124,6 +153,108 @@ def test_an_unknown_gpu_and_rates_of_nothing_are_refused() -> None:
         preset("abacus")
     with pytest.raises(ConfigError, match="prefill_tokens_per_s"):
         CostModel(0, 1, 1, 1, 1, "")
+
+
+# ---------------------------------------------------------------------- below the host
+
+
+@pytest.mark.parametrize("write", ["through", "evict"])
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_what_the_host_gave_up_comes_back_from_below(mode: str, write: Write) -> None:
+    workload = Workload("mixture", 200, seed=4)
+    without = replay(workload, mode=mode, device_blocks=128, slots=300)
+    result = replay(workload, mode=mode, device_blocks=128, slots=300, below=below(write=write))
+    assert result.below_tokens > 0
+    assert result.hit_ratio > without.hit_ratio
+    tokens = result.device_tokens + result.host_tokens + result.below_tokens
+    assert tokens + result.computed_tokens == result.prompt_tokens
+    assert sum(result.missed.values()) == result.computed_tokens
+    assert result.fetched_bytes >= result.below_tokens * 1024
+    assert result.sunk_bytes > 0
+    assert result.loaded_bytes == (result.host_tokens + result.below_tokens) * 1024
+    assert result.missed["evicted"] < without.missed["evicted"]
+
+
+def test_a_larger_disk_never_hits_less_and_one_that_is_too_slow_is_left_alone() -> None:
+    workload = Workload("chats", 200, seed=3)
+    sizes = [
+        replay(workload, device_blocks=128, slots=200, below=below(blocks)).hit_ratio for blocks in (50, 500, 50_000)
+    ]
+    assert sizes == sorted(sizes)
+    slow = replay(workload, device_blocks=128, slots=200, below=below(bytes_per_s=1e6))
+    assert slow.hit_ratio < sizes[-1]
+    assert slow.missed["tier_late"] + slow.missed["not_fetched"] > 0
+    assert len(slow.ttft_s) == 200
+
+
+def test_a_store_that_never_answers_in_time_costs_hits_and_no_request() -> None:
+    workload = Workload("chats", 100)
+    result = replay(workload, device_blocks=128, slots=200, below=below(latency_s=10.0))
+    assert result.below_tokens == 0
+    assert len(result.ttft_s) + result.too_large == 100
+
+
+def test_servers_see_what_others_computed_only_in_a_shared_store() -> None:
+    requests = [request(10.0 * number, (1, 2, 3, 4), block_tokens=512) for number in range(8)]
+    own, shared = (replay(requests, servers=4, below=below(shared=shared)) for shared in (False, True))
+    assert own.below_tokens == 0
+    assert own.device_tokens == 4 * 4 * 512
+    assert shared.below_tokens == 3 * 4 * 512
+    assert shared.hit_ratio > own.hit_ratio
+
+
+def test_with_servers_every_token_is_accounted_for() -> None:
+    workload = Workload("mixture", 200, seed=4)
+    result = replay(workload, servers=3, device_blocks=128, slots=300, below=below(shared=True))
+    assert len(result.ttft_s) == 200
+    tokens = result.device_tokens + result.host_tokens + result.below_tokens
+    assert tokens + result.computed_tokens == result.prompt_tokens
+    assert sum(result.missed.values()) == result.computed_tokens
+
+
+def test_below_keeps_what_was_used_last_and_heads_longer_than_tails() -> None:
+    tier = Below(below(3, block_tokens=1), 1024)
+    names = [(0, b"%d" % number) for number in range(4)]
+    assert tier.end(Sink(1, tuple(names[:3]), (0, 1, 2)), 0.0).hits == (0, 1, 2)
+    assert tier.end(Sink(2, (names[3],), (0,)), 0.0).hits == (0,)
+    assert tier.end(Lookup(3, tuple(names)), 0.0).hits == (0, 1, 3)
+    assert tier.end(Fetch(4, (names[0],), (0,)), 0.0).hits == (0,)
+    assert tier.leading([b"0", b"1", b"2"]) == 2
+    assert (len(tier), tier.dropped_blocks) == (3, 1)
+
+
+def test_reads_queue_behind_each_other_and_not_behind_writes() -> None:
+    tier = Below(below(100, block_tokens=1, bytes_per_s=1024.0, latency_s=0.5), 1024)
+    two = ((0, b"a"), (0, b"b"))
+    assert tier.begin(Sink(1, two, (0, 1)), 0.0) == 2.5
+    assert tier.begin(Fetch(2, two, (0, 1)), 0.0) == 2.5
+    assert tier.begin(Fetch(3, two, (0, 1)), 1.0) == 4.5
+    assert tier.begin(Lookup(4, two), 1.0) == 1.05
+
+
+def test_a_disk_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="read_bytes_per_s"):
+        below(bytes_per_s=0)
+    with pytest.raises(ConfigError, match="latency_s"):
+        below(latency_s=-1)
+    with pytest.raises(ConfigError, match="at least one block"):
+        replay([], below=below(0))
+
+
+# ---------------------------------------------------------------------- admission
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_admission_stores_less_and_says_what_it_kept_out(mode: str) -> None:
+    workload = Workload("mixture", 200, seed=4)
+    everything = replay(workload, mode=mode, device_blocks=128, slots=600)
+    result = replay(workload, mode=mode, device_blocks=128, slots=600, admission="second-use")
+    assert result.stored_bytes < everything.stored_bytes
+    assert result.not_stored["not_admitted"] > 0
+    assert result.missed["not_admitted"] > 0
+    assert everything.missed["not_admitted"] == 0
+    assert sum(result.missed.values()) == result.computed_tokens
+    assert result.host_tokens > 0
 
 
 # ---------------------------------------------------------------------- against the embedded engine

@@ -32,7 +32,11 @@ class BreakEven:
         self._lookup_s = _mean(self._lookup_s, seconds)
 
     def fetched(self, tokens: float, seconds: float) -> None:
-        """A fetch took so long for so many tokens."""
+        """So many tokens have come up in so much time.
+
+        What counts is the rate of the tier, not how long one fetch took that had to wait behind others: computing would
+        have had to wait as well.
+        """
         if tokens > 0:
             self._fetch_s_per_token = _mean(self._fetch_s_per_token, seconds / tokens)
 

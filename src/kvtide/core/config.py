@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from kvtide.core.eviction import POLICIES
+from kvtide.core.eviction.admission import Admission
 from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice, parse_count, parse_flag, parse_size
@@ -110,6 +111,8 @@ class OffloadConfig:
     """Fewer tokens than this are computed rather than looked for below host memory (F19)."""
     below: BelowConfig | None = None
     """None: there is nothing below host memory."""
+    admission: Admission = "all"
+    """Which blocks are stored: all, or those that a second request has asked for."""
 
     @classmethod
     def build(
@@ -125,6 +128,7 @@ class OffloadConfig:
         if budget > geometry.device_blocks:
             raise ConfigError("pin_budget", budget, f"at most the device pool, {geometry.device_blocks} blocks")
         mode = parse_choice("mode", options.get("mode", "eager"), get_args(Mode))
+        admission = parse_choice("admission", options.get("admission", "all"), get_args(Admission))
         return cls(
             geometry=geometry,
             slots=_slots(geometry, options),
@@ -135,6 +139,7 @@ class OffloadConfig:
             events=parse_flag("events", options.get("events", False)),
             min_fetch_tokens=parse_count("min_fetch_tokens", options.get("min_fetch_tokens", 128), minimum=1),
             below=below,
+            admission="second-use" if admission == "second-use" else "all",
         )
 
     @property
@@ -148,6 +153,7 @@ OPTIONS: Mapping[str, str] = {
     "host_per_rank": "host memory of each rank, instead of host",
     "mode": "eager: store blocks once they are computed; lazy: store blocks that are about to be evicted",
     "policy": "which block leaves the host first: " + ", ".join(POLICIES),
+    "admission": "which blocks are stored: all, or second-use: those that a second request asks for (default: all)",
     "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool, or what one "
     "step computes if that is more, up to half)",
     "min_load_tokens": "compute rather than load when fewer tokens than this would be loaded (default: 0)",

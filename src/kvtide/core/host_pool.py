@@ -164,7 +164,8 @@ class HostPool:
         cached, block_tokens = self._cached, self._block_tokens[group]
         leading = self.leading_slots(group, keys)
         if len(leading) == len(keys):
-            self._policy.renew(leading, end_tokens, block_tokens)
+            if leading:
+                self._policy.renew(leading, end_tokens, block_tokens)
             return leading
         slots = list(map(self._slot_of[group].get, keys))
         run: list[int] = []

@@ -97,6 +97,8 @@ class Fetch(Errand):
     waited_s: float = 0.0
     waiting: list[Search] = field(default_factory=list)
     """The requests that wait for it: the one that asked first, and those that need the same blocks."""
+    queued_tokens: float = 0.0
+    """Tokens that were on their way up when it began, its own among them: they have come when it has."""
     relied_on: set[int] = field(default_factory=set)
     """Slots whose content somebody has computed meanwhile and not stored, because it was on its way up."""
 

@@ -24,6 +24,8 @@ class NotStored(str, Enum):
     """It was computed before a reset, or on top of what was."""
     QUEUE_FULL = "queue_full"
     """Too many blocks were waiting for the pin budget already."""
+    NOT_ADMITTED = "not_admitted"
+    """No second request has asked for it so far (`admission`)."""
 
 
 class NotLoaded(str, Enum):

@@ -46,6 +46,7 @@ class Searches:
         self._searching: dict[str, Request] = {}
         self._fetch_of: dict[int, Fetch] = {}
         """The fetch that writes to a slot."""
+        self._rising_tokens = 0.0
         self._planned: list[Lookup | Fetch] = []
         self._answered: list[Lookup] = []
         self._unkept: list[Chain] = []
@@ -177,6 +178,7 @@ class Searches:
         """Every rank has written what it could: make visible what all of them have, and tell who waits."""
         for slot in fetch.slots:
             del self._fetch_of[slot]
+        self._rising_tokens -= self._tokens(fetch)
         hits = set() if fetch.abandoned else set(fetch.hits)
         arrived: list[int] = []
         position = 0
@@ -198,8 +200,7 @@ class Searches:
         self._metrics.fetched_blocks += len(arrived)
         if not fetch.abandoned:
             self._metrics.fetch_missed_blocks += len(fetch.slots) - len(arrived)
-            tokens = sum(len(chain) * self._groups[chain.group].block_tokens for chain in fetch.chains)
-            self.break_even.fetched(tokens / len(self._groups), fetch.seconds)
+            self.break_even.fetched(fetch.queued_tokens, fetch.seconds)
         for search in fetch.waiting:
             if fetch.id in search.errands:
                 self._arrived(fetch, search, arrived)
@@ -279,8 +280,15 @@ class Searches:
                 fetch.names += [(chain.group, key) for key in chain.keys]
                 fetch.slots += chain.slots
             self._fetch_of.update(dict.fromkeys(fetch.slots, fetch))
+            self._rising_tokens += self._tokens(fetch)
+            fetch.queued_tokens = self._rising_tokens
             self._join(search, {fetch.id: fetch})
             self._planned.append(fetch)
+
+    def _tokens(self, fetch: Fetch) -> float:
+        """Return the tokens of a fetch, of which each group brings its share."""
+        blocks_tokens = sum(len(chain) * self._groups[chain.group].block_tokens for chain in fetch.chains)
+        return blocks_tokens / len(self._groups)
 
     def _chains(self, keys: Sequence[Sequence[Key]], blocks: list[tuple[int, int]], slots: list[int]) -> list[Chain]:
         """Join blocks that follow each other."""

@@ -69,7 +69,8 @@ class EagerPlanner:
 
     def _store_new_blocks(self, request: Request, index: int) -> bool:
         """Store what one group of a request has computed; return False when the pin budget stopped it."""
-        first, full = request.considered[index], self._full_blocks(request, index)
+        first = request.considered[index]
+        full = self._stores.admit(request, index, self._full_blocks(request, index))
         if first >= full:
             return True
         chain = self._chain(request, index, first, full)
@@ -100,13 +101,16 @@ class EagerPlanner:
                 continue
             self._stores.lose(NotStored.NO_KEY, request.computed_tokens // group.block_tokens - full)
             slots = self._host.use_keys(index, chain.keys, chain.end_tokens)
+            admitted = self._stores.admit(request, index, full)
+            first = request.considered[index] if find is None else 0
+            self._stores.lose(NotStored.NOT_ADMITTED, slots[max(first, admitted) :].count(None))
             if find is None:
-                self._count_out_of_window(request, index, request.considered[index], full)
+                self._count_out_of_window(request, index, first, admitted)
             self._searches.rely_on(slots)
-            if None not in slots:
+            there = slots.index(None) if None in slots else full
+            if there >= admitted:
                 continue
-            there = slots.index(None)
-            rest = chain.part(there, full, group.block_tokens)
+            rest = chain.part(there, admitted, group.block_tokens)
             rest.filled = rest.filled and find is None
             for run in self._stores.runs(rest, find) if find else self._missing(request, rest, there):
                 self._stores.start_or_defer(run)

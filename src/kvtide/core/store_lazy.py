@@ -49,6 +49,8 @@ class LazyPlanner:
         self._target = 0
         self._cursor: int | None = None
         self._tried: set[tuple[int, Key]] = set()
+        self._kept_out: set[tuple[int, Key]] = set()
+        """Not admitted, and counted. Not all engines say when a block is evicted, so it is when it is about to be."""
         self._stopped_by_budget = False
 
     @property
@@ -61,6 +63,10 @@ class LazyPlanner:
         if any(key not in self._host.known(group) for group, key in self._tried):
             self._cursor = None  # it has passed them
         self._tried.clear()
+        if self._stores.selective:
+            for index, group in enumerate(self._geometry.groups):
+                full = min(request.computed_tokens // group.block_tokens, len(request.keys[index]))
+                self._stores.admit(request, index, full)
 
     def preempted(self, request: Request) -> None:
         """Do nothing: its blocks go to the free queue."""
@@ -75,9 +81,13 @@ class LazyPlanner:
         self._stopped_by_budget = False
 
     def evicted(self, group: int, key: Key) -> None:
-        """Count a block that was taken before it was stored."""
+        """Count a block that was taken before it was stored, or that was not to be stored."""
         if key not in self._host.known(group) and not self._stores.defers(group, key):
-            self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
+            if self._stores.admits(group, key):
+                self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
+            else:
+                self._keep_out(group, key)
+        self._kept_out.discard((group, key))
 
     def plan(self, loading_blocks: int) -> None:
         """Walk until enough blocks are clean or the pin budget is used up, and store the dirty ones."""
@@ -123,7 +133,20 @@ class LazyPlanner:
     def _is_dirty(self, content: BlockContent) -> bool:
         """Whether content would be lost if the engine took its block now, and something can be done about it."""
         group, key = content.group, content.key
-        return key not in self._host.known(group) and (group, key) not in self._tried
+        if key in self._host.known(group) or (group, key) in self._tried:
+            return False
+        if self._stores.admits(group, key):
+            return True
+        self._keep_out(group, key)
+        return False
+
+    def _keep_out(self, group: int, key: Key) -> None:
+        """Count a block that is not admitted, once as long as the device has it."""
+        if (group, key) not in self._kept_out:
+            if len(self._kept_out) >= self._geometry.device_blocks:
+                self._kept_out.clear()
+            self._kept_out.add((group, key))
+            self._stores.lose(NotStored.NOT_ADMITTED, 1)
 
     def _chains(self, dirty: list[FreeBlock]) -> list[Chain]:
         """Join blocks that continue each other. Prefixes are freed tail first, so look from the back."""

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
+from kvtide.core.eviction.admission import SecondUse
 from kvtide.core.groups import FullAttention, Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, Store
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
+from kvtide.core.requests import Request
 from kvtide.core.sinks import Sinks
 
 STORE_BLOCKS_MAX = 256
@@ -50,6 +52,8 @@ class Stores:
         self._sinks = sinks
         self._ledger = ledger
         self._metrics = metrics
+        remembered = (config.slots + config.geometry.device_blocks) // len(groups)
+        self._second_use = [SecondUse(remembered) for _ in groups] if config.admission == "second-use" else None
         self._backlog: list[tuple[Chain, int]] = []
         self._planned: list[Store] = []
         self.backlog_blocks = 0
@@ -65,6 +69,33 @@ class Stores:
         return (
             chain.parent is None or not self._needs_prefix[chain.group] or chain.parent in self._host.known(chain.group)
         )
+
+    @property
+    def selective(self) -> bool:
+        """Whether some blocks are kept out (`admission`)."""
+        return self._second_use is not None
+
+    def admit(self, request: Request, group: int, full: int) -> int:
+        """Return how many of the first `full` blocks of a request may be stored. Each is decided about once.
+
+        So neither the end of a request nor what it computes again after a preemption is a second use.
+        """
+        if self._second_use is None:
+            return full
+        asked = request.asked[group]
+        if not asked:  # what others computed, and this request does not even have, is not in question
+            asked = request.admitted[group] = request.considered[group]
+        if full > asked:
+            keys = request.keys[group][asked:full]
+            admitted = self._second_use[group].admit(keys, self._host.known(group))
+            if request.admitted[group] == asked:
+                request.admitted[group] += admitted
+            request.asked[group] = full
+        return min(full, request.admitted[group])
+
+    def admits(self, group: int, key: Key) -> bool:
+        """Whether a block may be stored, whoever has asked for it."""
+        return self._second_use is None or self._second_use[group].admits(key)
 
     def begin(self, chain: Chain, attempt: int = 1) -> int:
         """Start to store a chain from its head; return how many blocks were started.

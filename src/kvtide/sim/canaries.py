@@ -165,6 +165,7 @@ def _unkept_promise() -> Patches:
         release_loosely(self, request)
         request.reservation = match
         loose[request.id] = None
+        self._searches.reserved(request, match)
 
     def release_loosely(self: Loads, request: Request) -> None:
         if request.id in loose:

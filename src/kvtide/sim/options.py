@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from kvtide.core.eviction import POLICIES
+from kvtide.core.eviction.admission import Admission
 from kvtide.errors import ConfigError
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FAULT_KINDS
@@ -174,6 +175,7 @@ WORLD_OPTIONS: dict[str, WorldOption] = {
     ),
     "mode": _choice("mode", "when blocks are stored", ("eager", "lazy")),
     "policy": _choice("policy", "which block leaves the host first", tuple(POLICIES)),
+    "admission": _choice("admission", "which blocks are stored", get_args(Admission)),
     "ranks": _number("ranks", "workers", 1, 4),
     "depth": _number("depth", "1: synchronous, 2: asynchronous scheduling", 1, 2),
     "step_tokens": _number("step_tokens", "most tokens of one step", 1),

@@ -133,6 +133,7 @@ class Scheduler:
         if match is None or match.device_tokens != device_tokens:
             match = self._manager.match(request.id, device_tokens, request.known)
             self._manager.reserve(match)
+            request.match = None
             if match.waits and not self._is_impatient():
                 return None
             if self._habits.patient and match.tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtide.core.config import Geometry, Mode, OffloadConfig
+from kvtide.core.eviction.admission import Admission
 from kvtide.core.groups import common_boundary
 from kvtide.sim.draw import CHANCE_ONE, Draw
 from kvtide.sim.faults import Faults
@@ -14,6 +15,7 @@ from kvtide.sim.tokens import EPOCHS_MAX, Tokens
 from kvtide.sim.traffic import Arrival, draw_shape, draw_traffic
 
 WORLD_STREAM, RUN_STREAM, TIER_STREAM, TIER_RUN_STREAM = 0, 1, 3, 4
+ADMISSION_STREAM = 5
 BLOCK_BYTES = 1
 
 
@@ -82,6 +84,7 @@ class World:
     """Steps before which the weights change."""
     tier: TierWorld | None = None
     """What lies below host memory, if anything does."""
+    admission: Admission = "all"
 
     @classmethod
     def draw(cls, seed: int) -> World:
@@ -121,6 +124,7 @@ class World:
             arrivals=arrivals,
             resets=tuple(sorted(draw.below(last_step) for _ in range(draw.pick((0, 0, 0, 1, 3))))),
             tier=TierWorld.draw(Draw(seed, TIER_STREAM)),
+            admission="second-use" if Draw(seed, ADMISSION_STREAM).chance(32) else "all",
         )
 
     def describe(self) -> list[str]:
@@ -129,7 +133,7 @@ class World:
         faults = [f"{kind} {getattr(self.faults, kind)}/{CHANCE_ONE}" for kind in self.faults.kinds]
         return [
             f"groups     {', '.join(map(str, self.groups))}",
-            f"offloading {self.mode}, policy {self.policy}, {self.host_slots} host slots "
+            f"offloading {self.mode}, policy {self.policy}, admission {self.admission}, {self.host_slots} host slots "
             f"({self.slots_ready} at once), pin budget {self.pin_budget}, "
             f"loads of at least {self.min_load_tokens} tokens",
             f"engine     {self.ranks} ranks, depth {self.depth}, {self.device_blocks} device blocks, "
@@ -158,6 +162,7 @@ class World:
                 "host_per_rank": self.host_slots * BLOCK_BYTES,
                 "mode": self.mode,
                 "policy": self.policy,
+                "admission": self.admission,
                 "pin_budget": self.pin_budget,
                 "min_load_tokens": self.min_load_tokens,
                 "events": True,

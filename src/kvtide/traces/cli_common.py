@@ -7,13 +7,14 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvtide.core.eviction.admission import Admission
 from kvtide.errors import ConfigError
-from kvtide.options import parse_size
+from kvtide.options import parse_choice, parse_size
 from kvtide.traces.consistency import consistent
 from kvtide.traces.cost import PRESETS, CostModel, preset
 from kvtide.traces.geometry import DEFAULT_BYTES_PER_TOKEN, bytes_per_token
@@ -110,6 +111,18 @@ def add_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--link", metavar="SIZE", help='bytes per second each way, such as "25GB", instead of the preset\'s'
     )
+
+
+def add_admission(command: argparse.ArgumentParser) -> None:
+    """Add what chooses the blocks that are stored."""
+    admission = "which blocks are stored: all, or second-use: those that are asked for a second time (default: all)"
+    command.add_argument("--admission", default="all", metavar="NAME", help=admission)
+
+
+def admission_of(args: argparse.Namespace) -> Admission:
+    """Return which blocks are to be stored."""
+    chosen = parse_choice("--admission", args.admission, get_args(Admission))
+    return "second-use" if chosen == "second-use" else "all"
 
 
 def workload_of(args: argparse.Namespace) -> Workload:

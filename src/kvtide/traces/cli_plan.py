@@ -12,8 +12,10 @@ from kvtide.core import POLICIES
 from kvtide.options import parse_choice
 from kvtide.traces.cli_common import (
     Input,
+    add_admission,
     add_input,
     add_machine,
+    admission_of,
     bytes_per_token_of,
     cost_of,
     input_of,
@@ -48,6 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_machine(command)
     names = "lru,prefix,arc,s3fifo,forecast"
     command.add_argument("--policies", default=names, metavar="A,B", help=f"policies to compare (default: {names})")
+    add_admission(command)
     command.add_argument("--sizes", metavar="A,B", help="sizes of host memory (default: eight, up to where all fits)")
     command.add_argument("--exact", action="store_true", help="run policies on the whole trace instead of samples")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
@@ -86,6 +89,7 @@ def _config(args: argparse.Namespace, block_tokens: int) -> PlanConfig:
         policies=list(dict.fromkeys(policies)),
         sizes=sizes,
         cost=cost_of(args),
+        admission=admission_of(args),
         sample_blocks=_EVERYTHING if args.exact else SAMPLE_BLOCKS,
     )
 
@@ -95,10 +99,11 @@ def _write(args: argparse.Namespace, plan: PlanResult, source: Input, config: Pl
     if args.plot is not None:
         write_whole(args.plot, lambda path: draw_plan(plan, title, path))
     if args.html is not None:
+        exact = "lru is exact; " if config.admission == "all" else f"Admission: {config.admission}. "
         notes = (
             f"{plan.requests:,} requests, {plan.prompt_tokens:,} prompt tokens, {config.bytes_per_token:,} bytes of KV "
-            f"per token. Time to first token: mean, without queues; {config.cost.source}. lru is exact; ± is the "
-            f"standard error of samples."
+            f"per token. Time to first token: mean, without queues; {config.cost.source}. {exact}± is the standard "
+            f"error of samples."
         )
         page = plan_page(plan, title, conclusion(plan), notes)
         write_whole(args.html, lambda path: _write_text(path, page))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from typing import get_args
 
 from rich.console import Console
 
@@ -12,8 +13,10 @@ from kvtide.core import POLICIES
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice
 from kvtide.traces.cli_common import (
+    add_admission,
     add_input,
     add_machine,
+    admission_of,
     bytes_per_token_of,
     cost_of,
     input_of,
@@ -26,17 +29,20 @@ from kvtide.traces.cli_common import (
 from kvtide.traces.cost import CostModel
 from kvtide.traces.plots import draw_replay, figure
 from kvtide.traces.replay import Replay, ReplayConfig
+from kvtide.traces.replay_below import BelowModel, Write
 from kvtide.traces.replay_report import as_json, replay_tables
 from kvtide.traces.writing import check_writable, write_whole
 
 TEXT = """\
-Serve a trace in virtual time with the real core: what comes from the device and from host memory, what is computed
-and why, how long users wait. Only the time that computing and copying take is a model."""
+Serve a trace in virtual time with the real core: what comes from the device, from host memory and from below
+it, what is computed and why, how long users wait. Only the time that computing and copying take is a model."""
 
 EXAMPLES = """\
   kvtide replay                                          a synthetic workload
   kvtide replay trace.jsonl --host 256GiB                a trace in Mooncake's format
   kvtide replay chats.jsonl --tokenizer tokenizer.json   a log of chat completion requests
+  kvtide replay trace.jsonl --host 64GiB --disk 2TiB --disk-bandwidth 6GB/s
+  kvtide replay trace.jsonl --servers 4 --disk 4TiB --disk-shared --disk-bandwidth 10GB/s
   kvtide replay trace.jsonl --gpus 8 --policy forecast --json > replay.json"""
 
 PROGRESS_EVERY = 100
@@ -52,10 +58,29 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--gpus", type=number, default=1, metavar="N", help="GPUs that share the traffic (default: 1)")
     policies = f"which block leaves the host first: {', '.join(POLICIES)} (default: prefix)"
     command.add_argument("--policy", default="prefix", metavar="NAME", help=policies)
+    add_admission(command)
     command.add_argument("--mode", default="eager", metavar="NAME", help="eager or lazy (default: eager)")
+    _add_below(command)
     command.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     command.add_argument("--plot", metavar="FILE.png", help="draw shares over time and times to first token")
     command.set_defaults(run=run)
+
+
+def _add_below(command: argparse.ArgumentParser) -> None:
+    """Add what describes a tier below host memory, and how many servers there are."""
+    command.add_argument("--disk", metavar="SIZE", help="a disk or store below host memory (default: none)")
+    rate = 'of reading it, and of writing it, per second, such as "3GB/s" (default: 3GB/s)'
+    command.add_argument("--disk-bandwidth", default="3GB/s", metavar="SIZE", help=rate)
+    command.add_argument(
+        "--disk-latency", type=float, default=0.001, metavar="S", help="seconds before the first byte (default: 0.001)"
+    )
+    late = "requests do not wait when nothing has come for so many seconds (default: 0.05)"
+    command.add_argument("--disk-deadline", type=float, default=0.05, metavar="S", help=late)
+    write = "when blocks go there: through, as soon as they are on the host; evict, when they leave it"
+    command.add_argument("--disk-write", default="through", metavar="NAME", help=f"{write} (default: through)")
+    command.add_argument("--disk-shared", action="store_true", help="one for all servers, not one each")
+    servers = "servers that take turns with the requests, each with its own GPUs and host memory (default: 1)"
+    command.add_argument("--servers", type=number, default=1, metavar="N", help=servers)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,6 +113,8 @@ def _config(args: argparse.Namespace, block_tokens: int) -> ReplayConfig:
     device_blocks = size("--device", args.device) * args.gpus // block_bytes
     if device_blocks < 1:
         raise ConfigError("--device", args.device, f"at least one block, {block_bytes} bytes")
+    if not isinstance(args.servers, int) or args.servers < 1:
+        raise ConfigError("--servers", args.servers, "a whole number of at least 1")
     host_bytes = size("--host", args.host)
     if host_bytes < block_bytes:
         raise ConfigError("--host", args.host, f"at least one block, {block_bytes} bytes")
@@ -99,6 +126,30 @@ def _config(args: argparse.Namespace, block_tokens: int) -> ReplayConfig:
         policy=parse_choice("--policy", args.policy, tuple(POLICIES)),
         mode=parse_choice("--mode", args.mode, ("eager", "lazy")),
         cost=_together(cost_of(args), args.gpus),
+        admission=admission_of(args),
+        below=_below(args, block_bytes),
+        servers=args.servers,
+    )
+
+
+def _below(args: argparse.Namespace, block_bytes: int) -> BelowModel | None:
+    if args.disk is None:
+        if args.disk_shared:
+            raise ConfigError("--disk-shared", True, "--disk SIZE, too")
+        return None
+    disk_bytes = size("--disk", args.disk)
+    if disk_bytes < block_bytes:
+        raise ConfigError("--disk", args.disk, f"at least one block, {block_bytes} bytes")
+    bytes_per_s = size("--disk-bandwidth", args.disk_bandwidth.removesuffix("/s"))
+    write = parse_choice("--disk-write", args.disk_write, get_args(Write))
+    return BelowModel(
+        size_bytes=disk_bytes,
+        read_bytes_per_s=bytes_per_s,
+        write_bytes_per_s=bytes_per_s,
+        latency_s=args.disk_latency,
+        deadline_s=args.disk_deadline,
+        write="evict" if write == "evict" else "through",
+        shared=args.disk_shared,
     )
 
 

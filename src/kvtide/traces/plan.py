@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvtide.core.eviction.admission import Admission
 from kvtide.errors import ConfigError
 from kvtide.traces.cost import CostModel
 from kvtide.traces.errors import TraceError
@@ -15,7 +16,7 @@ from kvtide.traces.sampling import SAMPLE_BLOCKS, Estimate, SampledTrace
 SIZES = 8
 """Sizes that are tried if none are given: each twice the one before, up to where everything fits."""
 EXACT = "lru"
-"""The policy whose whole curve comes from one pass."""
+"""The policy whose whole curve comes from one pass, if all blocks are admitted."""
 OnPoint = Callable[[int, int], None]
 """Told how many points are done, of how many."""
 
@@ -42,7 +43,7 @@ class PlanResult:
     unique_bytes: int
     curves: dict[str, list[Point]]
     lru_curve: list[tuple[int, float]]
-    """LRU at every size where something changes: bytes and hit ratio."""
+    """LRU at every size where something changes: bytes and hit ratio. Empty if not all blocks are admitted."""
     ttft_without_s: float
     """Mean time to first token without any cache."""
 
@@ -67,6 +68,7 @@ class PlanConfig:
     sizes: Sequence[int] = ()
     """Host memory in bytes; empty: chosen from the trace."""
     cost: CostModel
+    admission: Admission = "all"
     sample_blocks: int = SAMPLE_BLOCKS
 
     @property
@@ -96,6 +98,7 @@ def make_plan(requests: Iterable[TraceRequest], config: PlanConfig, on_point: On
     times = _Times(config, len(prompts), prompt_tokens)
     sizes = config.sizes or default_sizes(curve.unique_blocks * config.block_bytes, config.block_bytes)
     sampled = SampledTrace(prompts, config.sample_blocks)
+    selective = config.admission != "all"
     curves: dict[str, list[Point]] = {}
     total = len(config.policies) * len(sizes)
     for policy in config.policies:
@@ -103,14 +106,15 @@ def make_plan(requests: Iterable[TraceRequest], config: PlanConfig, on_point: On
         for size in sizes:
             slots = size // config.block_bytes
             estimate = Estimate(curve.hits(slots) / blocks, 0.0)
-            if policy != EXACT:
-                estimate = sampled.estimate(policy, slots, estimate.hit_ratio)
+            if policy != EXACT or selective:
+                estimate = sampled.estimate(policy, slots, estimate.hit_ratio, selective=selective)
             curves[policy].append(times.point(size, estimate, blocks))
             if on_point is not None:
                 on_point(sum(map(len, curves.values())), total)
     lru = [
         (slots * config.block_bytes, hits * config.block_tokens / prompt_tokens)
         for slots, hits in zip(*curve.curve(), strict=True)
+        if not selective
     ]
     return PlanResult(
         len(prompts), prompt_tokens, curve.unique_blocks * config.block_bytes, curves, lru, times.ttft_s(0.0)

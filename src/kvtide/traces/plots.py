@@ -13,6 +13,8 @@ from kvtide.traces.units import size_text
 
 COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774", "#b59b00")
 _SLICES = 60
+_SOURCES = ("device", "host", "below", "computed")
+_SOURCE_COLOURS = ("#0b6e99", "#7fb7cf", "#d9a66b", "#e3e2e0")
 
 
 def figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
@@ -67,7 +69,7 @@ def draw_replay(result: ReplayResult, title: str, path: Path) -> None:
     """Draw where tokens came from over time, and the distribution of the time to first token."""
     drawing, (left, right) = figure(12, 4.5, columns=2)
     times, shares = _shares_over_time(result)
-    left.stackplot(times, *shares, labels=("device", "host", "computed"), colors=("#0b6e99", "#7fb7cf", "#e3e2e0"))
+    left.stackplot(times, *shares, labels=_SOURCES, colors=_SOURCE_COLOURS)
     left.set(title=title, xlabel="time, s", ylabel="prompt tokens, %", ylim=(0, 100))
     left.legend(loc="upper right", frameon=True)
     count = len(result.ttft_s)
@@ -79,11 +81,11 @@ def draw_replay(result: ReplayResult, title: str, path: Path) -> None:
 def _shares_over_time(result: ReplayResult) -> tuple[list[float], list[list[float]]]:
     """Return the middles of slices of time, and for each source its percentage in each slice."""
     end_s = max((when_s for when_s, *_ in result.timeline), default=0.0) or 1.0
-    sums = [[0, 0, 0] for _ in range(_SLICES)]
+    sums = [[0] * len(_SOURCES) for _ in range(_SLICES)]
     for when_s, *tokens in result.timeline:
         row = sums[min(_SLICES - 1, int(when_s / end_s * _SLICES))]
         for source, count in enumerate(tokens):
             row[source] += count
     filled = [(index, row) for index, row in enumerate(sums) if sum(row)]
     times = [(index + 0.5) * end_s / _SLICES for index, _ in filled]
-    return times, [[100 * row[source] / sum(row) for _, row in filled] for source in range(3)]
+    return times, [[100 * row[source] / sum(row) for _, row in filled] for source in range(len(_SOURCES))]

@@ -75,21 +75,21 @@ class PolicyRun:
         found = len(chain)
         result.uses += len(keys)
         result.hits += found
+        last = self._admission.admit(keys, slot_of) if self._admission is not None else len(keys)
         with self._timed:
             self._policy.tick()
             if chain:
                 self._policy.use(chain, 1, 1)
-        if found < len(keys):
-            self._store(keys, chain)
+        if found < last:
+            self._store(keys, chain, last)
         if chain:
             with self._timed:
                 self._policy.renew(chain, 1, 1)
         return found
 
-    def _store(self, keys: Sequence[Key], chain: list[int]) -> None:
-        """Add what is missing. Policies that do not keep prefixes whole may still have parts of it."""
+    def _store(self, keys: Sequence[Key], chain: list[int], last: int) -> None:
+        """Add what is missing up to `last`. Policies that do not keep prefixes whole may still have parts of it."""
         first = len(chain)
-        last = first + self._admission.admit(keys[first:]) if self._admission else len(keys)
         slot_of = self._slot_of
         while first < last:
             slot = slot_of.get(keys[first])

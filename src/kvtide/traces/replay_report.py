@@ -11,6 +11,9 @@ QUANTILES = (0.5, 0.9, 0.99)
 _WHY = {
     "never_seen": "never seen before",
     "evicted": "evicted by then",
+    "not_admitted": "seen once, and not admitted",
+    "not_fetched": "below the host, faster to compute",
+    "tier_late": "below the host, and late",
     "still_storing": "still on its way to the host",
     "unfinished_block": "less than a block, or the last token",
     "last_token": "less than a block, or the last token",
@@ -29,6 +32,7 @@ def _tokens(result: ReplayResult) -> Table:
     for label, tokens in (
         ("on the device", result.device_tokens),
         ("loaded from the host", result.host_tokens),
+        ("from below the host", result.below_tokens),
         ("computed", result.computed_tokens),
     ):
         table.add_row(label, f"{tokens:,}", percent_text(result.share(tokens)))
@@ -48,6 +52,9 @@ def _times(result: ReplayResult) -> Table:
     table.add_row("", f"{_per_second(result, result.requests):.2f} requests/s")
     table.add_row("loaded", size_text(result.loaded_bytes))
     table.add_row("stored", size_text(result.stored_bytes))
+    if result.lookups:
+        table.add_row("from below to the host", size_text(result.fetched_bytes))
+        table.add_row("from the host to below", size_text(result.sunk_bytes))
     table.add_row("evicted from the host", f"{result.evicted_blocks:,} blocks")
     served = max(1, len(result.ttft_s))
     table.add_row("waiting for device blocks, each request", seconds_text(result.lost_to_blocks_s / served))
@@ -68,13 +75,20 @@ def as_json(result: ReplayResult) -> dict[str, object]:
         "tokens": {
             "device": result.device_tokens,
             "host": result.host_tokens,
-            "below": 0,
+            "below": result.below_tokens,
             "computed": result.computed_tokens,
         },
         "hit_ratio": result.hit_ratio,
         "missed": dict(result.missed),
         "not_stored_blocks": dict(result.not_stored),
-        "bytes": {"loaded": result.loaded_bytes, "stored": result.stored_bytes},
+        "not_sunk_blocks": dict(result.not_sunk),
+        "bytes": {
+            "loaded": result.loaded_bytes,
+            "stored": result.stored_bytes,
+            "fetched": result.fetched_bytes,
+            "sunk": result.sunk_bytes,
+        },
+        "lookups": result.lookups,
         "evicted_blocks": result.evicted_blocks,
         "ttft_s": {
             "mean": sum(result.ttft_s) / max(1, len(result.ttft_s)),

@@ -30,6 +30,8 @@ class ReplayRequest:
     resume_at: int = 0
     """Tokens that need not be computed."""
     admitted_s: float = 0.0
+    above_tokens: int | None = None
+    """What the device and the host had when it began to search below them; None: it did not."""
 
     @classmethod
     def of(cls, request_id: str, request: TraceRequest, block_tokens: int, arrival_s: float) -> ReplayRequest:
@@ -51,6 +53,18 @@ class ReplayRequest:
                 break
             found.append(block)
         return found
+
+    def search(self, above_tokens: int) -> None:
+        """Wait for what is below, beyond so many tokens."""
+        if self.above_tokens is None:
+            self.above_tokens = above_tokens
+
+    @property
+    def below_tokens(self) -> int:
+        """Tokens of what is loaded that came up from below for this request."""
+        if self.above_tokens is None:
+            return 0
+        return max(0, self.resume_at - max(self.above_tokens, self.device_tokens))
 
     def admit(self, blocks: list[int], device_tokens: int, resume_at: int, now_s: float) -> None:
         """Take the blocks that were allocated."""

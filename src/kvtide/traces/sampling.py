@@ -50,13 +50,18 @@ class SampledTrace:
             for part in range(min(self.parts, SAMPLES))
         ]
 
-    def estimate(self, policy: str, slots: int, lru_ratio: float) -> Estimate:
-        """Run a policy on the samples; `lru_ratio` is what LRU hits in the whole trace."""
+    def estimate(self, policy: str, slots: int, lru_ratio: float, *, selective: bool = False) -> Estimate:
+        """Run a policy on the samples; `lru_ratio` is what LRU hits in the whole trace.
+
+        `selective`: blocks are admitted when they are asked for a second time. (LRU still is without.)
+        """
         if self.parts == 1:
-            return Estimate(self._samples[0].hit_ratio(policy, slots), 0.0)
+            return Estimate(self._samples[0].hit_ratio(policy, slots, selective=selective), 0.0)
         common = min(len(self._common), slots)
         scaled = max(1, round(common + (slots - common) / self.parts))
-        gains = [sample.hit_ratio(policy, scaled) - sample.lru_ratio(scaled) for sample in self._samples]
+        gains = [
+            sample.hit_ratio(policy, scaled, selective=selective) - sample.lru_ratio(scaled) for sample in self._samples
+        ]
         error = statistics.stdev(gains) / len(gains) ** 0.5
         return Estimate(max(0.0, lru_ratio + statistics.mean(gains)), error)
 
@@ -79,8 +84,8 @@ class _Sample:
         for prompt in prompts:
             self._lru.add(prompt)
 
-    def hit_ratio(self, policy: str, slots: int) -> float:
-        return run_policy(policy, self._prompts, slots).hit_ratio
+    def hit_ratio(self, policy: str, slots: int, *, selective: bool) -> float:
+        return run_policy(policy, self._prompts, slots, admission=selective).hit_ratio
 
     def lru_ratio(self, slots: int) -> float:
         return self._lru.hits(slots) / self._blocks

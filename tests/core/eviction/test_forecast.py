@@ -77,6 +77,36 @@ def test_what_a_conversation_did_not_go_on_from_is_left_behind() -> None:
     assert kind_of(pool, chain[3]) == LEFT_BEHIND
 
 
+def test_a_turn_that_adds_more_than_it_found_is_told_apart() -> None:
+    pool = Pool(Forecast)
+    chain = pool.add(4)
+    end(pool, chain)
+    pool.use(chain[:3])
+    added = pool.add(2, parent=chain[2])
+    assert kind_of(pool, added[0]) == kind_of_turn(1, soon=True)
+    more = pool.add(2, parent=added[-1])
+    end(pool, chain[:3] + added + more)
+    assert kind_of(pool, chain[0]) == kind_of_turn(1, soon=True, diverged=True)
+    assert kind_of_turn(2, soon=True, diverged=True) == kind_of_turn(3, soon=False, diverged=True)
+    assert kind_of_turn(0, soon=False, diverged=True) == kind_of_turn(0, soon=False)
+
+
+def test_what_was_evicted_and_comes_back_is_not_taken_for_new() -> None:
+    pool = Pool(Forecast)
+    keys = [b""] * SLOTS
+    pool.policy.keys = keys
+    names = [b"%d" % number for number in range(6)]
+    for slot, name in zip(pool.free, names, strict=False):
+        keys[slot] = name
+    end(pool, pool.add(4))
+    assert len(pool.evict(4)) == 4
+    for slot, name in zip(pool.free, names, strict=False):
+        keys[slot] = name
+    again = pool.add(6)
+    end(pool, again)
+    assert kind_of(pool, again[0]) == kind_of_turn(1, soon=True)
+
+
 def test_a_beginning_that_several_continue_is_shared_and_held_apart() -> None:
     pool = Pool(Forecast)
     begin = pool.add(2)

@@ -7,34 +7,45 @@ admission is for policies that cannot, and for hosts whose memory bandwidth is s
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import Literal
 
 from kvtide.core.groups import Key
 
+Admission = Literal["all", "second-use"]
+
 REMEMBERED_POOLS = 4
-"""Keys are remembered for so many times the pool's size."""
+"""Keys are remembered for at most so many times the pool's size, and for at least half of that."""
 
 
 class SecondUse:
-    """Admits what was computed before, not long ago. A bounded memory of keys."""
+    """Admits what was computed before, not long ago. A bounded memory of keys, in two generations."""
 
     def __init__(self, slots: int) -> None:
-        self._remembered_max = REMEMBERED_POOLS * slots
-        self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._generation_max = max(1, REMEMBERED_POOLS * slots // 2)
+        self._young: dict[Key, bool] = {}
+        self._old: dict[Key, bool] = {}
+        """Whether each key was asked for a second time."""
 
-    def admit(self, keys: Sequence[Key]) -> int:
-        """Return how many of the first keys were seen before; remember the others.
+    def admit(self, keys: Sequence[Key], known: Container[Key] = ()) -> int:
+        """Return how many of the first keys may be stored; take note of all of them.
 
         `keys` are consecutive blocks of one prefix: behind one that is kept out all others would be of no use.
+        `known` are on the host already. To be asked once for each block of a request.
         """
-        seen = self._seen
-        admitted = 0
-        while admitted < len(keys) and keys[admitted] in seen:
-            del seen[keys[admitted]]
-            admitted += 1
-        for key in keys[admitted:]:
-            seen[key] = None
-        while len(seen) > self._remembered_max:
-            seen.popitem(last=False)
+        young, old = self._young, self._old
+        admitted = len(keys)
+        for index, key in enumerate(keys):
+            again = young[key] = key in young or key in old or key in known
+            if not again and index < admitted:
+                admitted = index
+        if len(young) > self._generation_max:
+            self._old, self._young = young, {}
         return admitted
+
+    def admits(self, key: Key) -> bool:
+        """Whether a key was asked for a second time, as far as is remembered."""
+        return self._young.get(key, False) or self._old.get(key, False)
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)

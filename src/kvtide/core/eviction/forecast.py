@@ -51,9 +51,10 @@ class Forecast(EvictionPolicy):
 
     def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
         """Let the request that holds `parent` go on, or begin a visit. What was shared before is shared again."""
-        holders, visits = self._holders, self._holders.visits
+        holders = self._holders
         holders.now += len(chain)
         recalled = holders.recall(self.keys, chain) if self.keys else NOT_RECALLED
+        fresh = max(0, len(chain) - recalled.blocks)
         if recalled.shared_blocks:
             shared = holders.begin_shared(recalled.uses)
             parent = self._link(chain[: recalled.shared_blocks], parent, shared)
@@ -67,7 +68,7 @@ class Forecast(EvictionPolicy):
             visit = holders.begin()
             self._follow_parent(visit, parent)
         holders.follow(visit, recalled.turn, recalled.born)
-        visits.grew[visit % visits.size] = 1
+        holders.grow(visit, end_tokens // block_tokens - 1 + recalled.blocks, fresh)
         self._link(chain, parent, visit)
         holders.run(visit)
 

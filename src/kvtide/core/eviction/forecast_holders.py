@@ -39,6 +39,8 @@ class Recalled(NamedTuple):
     """How many blocks at its head are a shared beginning."""
     uses: int = 0
     """Of the shared beginning."""
+    blocks: int = 0
+    """How many blocks were recognised, those of a shared beginning included."""
 
 
 NOT_RECALLED = Recalled()
@@ -77,6 +79,15 @@ class Holders:
             visits.turn[row] = min(turn, 255)
             visits.soon[row] = self.now - born <= self._soon
 
+    def grow(self, visit: int, known: int, fresh: int) -> None:
+        """Take note that a visit adds `fresh` blocks behind `known` ones."""
+        visits = self.visits
+        row = visit % visits.size
+        visits.grew[row] = 1
+        if not visits.fresh[row]:
+            visits.known[row] = known
+        visits.fresh[row] += fresh
+
     def begin_shared(self, uses: int) -> int:
         """Begin a visit that will hold a beginning which others continue too."""
         return self._open(kind_of_shared(uses), uses)
@@ -98,7 +109,8 @@ class Holders:
         row = visit % visits.size
         visits.born[row] = self.now
         visits.running[row] = 1
-        visits.kind[row] = kind_of_turn(visits.turn[row], soon=bool(visits.soon[row]))
+        diverged = visits.fresh[row] > visits.known[row]
+        visits.kind[row] = kind_of_turn(visits.turn[row], soon=bool(visits.soon[row]), diverged=diverged)
         if visits.queue[row] != RUNNING:
             self.queues.put(visit, RUNNING)
 
@@ -163,15 +175,15 @@ class Holders:
         row = visit % self.visits.size
         blocks = self._come_back(visit, len(chain))
         if not is_shared(self.visits.kind[row]):
-            return Recalled(self.visits.turn[row] + 1, self.visits.born[row])
+            return Recalled(self.visits.turn[row] + 1, self.visits.born[row], blocks=blocks)
         uses = self.visits.turn[row] + 1
         for slot in chain[1:]:
             visit = self._by_trace.get(keys[slot], NOTHING)
             if visit != NOTHING:
-                self._come_back(visit, len(chain))
+                own = self._come_back(visit, len(chain) - blocks)
                 row = visit % self.visits.size
-                return Recalled(self.visits.turn[row] + 1, self.visits.born[row], blocks, uses)
-        return Recalled(shared_blocks=blocks, uses=uses)
+                return Recalled(self.visits.turn[row] + 1, self.visits.born[row], blocks, uses, blocks + own)
+        return Recalled(shared_blocks=blocks, uses=uses, blocks=blocks)
 
     def _come_back(self, visit: int, blocks_max: int) -> int:
         """Take note that evicted blocks of a visit are cached again; return how many."""

@@ -14,15 +14,22 @@ FIRST_TURN = FIRST_SHARED + SHARED_LEVELS
 returned is likely to return again, and who has returned soon is likely to do so soon."""
 LATER_TURNS = 3
 """The second, the third, and all others."""
-KINDS = FIRST_TURN + 1 + 2 * LATER_TURNS
+FIRST_DIVERGED = FIRST_TURN + 1 + 2 * LATER_TURNS
+"""Second and later turns that added more than they found: not so much a conversation that goes on as another one."""
+KINDS = FIRST_DIVERGED + 2
 SOON_POOLS = 4
 """Soon is within so many times the pool's size, in blocks touched."""
 RUNNING = KINDS
 """The queue, besides one for each kind, of requests that may still go on."""
 
 
-def kind_of_turn(turn: int, *, soon: bool) -> int:
-    """Return the kind of a conversation after `turn` earlier requests, the last of which was `soon` before."""
+def kind_of_turn(turn: int, *, soon: bool, diverged: bool = False) -> int:
+    """Return the kind of a conversation after `turn` earlier requests, the last of which was `soon` before.
+
+    `diverged`: the last turn added more than it found.
+    """
+    if diverged and turn:
+        return FIRST_DIVERGED + (turn > 1)
     return FIRST_TURN + 2 * min(turn, LATER_TURNS) - soon if turn else FIRST_TURN
 
 

@@ -27,6 +27,10 @@ class Visits:
         """Blocks that it holds."""
         self.gone = array("q", bytes(8 * size))
         """Blocks that it held when they were evicted and that have not come back."""
+        self.known = array("q", bytes(8 * size))
+        """Blocks of its prefix that it did not add: found, or seen before."""
+        self.fresh = array("q", bytes(8 * size))
+        """Blocks that it added and that were not seen before."""
         self.kind = bytearray(size)
         self.turn = bytearray(size)
         """How many requests of the same conversation came before, or used the same shared beginning; up to 255."""
@@ -48,7 +52,7 @@ class Visits:
         row = visit % self.size
         self.born[row] = now
         self.tip[row] = NOTHING
-        self.cached[row] = self.gone[row] = 0
+        self.cached[row] = self.gone[row] = self.known[row] = self.fresh[row] = 0
         self.kind[row] = kind
         self.turn[row] = min(turn, 255)
         self.running[row] = self.grew[row] = self.soon[row] = 0

@@ -56,6 +56,8 @@ class CompletenessChecker(Checker):
 
     def after_end(self, request: SimRequest, preempted: bool) -> None:
         """Compare what is due with what was done about it."""
+        if self.world.admission == "all" and self.manager.metrics.not_stored[NotStored.NOT_ADMITTED]:
+            raise Violation("I6", f"all blocks are to be stored, and one is kept out when {request.id} ends")
         if not self._eager:
             return
         self._handled_since_plan += self._handled() - self._before
@@ -117,7 +119,8 @@ class CompletenessChecker(Checker):
         self._gone_total += sum(
             content not in self._due_since_plan and self.observed.tokens_of(content) <= computed for content in gone
         )
-        counted = self.manager.metrics.not_stored[NotStored.OUT_OF_WINDOW]
+        counts = self.manager.metrics.not_stored
+        counted = counts[NotStored.OUT_OF_WINDOW] + counts[NotStored.NOT_ADMITTED]
         if self._gone_total > counted:
             raise Violation(
                 "I6", f"{self._gone_total} blocks left their window unstored, and {counted} are counted as such"

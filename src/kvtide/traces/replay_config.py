@@ -1,0 +1,46 @@
+"""What serves the trace in a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtide.core import FullAttention, Geometry, OffloadConfig
+from kvtide.core.eviction.admission import Admission
+from kvtide.traces.cost import CostModel
+from kvtide.traces.replay_below import BelowModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """What serves the trace."""
+
+    block_tokens: int
+    bytes_per_token: int
+    device_blocks: int
+    host_bytes: int
+    policy: str
+    mode: str
+    cost: CostModel
+    admission: Admission = "all"
+    below: BelowModel | None = None
+    """What lies below host memory, if anything does."""
+    step_tokens: int = 2048
+    """What the engine computes in one step. In lazy mode the core keeps as many blocks clean as two of them need."""
+    servers: int = 1
+    """Servers that take turns with the requests, each with all of this."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.block_tokens * self.bytes_per_token
+
+    def offload(self) -> OffloadConfig:
+        """Return the configuration of the core."""
+        geometry = Geometry(
+            groups=(FullAttention(self.block_tokens),),
+            block_bytes=self.block_bytes,
+            device_blocks=self.device_blocks,
+            step_tokens=self.step_tokens,
+        )
+        options = {"host": self.host_bytes, "policy": self.policy, "mode": self.mode, "admission": self.admission}
+        return OffloadConfig.build(geometry, options, self.below.config() if self.below is not None else None)
