@@ -11,6 +11,7 @@ from kvtide.copy import CopyEngine, DeviceCache, Direction, Fence, Finished, Hos
 from kvtide.copy.move import BlockMover
 from kvtide.core import Copy
 from kvtide.vllm import memory
+from kvtide.vllm.options import Copying
 
 
 class ControlledEngine(CopyEngine):
@@ -31,6 +32,8 @@ class ControlledEngine(CopyEngine):
         self.random: random.Random | None = None
         """Set: copies move their bytes when they are submitted or in any poll after that, and a few of them fail."""
         self.failure_rate = 0.02
+        self.gone: str | None = None
+        """Set: the device is lost."""
         self.moved = dict.fromkeys(Direction, 0)
 
     def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
@@ -79,6 +82,10 @@ class ControlledEngine(CopyEngine):
     def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
         return not any(id_ in self.waiting for id_ in ids)
 
+    @property
+    def lost(self) -> str | None:
+        return self.gone
+
     def close(self, timeout_s: float = 5.0) -> bool:
         return True
 
@@ -93,7 +100,9 @@ class Control:
         self.engines: list[ControlledEngine] = []
         self.setup: dict[str, Any] = {}
 
-    def make(self, stripes: list[memory.Stripe], blocks: int, slots: int, threads: int) -> tuple[CopyEngine, HostArena]:
+    def make(
+        self, stripes: list[memory.Stripe], blocks: int, slots: int, copying: Copying
+    ) -> tuple[CopyEngine, HostArena]:
         regions = [Region(s.memory.numpy(), s.block_stride, s.block_stride, s.offset) for s in stripes]
         cache = DeviceCache(regions, blocks=blocks)
         arena = HostArena(slots, cache.block_bytes)

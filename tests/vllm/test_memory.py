@@ -12,6 +12,7 @@ from kvtide.copy import Direction
 from kvtide.core import Copy
 from kvtide.errors import ConfigError
 from kvtide.vllm import memory, versions
+from kvtide.vllm.options import Copying
 
 BLOCKS = 6
 LAYERS = 3
@@ -36,7 +37,7 @@ def test_a_block_of_an_allocation_per_layer_moves_as_a_whole(shape: str) -> None
     tensors, config = per_layer(sizes)
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     stripes = memory.stripes_of(tensors, config)
-    engine, arena = memory.make_copy_engine(stripes, BLOCKS, 2, threads=1)
+    engine, arena = memory.make_copy_engine(stripes, BLOCKS, 2, Copying(threads=1, staging_bytes=1))
     try:
         assert arena.slot_bytes == versions.block_bytes(config)
         for direction, block in ((Direction.STORE, 2), (Direction.LOAD, 5)):

@@ -68,6 +68,7 @@ def test_wrong_options_stop_the_engine_with_a_name(llama: Path) -> None:
         ({"mode": "lazy", "lazy_offload": True}, "either mode or lazy_offload"),
         ({"kv_offload_backend": "disk"}, "kv_offload_backend='disk'"),
         ({"copy_threads": "2"}, "copy_threads='2'"),
+        ({"staging": "much"}, "staging='much'"),
         ({"cpu_bytes_to_use": "many"}, "cpu_bytes_to_use='many'"),
     ],
 )

@@ -178,3 +178,23 @@ def test_requests_that_skip_the_prefix_cache_load_nothing(llama: Path, llama_say
         assert_same([result], llama_says(tokens))
         assert offloading.metrics.loaded_tokens == 0
         offloading.check_at_rest()
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_f15_a_lost_device_turns_kvtide_off_and_nothing_else(
+    llama: Path, llama_says: Says, control: Control, mode: str
+) -> None:
+    """On a real GPU everything would be over; what counts here is that kvtide stops asking for copies."""
+    prompts = PROMPTS[:6]
+    with engine(llama, mode) as offloading:
+        offloading.generate(*prompts)
+        offloading.drain()
+        control.engine.failing.update(Direction)
+        control.engine.gone = "the device fell off the bus"
+        assert_same(offloading.generate(*prompts), llama_says(*prompts))
+        stored, loaded = offloading.metrics.stored_blocks, offloading.metrics.loaded_tokens
+        control.engine.failing.clear()
+        assert_same(offloading.generate(*prompts, *PROMPTS[6:8]), llama_says(*prompts, *PROMPTS[6:8]))
+        offloading.drain()
+        assert not control.engine.waiting
+        assert (offloading.metrics.stored_blocks, offloading.metrics.loaded_tokens) == (stored, loaded)

@@ -13,10 +13,12 @@ from kvtide.copy import CopyEngine, Direction, Fence, Finished, HostArena, Traff
 from kvtide.core import Copy, Plan
 from kvtide.errors import CopyError
 from kvtide.vllm import memory
+from kvtide.vllm.options import Copying
 from kvtide.vllm.wire import StepMetadata
 from kvtide.vllm.worker_side import WorkerSide
 
 SLOTS = 4
+COPYING = Copying(threads=1, staging_bytes=1)
 
 
 class ToldEngine(CopyEngine):
@@ -64,7 +66,7 @@ class ToldEngine(CopyEngine):
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[ToldEngine]:
     made: list[ToldEngine] = []
 
-    def make(stripes: Any, blocks: int, slots: int, threads: int) -> tuple[CopyEngine, HostArena]:
+    def make(stripes: Any, blocks: int, slots: int, copying: Copying) -> tuple[CopyEngine, HostArena]:
         made.append(ToldEngine())
         return made[-1], HostArena(slots, 16)
 
@@ -76,7 +78,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[ToldEngine]:
 
 @pytest.fixture
 def side(engines: list[ToldEngine]) -> WorkerSide:
-    side = WorkerSide(0, SimpleNamespace(num_blocks=8), 1, SLOTS)
+    side = WorkerSide(0, SimpleNamespace(num_blocks=8), COPYING, SLOTS)
     side.register({"layer": object()})
     return side
 

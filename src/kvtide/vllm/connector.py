@@ -75,7 +75,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._worker = WorkerSide(
                 vllm_config.parallel_config.rank,
                 kv_cache_config,
-                options.copy_threads,
+                options.copying,
                 slots,
                 tiers_opener(options.tiers, vllm_config, kv_cache_config, geometry.block_bytes),
             )

@@ -10,6 +10,7 @@ import torch
 
 from kvtide.copy import CopyEngine, DeviceCache, Fence, HostArena, Region, ThreadedCopyEngine
 from kvtide.errors import ConfigError
+from kvtide.vllm.options import Copying
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,11 +80,11 @@ def _check_inside(memory: torch.Tensor, end: int, name: str) -> None:
         raise ConfigError("kv_caches", name, f"an allocation of at least {end} bytes, it has {memory.numel()}")
 
 
-def make_copy_engine(stripes: list[Stripe], blocks: int, slots: int, threads: int) -> tuple[CopyEngine, HostArena]:
+def make_copy_engine(stripes: list[Stripe], blocks: int, slots: int, copying: Copying) -> tuple[CopyEngine, HostArena]:
     """Return what copies between these blocks and newly mapped host slots: the one place that looks at the device."""
     device = stripes[0].memory.device
     if device.type == "cuda":
-        return _make_cuda_engine(stripes, blocks, slots, device.index or 0)
+        return _make_cuda_engine(stripes, blocks, slots, copying)
     if device.type != "cpu":
         raise ConfigError("device", str(device), "a CPU or a CUDA device: kvtide has no copy engine for others")
     regions = [
@@ -91,19 +92,20 @@ def make_copy_engine(stripes: list[Stripe], blocks: int, slots: int, threads: in
     ]
     cache = DeviceCache(regions, blocks=blocks)
     arena = HostArena(slots, cache.block_bytes)
-    return ThreadedCopyEngine(cache, arena, threads=threads), arena
+    return ThreadedCopyEngine(cache, arena, threads=copying.threads), arena
 
 
-def _make_cuda_engine(stripes: list[Stripe], blocks: int, slots: int, device: int) -> tuple[CopyEngine, HostArena]:
+def _make_cuda_engine(stripes: list[Stripe], blocks: int, slots: int, copying: Copying) -> tuple[CopyEngine, HostArena]:
     from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion  # noqa: PLC0415 (only where there is a GPU)
 
     regions = [
         CudaRegion(stripe.memory.data_ptr() + stripe.offset, stripe.block_stride, stripe.block_stride, stripe.memory)
         for stripe in stripes
     ]
-    cache = CudaCache(regions, blocks=blocks, device=device)
+    cache = CudaCache(regions, blocks=blocks, device=stripes[0].memory.device.index or 0)
     arena = HostArena(slots, cache.block_bytes)
-    return CudaCopyEngine(cache, arena, huge_pages=True), arena  # pinned in a third of the time
+    # With huge pages memory is pinned in a third of the time.
+    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes, huge_pages=True), arena
 
 
 def fence(stripes: list[Stripe]) -> Fence | None:

@@ -22,6 +22,7 @@ VLLM_OPTIONS: Mapping[str, str] = {
     **OPTIONS,
     "tiers": "places below host memory, nearest first: see docs/tiers.md (default: none)",
     "copy_threads": "threads that copy blocks on a CPU (default: 1)",
+    "staging": "GPU memory of one staging buffer, of which each direction has two (default: 64MiB)",
     "cpu_bytes_to_use": "another name for host",
     "cpu_bytes_to_use_per_rank": "another name for host_per_rank; goes before cpu_bytes_to_use",
     "lazy_offload": "true: another name for mode=lazy; false: for mode=eager",
@@ -31,12 +32,22 @@ VLLM_OPTIONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Copying:
+    """How blocks are copied."""
+
+    threads: int
+    """On a CPU."""
+    staging_bytes: int
+    """On a GPU, of each buffer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What people wrote, checked as far as it can be without knowing the KV cache."""
 
     core: Mapping[str, object]
     """For `OffloadConfig.build`."""
-    copy_threads: int
+    copying: Copying
     tiers: tuple[TierConfig, ...] = ()
 
     @property
@@ -76,7 +87,10 @@ def read_options(extra: Mapping[str, object], *, events: bool) -> Options:
         core["host"] = DEFAULT_HOST
     if events:
         core.setdefault("events", True)
-    return Options(core, parse_count("copy_threads", extra.get("copy_threads", 1)), _read_tiers(extra))
+    copying = Copying(
+        parse_count("copy_threads", extra.get("copy_threads", 1)), parse_size("staging", extra.get("staging", "64MiB"))
+    )
+    return Options(core, copying, _read_tiers(extra))
 
 
 def _read_tiers(extra: Mapping[str, object]) -> tuple[TierConfig, ...]:

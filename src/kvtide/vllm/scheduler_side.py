@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from kvtide.core import NULL_BLOCK, FullAttention, OffloadConfig, OffloadManager, StateSpace
+from kvtide.core import NULL_BLOCK, FullAttention, OffloadConfig, OffloadManager, Plan, StateSpace
 from kvtide.core.events import Event
 from kvtide.vllm import versions
 from kvtide.vllm.device_pool import VLLMDevicePool
@@ -148,7 +148,8 @@ class SchedulerSide:
         self._idle = step.total_num_scheduled_tokens == 0
         if self._below:
             self._time_step(step)
-        metadata = StepMetadata(self.manager.plan(idle=self._idle), self.config.slots, self._idle)
+        plan = Plan(step=0) if self._off else self.manager.plan(idle=self._idle)
+        metadata = StepMetadata(plan, self.config.slots, self._idle)
         if self._admitted_loads:
             self._admitted_loads = False
             self._announce_loads_without_copies(metadata)
@@ -180,7 +181,7 @@ class SchedulerSide:
     @property
     def busy(self) -> bool:
         """Whether an idle engine has to go on stepping."""
-        return bool(self._announce) or self.manager.busy
+        return bool(self._announce) or (self.manager.busy and not self._off)
 
     def frees_soon(self) -> bool:
         """Whether waiting for copies makes room on the device."""

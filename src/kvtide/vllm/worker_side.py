@@ -13,6 +13,7 @@ from kvtide.core import Plan, Report
 from kvtide.errors import CopyError
 from kvtide.vllm import memory
 from kvtide.vllm.log import logger
+from kvtide.vllm.options import Copying
 from kvtide.vllm.stats import StepStats, TiersStats, TrafficStats
 from kvtide.vllm.wire import StepMetadata, WorkerMetadata
 from kvtide.worker import Worker, WorkerStats
@@ -36,7 +37,7 @@ class WorkerSide:
         self,
         rank: int,
         kv_cache_config: Any,
-        copy_threads: int,
+        copying: Copying,
         slots: int = 0,
         open_tiers: OpenTiers | None = None,
     ) -> None:
@@ -48,7 +49,7 @@ class WorkerSide:
         self._rank = rank
         self._slots = slots
         self._kv_cache_config = kv_cache_config
-        self._copy_threads = copy_threads
+        self._copying = copying
         self._stripes: list[memory.Stripe] = []
         self._engine: CopyEngine | None = None
         self._worker: Worker | None = None
@@ -116,7 +117,7 @@ class WorkerSide:
     def _open(self, slots: int) -> None:
         blocks = self._kv_cache_config.num_blocks
         self._slots = slots
-        self._engine, self._arena = memory.make_copy_engine(self._stripes, blocks, slots, self._copy_threads)
+        self._engine, self._arena = memory.make_copy_engine(self._stripes, blocks, slots, self._copying)
         tiers = None if self._open_tiers is None else self._open_tiers(self._rank, self._arena.memory)
         self._worker = Worker(self._rank, self._engine, tiers=tiers, wait_timeout_s=STORE_WAIT_S)
         size = self._arena.slots * self._arena.slot_bytes
