@@ -1,7 +1,9 @@
-"""A connector whose loads fail on rank 1, to be found by its module path in every worker process."""
+"""A connector whose loads fail on rank 1 while a file exists, found by its module path in every worker process."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from kvtide.copy import CopyEngine, Direction, Fence
@@ -9,6 +11,9 @@ from kvtide.core import Copy
 from kvtide.errors import CopyError
 from kvtide.vllm import memory
 from kvtide.vllm.connector import KVTideConnector as Whole
+
+FILE = "KVTIDE_TEST_LOADS_FAIL_WHILE"
+"""The environment variable that names the file."""
 
 make_copy_engine = memory.make_copy_engine
 
@@ -33,7 +38,8 @@ def _refuse_loads(engine: CopyEngine) -> Any:
     submit = engine.submit
 
     def submit_or_fail(direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
-        return submit(direction, copy, _fail if direction is Direction.LOAD else after)
+        fails = direction is Direction.LOAD and Path(os.environ[FILE]).exists()
+        return submit(direction, copy, _fail if fails else after)
 
     return submit_or_fail
 

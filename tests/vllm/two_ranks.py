@@ -1,6 +1,8 @@
 """Run prompts on an engine with two ranks and print what came of it as JSON. Run as a program of its own.
 
-python -m tests.vllm.two_ranks MODEL [fail-rank-1]
+python -m tests.vllm.two_ranks MODEL FILE
+
+Three times: computed, loaded, and, while FILE exists, with loads that fail on rank 1.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
@@ -17,30 +20,33 @@ os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
 
 def main() -> None:
+    model, file = sys.argv[1:]
+    os.environ["KVTIDE_TEST_LOADS_FAIL_WHILE"] = file
     from tests.vllm.fixtures import PROMPTS  # noqa: PLC0415 (the environment has to be set first)
     from tests.vllm.llm import engine  # noqa: PLC0415
 
-    model, *flags = sys.argv[1:]
-    prompts = PROMPTS[:6]
     config = {
         "kv_connector": "KVTideConnector",
-        "kv_connector_module_path": "tests.vllm.half_broken" if flags else "kvtide.vllm",
+        "kv_connector_module_path": "tests.vllm.half_broken",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"host": "16MiB"},
     }
+    said: dict[str, Any] = {}
     with engine(Path(model), "eager", tensor_parallel_size=2, kv_transfer_config=config) as offloading:
-        first = offloading.generate(*prompts)
-        offloading.forget_device()
-        again = offloading.generate(*prompts)
+        for turn in ("computed", "loaded", "failed"):
+            if turn == "failed":
+                Path(file).touch()
+            before = offloading.metrics.loaded_tokens
+            results = offloading.generate(*PROMPTS[:6])
+            said[turn] = {
+                "results": [[result.tokens, result.logprobs] for result in results],
+                "cached": [result.cached_tokens for result in results],
+                "loaded_tokens": offloading.metrics.loaded_tokens - before,
+                "loads_failed": offloading.metrics.loads_failed,
+            }
+            offloading.forget_device()
         offloading.check_at_rest()
-        said = {
-            "first": [[result.tokens, result.logprobs] for result in first],
-            "again": [[result.tokens, result.logprobs] for result in again],
-            "cached": [result.cached_tokens for result in again],
-            "loaded_tokens": offloading.metrics.loaded_tokens,
-            "loads_failed": offloading.metrics.loads_failed,
-            "ranks": offloading.side.config.geometry.ranks,
-        }
+        said["ranks"] = offloading.side.config.geometry.ranks
     sys.stdout.write(json.dumps(said) + "\n")
 
 
