@@ -8,6 +8,8 @@ Llama-3.1-8B's shape with random weights. What is measured:
 
 - first visit, revisit: TTFT of one document at a time, median
 - all at once: seconds until all documents, asked together, have answered with 32 tokens each
+- waves: the same with everything in the device cache, but asked about no more documents at a time than fit where there
+  is offloading. Nothing is copied, so nobody who has room for so many at a time can be faster
 - no reuse: the same with documents that nobody has seen
 
 Each mode is a server of its own, in fresh processes. The modes of a group (groups are separated by a slash) are there
@@ -114,6 +116,7 @@ class Result:
     first_ms: list[float] = field(default_factory=list)
     revisit_ms: list[float] = field(default_factory=list)
     at_once_s: list[float] = field(default_factory=list)
+    waves_s: list[float] = field(default_factory=list)
     no_reuse_s: list[float] = field(default_factory=list)
     outputs: dict[str, list[list[int]]] = field(default_factory=dict)
     """All answers, by phase and round."""
@@ -277,6 +280,11 @@ class Visitor:
         """Return the time of all known documents together."""
         return [self.ask(self._known, 32)]
 
+    def waves_s(self) -> list[float]:
+        """Return the time of all known documents, as many together as fit on a device that offloads."""
+        size = self._scale.device_tokens // self._scale.document_tokens
+        return [sum(self.ask(self._known[at : at + size], 32) for at in range(0, len(self._known), size))]
+
     def no_reuse_s(self) -> list[float]:
         """Return the time of as many new ones."""
         self._seed += 1
@@ -386,10 +394,11 @@ class Comparison:
             self.results[mode] = Result(mode)
             self._try(mode, lambda child=child: child.answer(), "start_s")  # type: ignore[misc]
         # In this order: what has no reuse drives everything else out of the host tier.
-        again = [phase for phase in ("revisit_ms", "at_once_s", "no_reuse_s") for _ in range(rounds)]
-        phases = ["warm_ms", "first_ms", *again]
+        phases = ["warm_ms", "first_ms", *["revisit_ms", "at_once_s", "waves_s"] * rounds, *["no_reuse_s"] * rounds]
         for phase in phases:
             for mode, child in children.items():
+                if phase == "waves_s" and mode != "device-cache":
+                    continue
                 self._try(mode, lambda child=child, phase=phase: child.order(phase), phase)  # type: ignore[misc]
         for mode, child in children.items():
             self._try(mode, lambda child=child: child.order(None), "outputs")  # type: ignore[misc]
@@ -446,7 +455,7 @@ class Comparison:
 
     def as_json(self, *, times: bool = False) -> dict[str, Any]:
         """Return everything."""
-        names = ("first_ms", "revisit_ms", "at_once_s", "no_reuse_s")
+        names = ("first_ms", "revisit_ms", "at_once_s", "waves_s", "no_reuse_s")
         rows = []
         for result in self.results.values():
             row: dict[str, Any] = {"mode": result.mode, "start_s": result.start_s, "warm_ms": result.warm_ms}
@@ -465,15 +474,16 @@ class Comparison:
         """Return everything as text."""
         lines = [
             f"{self._scale.kv_heads} KV heads, one large copy {self.gbps:.1f} GB/s, limit {self.limit_ms:.1f} ms",
-            f"{'':24}{'first ms':>10}{'revisit ms':>12}{'of limit':>10}{'at once s':>11}{'no reuse s':>12}"
-            f"{'start s':>9}{'same output':>13}",
+            f"{'':24}{'first ms':>10}{'revisit ms':>12}{'of limit':>10}{'at once s':>11}{'waves s':>9}"
+            f"{'no reuse s':>12}{'start s':>9}{'same output':>13}",
         ]
         for result in self.results.values():
             revisit_ms = result.median("revisit_ms")
             ratio = f"{revisit_ms / self.limit_ms:.2f}" if self.limit_ms else "-"
             lines.append(
                 f"{result.mode:24}{result.median('first_ms'):10.1f}{revisit_ms:12.1f}{ratio:>10}"
-                f"{result.median('at_once_s'):11.2f}{result.median('no_reuse_s'):12.2f}{result.start_s:9.1f}"
+                f"{result.median('at_once_s'):11.2f}{result.median('waves_s'):9.2f}{result.median('no_reuse_s'):12.2f}"
+                f"{result.start_s:9.1f}"
                 f"{'yes' if self.same(result) else 'NO':>13}"
             )
         counted = [result for result in self.results.values() if result.counters]
@@ -513,6 +523,7 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=2, help="how often the first group is measured, the others are once (default: 2)"
     )
+    parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
     parser.add_argument("--start", action="store_true", help="measure the start with a large host tier instead")
     parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each phase")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -524,7 +535,9 @@ def main() -> int:
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(CONNECTORS)}")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    scale = SMALL if arguments.small else replace(Scale(), kv_heads=arguments.kv_heads)
+    scale = (
+        SMALL if arguments.small else replace(Scale(), kv_heads=arguments.kv_heads, host_bytes=arguments.host_gib * GIB)
+    )
     if arguments.start:
         return start_up(arguments, scale if scale.small else replace(scale, host_bytes=START_HOST_BYTES))
     return compare(arguments, scale)

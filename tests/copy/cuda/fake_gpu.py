@@ -157,6 +157,13 @@ class FakeGpu(Gpu):
                 self._check_inside(one[1], one[2])
                 self.known(stream).operations.append(Operation(lambda one=one: _memmove(*one)))  # type: ignore[misc]
 
+    def fetch(self, to: DeviceMemory, pinned: Addresses) -> None:
+        with self.call("fetch"):
+            self._check_reachable(int(pinned.ctypes.data), pinned.nbytes)
+            self._check_reachable(to.address, pinned.nbytes)
+            copy = (to.address, int(pinned.ctypes.data), pinned.nbytes)
+            self.known(None).operations.append(Operation(lambda: _memmove(*copy)))
+
     def mover(self, direction: Direction, tiling: Tiling, table: DeviceMemory) -> Mover:
         def move(index: DeviceMemory, *, first: int, pairs: int, rows_at: int, row_bytes: int, scattered: bool) -> None:
             with self.call("move"):

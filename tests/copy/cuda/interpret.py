@@ -1,4 +1,4 @@
-"""Runs `kernels.move_tiles` in Triton's interpreter on random geometries and compares all memory with the twin's."""
+"""Runs the kernels in Triton's interpreter on random geometries and compares all memory with the twin's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,18 @@ def compare(seed: int, *, to_rows: bool) -> None:
     assert not torch.equal(after, before)
 
 
+def compare_fetch(count: int) -> None:
+    torch: Any = importlib.import_module("torch")
+    fetch_numbers: Any = importlib.import_module("kvtide.copy.cuda.kernels").fetch_numbers
+    source = torch.arange(7, 7 + count, dtype=torch.int64)
+    to = torch.full((count + 5,), -1, dtype=torch.int64)
+    fetch_numbers[(-(-count // 16),)](to, (source.data_ptr() - to.data_ptr()) // 8, count, LANES=16)
+    assert to.tolist() == [*source.tolist(), *[-1] * 5]
+
+
 if __name__ == "__main__":
+    for count in (1, 16, 37):
+        compare_fetch(count)
     for seed in range(12):
         compare(seed, to_rows=True)
         compare(seed, to_rows=False)

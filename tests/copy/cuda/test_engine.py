@@ -155,9 +155,9 @@ def test_scattered_short_slots_go_by_a_kernel_on_pinned_memory_and_runs_by_dma()
     rig = FakeRig(MIXED)
     copies, moves = rig.gpu.calls["copy"], rig.gpu.calls["move"]
     rig.run(STORE, Copy(1, (0, 1, 2), (3, 4, 5)))
-    assert (rig.gpu.calls["copy"] - copies, rig.gpu.calls["move"] - moves) == (2, 1), "index and slots"
+    assert (rig.gpu.calls["copy"] - copies, rig.gpu.calls["move"] - moves) == (1, 1)
     rig.run(STORE, Copy(2, (0, 1, 2), (3, 9, 14)))
-    assert (rig.gpu.calls["copy"] - copies, rig.gpu.calls["move"] - moves) == (3, 2), "index only"
+    assert (rig.gpu.calls["copy"] - copies, rig.gpu.calls["move"] - moves) == (1, 2), "no copy for these"
     assert rig.engine.close(PATIENCE_S)
 
 

@@ -1,6 +1,10 @@
-"""The few calls of the CUDA driver that torch does not offer, by ctypes, which lets go of the GIL during each.
+"""The few calls of the CUDA driver that torch does not offer or is too polite for, by ctypes.
 
-All but the first two want a current context.
+Calls that may take long let go of the GIL. Those that only put something into a queue keep it: to give it away for a
+microsecond means to wait until the thread that took it lets go again, and that thread launches the model's kernels. An
+engine that stored 2 GB had its main thread stopped 430 times.
+
+All but `current_context` and `use_context` want a current context.
 """
 
 from __future__ import annotations
@@ -35,9 +39,14 @@ class Driver:
     """Checked calls into libcuda."""
 
     def __init__(self, library: Any = None) -> None:
-        self._library = library or _load()
-        self._copy = self._library.cuMemcpyAsync
+        self._library = library or _load(ctypes.CDLL)
+        quick = library or _load(ctypes.PyDLL)
+        self._copy = quick.cuMemcpyAsync
         self._copy.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
+        self._record = quick.cuEventRecord
+        self._record.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._wait = quick.cuStreamWaitEvent
+        self._wait.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
         self._batch = getattr(self._library, "cuMemcpyBatchAsync", None)
         """Missing in drivers before CUDA 12.8."""
         # Stream order: without it a copy may read its source before the kernel that fills it has run (F6).
@@ -67,6 +76,14 @@ class Driver:
     def copy(self, stream: int, to: int, source: int, nbytes: int) -> None:
         """Issue one copy."""
         self._check("cuMemcpyAsync", self._copy(to, source, nbytes, stream))
+
+    def record(self, event: int, stream: int) -> None:
+        """Put an event behind what was issued on a stream."""
+        self._check("cuEventRecord", self._record(event, stream))
+
+    def wait(self, stream: int, event: int) -> None:
+        """Let what is issued next on a stream begin after an event."""
+        self._check("cuStreamWaitEvent", self._wait(stream, event, 0))
 
     def copy_batch(
         self, stream: int, to: npt.NDArray[np.int64], source: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
@@ -112,5 +129,5 @@ class Driver:
 
 
 @functools.cache
-def _load() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
+def _load(kind: type[ctypes.CDLL]) -> Any:
+    return kind("libcuda.so.1")

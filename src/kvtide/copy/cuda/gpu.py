@@ -107,6 +107,13 @@ class Gpu(ABC):
         """Issue copies by DMA on a stream, in stream order."""
 
     @abstractmethod
+    def fetch(self, to: DeviceMemory, pinned: Addresses) -> None:
+        """Let a kernel on the thread's current stream bring a few numbers from pinned memory.
+
+        A copy would have to wait until the copy engine is through with the large ones that others have queued.
+        """
+
+    @abstractmethod
     def mover(self, direction: Direction, tiling: Tiling, table: DeviceMemory) -> Mover:
         """Return the kernel for a geometry. `table` is its table, addresses counted in elements from `table`."""
 

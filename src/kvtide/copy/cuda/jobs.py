@@ -45,7 +45,9 @@ class Jobs:
     def __init__(self, block_bytes: int, max_transfers: int) -> None:
         self._block_bytes = block_bytes
         self._max_transfers = max_transfers
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        # One for each lane: a thread that wakes up for nothing takes the GIL from one that computes.
+        self._wanted = {direction: threading.Condition(self._lock) for direction in Direction}
         self._jobs: dict[int, Job] = {}
         self._ended: list[Job] = []
         self._spare: list[Issued] = []
@@ -59,7 +61,7 @@ class Jobs:
 
     def submit(self, direction: Direction, copy: Copy, after: Fence | None) -> bool:
         """Queue a transfer; False if it is refused."""
-        with self._changed:
+        with self._lock:
             if copy.id in self._jobs:
                 return True
             if self._closed or self._lost is not None or len(self._jobs) >= self._max_transfers:
@@ -67,12 +69,12 @@ class Jobs:
             job = Job(direction, copy, after)
             self._jobs[copy.id] = job
             self._queues[direction].append(job)
-            self._changed.notify_all()
+            self._wanted[direction].notify()
             return True
 
     def poll(self) -> Finished:
         """Return the transfers that ended since the last call."""
-        with self._changed:
+        with self._lock:
             self._collect()
             ended, self._ended = self._ended, []
             for job in ended:
@@ -84,34 +86,37 @@ class Jobs:
 
     def wait(self, ids: Iterable[int] | None, timeout_s: float) -> bool:
         """Block until none of the transfers (None: of all that were issued) is under way, at most `timeout_s`."""
-        with self._changed:
+        with self._lock:
             jobs = [self._jobs[id_] for id_ in (self._jobs if ids is None else ids) if id_ in self._jobs]
         return self._look_until(lambda: all(job.ended for job in jobs), timeout_s)
 
     def certain(self) -> dict[int, Fence]:
         """Return the loads under way, with what compute has to wait for."""
-        with self._changed:
+        with self._lock:
             self._collect()
-            return {job.copy.id: job.issued.end.wait for job in self._near() if job.issued is not None}
+            loads = self._under_way[Direction.LOAD]
+            return {job.copy.id: job.issued.end.wait for job in loads if job.issued is not None}
 
     def wait_certain(self, ids: Iterable[int], timeout_s: float) -> bool:
         """Block until each of the transfers is under way or has ended, at most `timeout_s`."""
-        with self._changed:
+        with self._lock:
             jobs = [self._jobs[id_] for id_ in ids if id_ in self._jobs]
+        under_way = self._under_way[Direction.LOAD]
         return self._look_until(
-            lambda: all(job.ended or job in self._near() for job in jobs), timeout_s, 4 * _LOOK_AGAIN_S
+            lambda: all(job.ended or job in under_way for job in jobs), timeout_s, 4 * _LOOK_AGAIN_S
         )
 
     def close(self) -> None:
         """Take no more transfers, and fail those that no thread has taken."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._fail_queued("the copy engine was closed before the copy began")
-            self._changed.notify_all()
+            for wanted in self._wanted.values():
+                wanted.notify_all()
 
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction, as far as it was looked at."""
-        with self._changed:
+        with self._lock:
             self._collect()
             return self._traffic[direction]
 
@@ -125,7 +130,7 @@ class Jobs:
     def next(self, direction: Direction) -> Job | None:
         """Wait for something to do. None: the engine is closed, or the program ends without closing it."""
         orphaned = False
-        with self._changed:
+        with self._lock:
             while not self._closed:
                 if self._queues[direction]:
                     job = self._queues[direction].popleft()
@@ -135,12 +140,12 @@ class Jobs:
                     self._closed = True  # who still submits is refused, rather than waiting forever
                     break
                 # The interpreter waits for this thread before it exits, so the thread has to notice by itself.
-                orphaned = not self._changed.wait(_ORPHAN_CHECK_S) and not threading.main_thread().is_alive()
+                orphaned = not self._wanted[direction].wait(_ORPHAN_CHECK_S) and not threading.main_thread().is_alive()
         return None
 
     def issued(self, job: Job, issued: Issued) -> None:
         """Tell that a transfer is under way."""
-        with self._changed:
+        with self._lock:
             job.issued = issued
             job.after = None  # what a fence refers to need not live until the poll
             if self._lost is None:
@@ -150,12 +155,12 @@ class Jobs:
 
     def failed(self, job: Job, why: str) -> None:
         """Tell that a transfer came to nothing and that nothing of it moves any more."""
-        with self._changed:
+        with self._lock:
             self._end(job, why)
 
     def lose(self, why: str) -> None:
         """Tell that the device is lost: nothing moves any more, and nothing ever will. Said once."""
-        with self._changed:
+        with self._lock:
             if self._lost is not None:
                 return
             self._lost = f"the GPU is lost: {why}"
@@ -169,7 +174,7 @@ class Jobs:
         """Look at events again and again, at most for `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            with self._changed:
+            with self._lock:
                 self._collect()
                 if reached():
                     return True
@@ -178,18 +183,6 @@ class Jobs:
             time.sleep(pause_s)
 
     # ------------------------------------------------------------------ under the lock
-
-    def _near(self) -> list[Job]:
-        """Return the loads under way of which little is left."""
-        near: list[Job] = []
-        try:
-            for job in self._under_way[Direction.LOAD]:
-                if job.issued is None or not job.issued.near.query():
-                    break
-                near.append(job)
-        except Exception as error:
-            self.lose(describe(error))
-        return near
 
     def _collect(self) -> None:
         """Look at the oldest transfers under way; those of one direction end in order."""

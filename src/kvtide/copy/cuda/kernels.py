@@ -1,8 +1,8 @@
-"""The one kernel: copies tiles of blocks between their regions and rows. Needs Triton; nothing else imports it at load.
+"""The kernels. Needs Triton; nothing else imports it at load.
 
-A program copies `UNITS` tiles at a time, each as `LANES` integers next to one another, and then goes on by the number
-of programs. Few programs are enough: HBM is 70 times faster than the link to the host, and what is left of the GPU
-belongs to compute.
+`move_tiles` copies tiles of blocks between their regions and rows. A program copies `UNITS` tiles at a time, each as
+`LANES` integers next to one another, and then goes on by the number of programs. Few programs are enough: HBM is 70
+times faster than the link to the host, and what is left of the GPU belongs to compute.
 """
 
 # No `from __future__ import annotations`: Triton reads them.
@@ -66,3 +66,11 @@ def move_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - Triton reads 
             tl.store(in_row, tl.load(in_region, mask=used), mask=used)
         else:
             tl.store(in_region, tl.load(in_row, mask=used), mask=used)
+
+
+@jit(do_not_specialize=["source_at", "count"])
+def fetch_numbers(to, source_at: int64, count, LANES: constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Copy `count` numbers to the beginning of `to`, from `source_at`, counted in numbers from there."""
+    at = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    live = at < count
+    tl.store(to + at, tl.load(to + (source_at + at), mask=live), mask=live)

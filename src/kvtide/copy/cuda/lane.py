@@ -1,19 +1,18 @@
 """One direction of traffic: streams, staging buffers, and the order in which the GPU goes through them.
 
-A transfer is cut into chunks of one staging buffer. On three streams:
+A transfer is cut into chunks of one staging buffer. On two streams:
 
-    uploads  which blocks go to which slots ┐ once
-    kernels                                 └► gather into buffer ─┐    or, for a load,         ┌─► scatter from buffer
-    copies                                                         └─► DMA       DMA to buffer ─┘
+    kernels  fetch the index, gather into buffer ─┐    or, for a load,         ┌─► scatter from buffer
+    copies                                        └─► DMA       DMA to buffer ─┘
 
-Events keep a kernel from running before the index is there, a DMA from reading a buffer that is not full, and both
-from filling one that is not empty. What a stream waits for is fixed when the wait is issued, so an event can be
-recorded anew at once, and the host never waits for any of that.
+Events keep a DMA from reading a buffer that is not full, and both from filling one that is not empty. What a stream
+waits for is fixed when the wait is issued, so an event can be recorded anew at once, and the host never waits for any
+of that.
 
 It waits only in order not to run further ahead than `_AHEAD` chunks, in the lane's own thread, and then issues half as
-many in one go. Every call into the driver hands the GIL over, and every time the thread wakes up it takes it away from
-somebody: an engine that launches its kernels from Python was slowed down by a third while blocks were copied. So all
-that can be is done once for a transfer, and as little as possible for a chunk.
+many in one go. Every time the thread wakes up it takes the GIL away from somebody: an engine that launches its kernels
+from Python was slowed down by a third while blocks were copied. So all that can be is done once for a transfer, as
+little as possible for a chunk, and hardly any call lets go of the GIL (see `driver`).
 
 The streams that touch device blocks are `kernels`, and `copies` where there is no kernel. Fences are called with
 `kernels` current, and `copies` is made to wait for it where it matters.
@@ -38,8 +37,7 @@ from kvtide.copy.cuda.plan import Ids, Ranges, checked_pairs, chunked, chunks, f
 from kvtide.core.wire import Copy
 
 _AHEAD = 8
-_NEAR = 4
-"""A transfer is near its end when no more than so many chunks are left: 5 ms, with the usual buffers."""
+"""Also what is left at most of a transfer that was issued: 10 ms, with the usual buffers."""
 _INDEXES = 3
 _PAIRS_MAX = 16 << 10
 _PAIR_BYTES = 16
@@ -53,8 +51,6 @@ class Issued(NamedTuple):
     """The events around a transfer's copies."""
 
     begin: Event
-    near: Event
-    """Little is left."""
     end: Event
 
 
@@ -64,9 +60,8 @@ class _Index:
 
     host: npt.NDArray[np.int64]
     device: DeviceMemory
-    uploaded: Event
-    read: Event
-    """Reached when no kernel needs it any more."""
+    fetched: Event
+    """Reached when the host's side may be written to again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +92,7 @@ class Lane:
         """No copy reaches over a multiple of this: over two registrations, or too far."""
         self._staged = route is Route.STAGED
         self._rows_max = max(1, min(_PAIRS_MAX, staging_bytes // cache.block_bytes))
-        self._kernels, self._copies, self._uploads = gpu.stream(), gpu.stream(), gpu.stream()
+        self._kernels, self._copies = gpu.stream(), gpu.stream()
         self._others = gpu.stream()
         """Has nothing to do but to be waited for."""
         self.shared = False
@@ -122,6 +117,7 @@ class Lane:
         """Get the calling thread ready, and the kernels compiled."""
         self._gpu.enter(self._kernels)
         for index in self._indexes[:1]:
+            self._gpu.fetch(index.device, index.host[:0])
             for scattered in (False, True):
                 self._move_rows(index, 0, 0, self._host_address, scattered=scattered)
 
@@ -135,38 +131,35 @@ class Lane:
         if after is not None:
             after()
         # Making an event takes 25 microseconds.
-        issued = spare or Issued(*(self._gpu.event(timing=timing) for timing in (True, False, True)))
+        issued = spare or Issued(self._gpu.event(timing=True), self._gpu.event(timing=True))
         self._begin = issued.begin
-        near_at = self._chunks + -(-len(block_ids) // self._rows_max) - _NEAR
-        if near_at <= self._chunks:
-            issued.near.record(self._last)
         for at in range(0, len(block_ids), _PAIRS_MAX):
             part = slice(at, at + _PAIRS_MAX)
             issue = self._issue_staged if self._staged else self._issue_direct
-            issue(block_ids[part], slot_ids[part], near_at, issued.near)
+            issue(block_ids[part], slot_ids[part])
         self._mark_begin(self._last)
         issued.end.record(self._last)
         return issued
 
     def settle(self) -> None:
         """Block until nothing of this lane runs any more. Raises if the device is lost."""
-        for stream in (self._uploads, self._kernels, self._copies, self._others):
+        for stream in (self._kernels, self._copies, self._others):
             stream.synchronize()
 
-    def _issue_direct(self, block_ids: Ids, slot_ids: Ids, near_at: int, near: Event) -> None:
+    def _issue_direct(self, block_ids: Ids, slot_ids: Ids) -> None:
         self._order(self._kernels, self._copies)  # after what the fence made the kernels wait for
         bounds = chunks(len(block_ids), self._rows_max)
         for first, last in pairwise(bounds):
             self._keep_distance()
             ranges = fragment_ranges(self._cache, block_ids[first:last], slot_ids[first:last], self._piece_bytes)
             self._copy(ranges, device=0)
-            self._end_chunk(near_at, near)
+            self._end_chunk()
 
-    def _issue_staged(self, block_ids: Ids, slot_ids: Ids, near_at: int, near: Event) -> None:
+    def _issue_staged(self, block_ids: Ids, slot_ids: Ids) -> None:
         slot_bytes = self._arena.slot_bytes
         bounds = chunks(len(block_ids), self._rows_max)
         parts = chunked(slot_ranges(slot_ids, slot_bytes, self._piece_bytes, bounds), slot_bytes, bounds)
-        index = self._upload(block_ids, slot_ids)
+        index = self._fetch_index(block_ids, slot_ids)
         for (first, last), ranges in zip(pairwise(bounds), parts, strict=True):
             self._keep_distance()
             pairs, copies = last - first, len(ranges.size)
@@ -179,8 +172,7 @@ class Lane:
                 move = self._store_chunk if self._direction is Direction.STORE else self._load_chunk
                 move(index, first, pairs, ranges, buffer)
                 buffer.empty = self._done[self._chunks % _AHEAD]
-            self._end_chunk(near_at, near)
-        index.read.record(self._kernels)
+            self._end_chunk()
 
     def _store_chunk(self, index: _Index, first: int, pairs: int, ranges: Ranges, buffer: _Buffer) -> None:
         self._kernels.wait_event(buffer.empty)
@@ -200,11 +192,9 @@ class Lane:
         if self._chunks >= _AHEAD and self._chunks % half == 0:
             self._done[(self._chunks - half - 1) % _AHEAD].synchronize()
 
-    def _end_chunk(self, near_at: int, near: Event) -> None:
+    def _end_chunk(self) -> None:
         self._done[self._chunks % _AHEAD].record(self._last)
         self._chunks += 1
-        if self._chunks == near_at:
-            near.record(self._last)
 
     def _order(self, first: Stream, second: Stream) -> None:
         """Let what comes next on the second stream begin after what was issued on the first."""
@@ -240,23 +230,16 @@ class Lane:
         self._their_turn.record(self._others)
         self._copies.wait_event(self._their_turn)
 
-    def _upload(self, block_ids: Ids, slot_ids: Ids) -> _Index:
-        """Send the index by a stream of its own: behind large copies it would keep the kernels waiting."""
+    def _fetch_index(self, block_ids: Ids, slot_ids: Ids) -> _Index:
         index = self._indexes.pop(0)
         self._indexes.append(index)
-        index.uploaded.synchronize()
+        index.fetched.synchronize()
         rows = index.host[: len(block_ids)]
         rows[:, 0] = block_ids
         rows[:, 1] = slot_ids
-        self._uploads.wait_event(index.read)
-        self._send(index.device, rows)
-        index.uploaded.record(self._uploads)
-        self._kernels.wait_event(index.uploaded)
+        self._gpu.fetch(index.device, rows)
+        index.fetched.record(self._kernels)
         return index
-
-    def _send(self, to: DeviceMemory, pinned: npt.NDArray[np.int64]) -> None:
-        numbers = np.array([[to.address], [pinned.ctypes.data], [pinned.nbytes]], dtype=np.int64)
-        self._gpu.copy(self._uploads, *numbers)
 
     def _mark_begin(self, stream: Stream) -> None:
         if self._begin is not None:
@@ -271,7 +254,7 @@ class Lane:
     def _make_index(self) -> _Index:
         nbytes = _PAIR_BYTES * min(_PAIRS_MAX, max(self._cache.blocks, self._arena.slots))
         host = self._gpu.allocate_pinned(nbytes).view(np.int64).reshape(-1, 2)
-        return _Index(host, self._allocate(nbytes), self._gpu.event(), self._gpu.event())
+        return _Index(host, self._allocate(nbytes), self._gpu.event())
 
     def _make_buffer(self) -> _Buffer:
         memory = self._allocate(self._rows_max * self._cache.block_bytes)
@@ -283,6 +266,6 @@ class Lane:
         table = self._gpu.allocate_pinned(tiles.table.nbytes).view(np.int64).reshape(tiles.table.shape)
         table[:] = tiles.table
         table[0] -= memory.address // tiles.element_bytes
-        self._send(memory, table)
-        self._uploads.synchronize()
+        self._gpu.copy(self._copies, *np.array([[memory.address], [table.ctypes.data], [table.nbytes]], dtype=np.int64))
+        self._copies.synchronize()
         return memory

@@ -22,8 +22,49 @@ from kvtide.errors import ConfigError
 _ELEMENTS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 _WARPS = 4
 _FEW_COPIES = 4
+_FETCH_LANES = 1024
 _COMPILING = threading.Lock()
 """Triton is not known to compile one kernel in two threads."""
+
+
+class TorchStream:
+    """A stream of torch's, which is made to wait without letting go of the GIL."""
+
+    def __init__(self, stream: Any, driver: Driver) -> None:
+        self.torch, self._driver = stream, driver
+        self.handle: int = stream.cuda_stream
+
+    def wait_event(self, event: Event) -> None:
+        """Let what is issued from now on begin after the event's last record."""
+        assert isinstance(event, TorchEvent)
+        self._driver.wait(self.handle, event.handle)
+
+    def synchronize(self) -> None:
+        """Block until all of it has run."""
+        self.torch.synchronize()
+
+
+class TorchEvent:
+    """An event of torch's, which is recorded without letting go of the GIL."""
+
+    def __init__(self, event: Any, driver: Driver) -> None:
+        event.record()  # torch makes it now
+        self._driver = driver
+        self.handle: int = event.cuda_event
+        self.query = event.query
+        self.synchronize = event.synchronize
+        self.wait = event.wait
+        self._event = event
+
+    def record(self, stream: Stream) -> None:
+        """Put the point behind what was issued on a stream so far."""
+        assert isinstance(stream, TorchStream)
+        self._driver.record(self.handle, stream.handle)
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Return the milliseconds from this point to another."""
+        assert isinstance(end_event, TorchEvent)
+        return float(self._event.elapsed_time(end_event._event))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +95,7 @@ class TorchGpu(Gpu):
     def __init__(self, device: int = 0, *, programs: int = 256) -> None:
         try:
             self._torch = importlib.import_module("torch")
-            self._move_tiles = importlib.import_module("kvtide.copy.cuda.kernels").move_tiles
+            self._kernels = importlib.import_module("kvtide.copy.cuda.kernels")
         except ImportError as error:
             raise ConfigError("device", device, f"torch and triton to be installed ({error})") from error
         self._device = self._torch.device("cuda", device)
@@ -66,6 +107,7 @@ class TorchGpu(Gpu):
         except Exception as error:  # torch has many words for "no GPU"
             raise ConfigError("device", device, f"a GPU that works ({error})") from error
         self._programs = programs
+        self._fetch: Any = None
         self._priority: int = self._torch.cuda.Stream.priority_range()[0]
 
     def enter(self, stream: Stream | None = None) -> None:
@@ -74,22 +116,21 @@ class TorchGpu(Gpu):
         self._driver.use_context(self._context)
         self._torch.cuda.set_device(self._device)
         if stream is not None:
-            self._torch.cuda.set_stream(stream)
+            assert isinstance(stream, TorchStream)
+            self._torch.cuda.set_stream(stream.torch)
 
     def active(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which the device is the current one."""
         context: contextlib.AbstractContextManager[object] = self._torch.cuda.device(self._device)
         return context
 
-    def stream(self) -> Stream:
+    def stream(self) -> TorchStream:
         """Return a new stream of the lowest priority."""
-        stream: Stream = self._torch.cuda.Stream(self._device, priority=self._priority)
-        return stream
+        return TorchStream(self._torch.cuda.Stream(self._device, priority=self._priority), self._driver)
 
-    def event(self, *, timing: bool = False) -> Event:
+    def event(self, *, timing: bool = False) -> TorchEvent:
         """Return a new event; who waits for it on the host sleeps."""
-        event: Event = self._torch.cuda.Event(enable_timing=timing, blocking=True)
-        return event
+        return TorchEvent(self._torch.cuda.Event(enable_timing=timing, blocking=True), self._driver)
 
     def allocate(self, nbytes: int) -> TorchMemory:
         """Return GPU memory from torch's allocator, so that torch counts it."""
@@ -103,18 +144,29 @@ class TorchGpu(Gpu):
 
     def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses) -> None:
         """Issue copies by DMA."""
-        handle: int = stream.cuda_stream  # type: ignore[attr-defined]  # a torch stream
+        assert isinstance(stream, TorchStream)
         if len(sizes) > _FEW_COPIES:
-            self._driver.copy_batch(handle, to, source, sizes)
+            self._driver.copy_batch(stream.handle, to, source, sizes)
         else:
             for one in zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True):
-                self._driver.copy(handle, *one)
+                self._driver.copy(stream.handle, *one)
+
+    def fetch(self, to: DeviceMemory, pinned: Addresses) -> None:
+        """Issue a small kernel that reads host memory."""
+        assert isinstance(to, TorchMemory)
+        arguments = (to.numbers, (pinned.ctypes.data - to.address) // 8, pinned.size, _FETCH_LANES)
+        grid = (max(1, -(-pinned.size // _FETCH_LANES)), 1, 1)
+        if self._fetch is None:
+            with _COMPILING:
+                self._fetch = self._kernels.fetch_numbers[grid](*arguments)
+        else:
+            self._fetch[grid](*arguments)
 
     def mover(self, direction: Direction, tiling: Tiling, table: DeviceMemory) -> Mover:
         """Return the kernel, with all that does not change filled in: a launch is paid for in Python."""
         assert isinstance(table, TorchMemory)
         anchor = table.tensor.view(getattr(self._torch, _ELEMENTS[tiling.element_bytes]))
-        return _TritonMover(self._move_tiles, direction, tiling, (anchor, table.numbers), self._programs)
+        return _TritonMover(self._kernels.move_tiles, direction, tiling, (anchor, table.numbers), self._programs)
 
     def pin(self, address: int, nbytes: int) -> None:
         """Register host memory."""
