@@ -198,11 +198,17 @@ class HostPool:
     def assign(self, chain: Chain) -> None:
         """Let the slots of a chain be written. Its keys must be unknown so far."""
         self._slot_of[chain.group].update(zip(chain.keys, chain.slots, strict=True))
-        keys, groups, group, marks = self._key, self._group, chain.group, self.marks
+        keys = self._key
         for slot, key in zip(chain.slots, chain.keys, strict=True):
             keys[slot] = key
-            groups[slot] = group
-            marks[slot] = 0
+        if len(self._slot_of) > 1:
+            groups, group = self._group, chain.group
+            for slot in chain.slots:
+                groups[slot] = group
+        if self.evicting is not None:
+            marks = self.marks
+            for slot in chain.slots:
+                marks[slot] = 0
 
     def commit(self, chain: Chain) -> None:
         """Make a chain visible: every rank has every byte of it."""
@@ -268,10 +274,16 @@ class HostPool:
     def _forget(self, count: int) -> list[int]:
         """Remove what the policy gives up from the index; return its slots."""
         victims = self._policy.evict(count)
-        keys, groups, cached, slot_of = self._key, self._group, self._cached, self._slot_of
-        for slot in victims:
-            del slot_of[groups[slot]][keys[slot]]
-            cached[slot] = 0
+        keys, cached = self._key, self._cached
+        if len(self._slot_of) == 1:
+            slot_of = self._slot_of[0]
+            for slot in victims:
+                del slot_of[keys[slot]]
+                cached[slot] = 0
+        else:
+            for slot in victims:
+                del self._slot_of[self._group[slot]][keys[slot]]
+                cached[slot] = 0
         if self._orphans:
             for slot in victims:
                 self._orphans.drop(slot)

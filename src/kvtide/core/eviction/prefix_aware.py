@@ -81,25 +81,21 @@ class PrefixAware(EvictionPolicy):
         parents, children, stamps = self._parent, self._children, self._stamp
         pins, queued, heap = self.pins, self._queued, self._heap
         victims: list[int] = []
-        slot = NO_PARENT
-        for _ in range(count):
-            if slot == NO_PARENT:
-                slot = self._pop_leaf()
+        while len(victims) < count and (slot := self._pop_leaf()) != NO_PARENT:
+            next_stamp = heap[0] >> _SLOT_BITS if heap else self._now
+            for _ in range(count - len(victims)):
+                victims.append(slot)
+                slot = parents[slot]
                 if slot == NO_PARENT:
                     break
-                next_stamp = heap[0] >> _SLOT_BITS if heap else None
-            victims.append(slot)
-            slot = parents[slot]
-            if slot == NO_PARENT:
-                continue
-            left = children[slot] = children[slot] - 1
-            if left or pins[slot] or queued[slot]:
-                slot = NO_PARENT
-            elif next_stamp is not None and stamps[slot] > next_stamp:
+                left = children[slot] = children[slot] - 1
+                if left or pins[slot] or queued[slot]:
+                    break
+                if stamps[slot] > next_stamp:
+                    self._push(slot)
+                    break
+            else:
                 self._push(slot)
-                slot = NO_PARENT
-        if slot != NO_PARENT:
-            self._push(slot)
         return victims
 
     def ancestors(self, slot: int, count: int) -> list[int] | None:
