@@ -38,7 +38,7 @@ def test_replay_prints_tables_and_the_source_of_its_times(capsys: pytest.Capture
 
 
 def test_replay_takes_a_disk_and_an_admission(capsys: pytest.CaptureFixture[str]) -> None:
-    disk = ("--disk", "1TiB", "--disk-bandwidth", "500GB/s", "--disk-shared", "--servers", "2")
+    disk = ("--disk", "1TiB", "--disk-bandwidth", "500GB/s", "--store", "2TiB", "--servers", "2")
     small = ("--device", "4GiB", "--host", "4GiB")
     assert run("replay", *SMALL, *small, *disk) == 0
     assert "from below to the host" in capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_skipped_lines_are_named_and_the_rest_is_used(tmp_path: Path, capsys: py
         (("replay", "--disk", "1MiB"), "--disk='1MiB': expected at least one block"),
         (("replay", "--disk", "1TiB", "--disk-bandwidth", "fast"), "--disk-bandwidth='fast'"),
         (("replay", "--disk", "1TiB", "--disk-write", "back"), "--disk-write='back'"),
-        (("replay", "--disk-shared"), "--disk-shared"),
+        (("replay", "--store", "1MiB"), "--store='1MiB': expected at least one block"),
         (("plan", "--admission", "never"), "--admission='never'"),
         (("replay", "--requests", "few"), "requests='few'"),
         (("replay", "--workload", "noise"), "workload='noise'"),

@@ -17,7 +17,7 @@ from kvtide.traces.cost import PRESETS, CostModel, preset
 from kvtide.traces.hashing import prefix_hashes
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.replay import Replay, ReplayConfig
-from kvtide.traces.replay_below import Below, BelowModel, Write
+from kvtide.traces.replay_below import Below, BelowModel, BelowStack, Write
 from kvtide.traces.replay_report import as_json, replay_tables
 from kvtide.traces.replay_result import ReplayResult
 from kvtide.traces.workloads import Workload
@@ -37,7 +37,7 @@ def replay(
     block_tokens: int = 512,
     cost: CostModel = PRESETS["h200"],
     admission: Admission = "all",
-    below: BelowModel | None = None,
+    below: BelowModel | tuple[BelowModel, ...] = (),
     servers: int = 1,
 ) -> ReplayResult:
     config = ReplayConfig(
@@ -49,7 +49,7 @@ def replay(
         mode=mode,
         cost=cost,
         admission=admission,
-        below=below,
+        below=below if isinstance(below, tuple) else (below,),
         servers=servers,
     )
     return Replay(config).run(requests)
@@ -213,23 +213,55 @@ def test_with_servers_every_token_is_accounted_for() -> None:
 
 
 def test_below_keeps_what_was_used_last_and_heads_longer_than_tails() -> None:
-    tier = Below(below(3, block_tokens=1), 1024)
+    disk = Below(below(3, block_tokens=1), 1024)
+    tier = BelowStack([disk])
     names = [(0, b"%d" % number) for number in range(4)]
     assert tier.end(Sink(1, tuple(names[:3]), (0, 1, 2)), 0.0).hits == (0, 1, 2)
     assert tier.end(Sink(2, (names[3],), (0,)), 0.0).hits == (0,)
     assert tier.end(Lookup(3, tuple(names)), 0.0).hits == (0, 1, 3)
     assert tier.end(Fetch(4, (names[0],), (0,)), 0.0).hits == (0,)
     assert tier.leading([b"0", b"1", b"2"]) == 2
-    assert (len(tier), tier.dropped_blocks) == (3, 1)
+    assert (len(disk), disk.dropped_blocks) == (3, 1)
 
 
 def test_reads_queue_behind_each_other_and_not_behind_writes() -> None:
-    tier = Below(below(100, block_tokens=1, bytes_per_s=1024.0, latency_s=0.5), 1024)
+    tier = BelowStack([Below(below(100, block_tokens=1, bytes_per_s=1024.0, latency_s=0.5), 1024)])
     two = ((0, b"a"), (0, b"b"))
     assert tier.begin(Sink(1, two, (0, 1)), 0.0) == 2.5
+    tier.end(Sink(1, two, (0, 1)), 2.5)
     assert tier.begin(Fetch(2, two, (0, 1)), 0.0) == 2.5
     assert tier.begin(Fetch(3, two, (0, 1)), 1.0) == 4.5
     assert tier.begin(Lookup(4, two), 1.0) == 1.05
+
+
+def test_blocks_come_from_the_nearest_tier_that_has_them() -> None:
+    disk = Below(below(2, block_tokens=1, bytes_per_s=1024.0, latency_s=0.25), 1024)
+    store = Below(below(100, block_tokens=1, bytes_per_s=512.0, latency_s=0.5, shared=True), 1024)
+    tier = BelowStack([disk, store])
+    names = ((0, b"a"), (0, b"b"), (0, b"c"))
+    sink, fetch = Sink(1, names, (0, 1, 2)), Fetch(2, names, (0, 1, 2))
+    assert tier.begin(sink, 0.0) == 6.5, "three blocks, two seconds each, and the latency of the slower one"
+    assert tier.end(sink, 6.5).hits == (0, 1, 2)
+    assert (len(disk), len(store)) == (2, 3)
+    assert tier.begin(fetch, 10.0) == 10.0 + 2.25 + 2.5, "two from the disk, then one from the store"
+    assert tier.end(fetch, 4.75).hits == (0, 1, 2)
+    assert BelowStack([Below(below(2, block_tokens=1), 1024), store]).leading([b"a", b"b", b"c", b"d"]) == 3
+
+
+def test_a_disk_for_each_and_a_store_for_all_hit_more_than_either() -> None:
+    workload = Workload("mixture", 200, seed=4)
+    disk, store = below(1_000), below(shared=True, bytes_per_s=1e11, write="through")
+    results = [
+        replay(workload, servers=2, device_blocks=128, slots=300, below=tiers)
+        for tiers in ((), (disk,), (store,), (disk, store))
+    ]
+    nothing, only_disk, only_store, both = (result.hit_ratio for result in results)
+    assert nothing < only_disk < both
+    assert only_store <= both
+    for result in results:
+        tokens = result.device_tokens + result.host_tokens + result.below_tokens
+        assert tokens + result.computed_tokens == result.prompt_tokens
+        assert sum(result.missed.values()) == result.computed_tokens
 
 
 def test_a_disk_that_cannot_be_is_refused() -> None:

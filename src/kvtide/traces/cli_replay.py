@@ -42,10 +42,12 @@ EXAMPLES = """\
   kvtide replay trace.jsonl --host 256GiB                a trace in Mooncake's format
   kvtide replay chats.jsonl --tokenizer tokenizer.json   a log of chat completion requests
   kvtide replay trace.jsonl --host 64GiB --disk 2TiB --disk-bandwidth 6GB/s
-  kvtide replay trace.jsonl --servers 4 --disk 4TiB --disk-shared --disk-bandwidth 10GB/s
+  kvtide replay trace.jsonl --servers 4 --disk 2TiB --store 16TiB --store-bandwidth 10GB/s
   kvtide replay trace.jsonl --gpus 8 --policy forecast --json > replay.json"""
 
 PROGRESS_EVERY = 100
+TIERS = {"disk": "a disk below the host memory of each server", "store": "a store below that, one for all servers"}
+"""What can be below host memory, nearest first."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,18 +69,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_below(command: argparse.ArgumentParser) -> None:
-    """Add what describes a tier below host memory, and how many servers there are."""
-    command.add_argument("--disk", metavar="SIZE", help="a disk or store below host memory (default: none)")
-    rate = 'of reading it, and of writing it, per second, such as "3GB/s" (default: 3GB/s)'
-    command.add_argument("--disk-bandwidth", default="3GB/s", metavar="SIZE", help=rate)
-    command.add_argument(
-        "--disk-latency", type=float, default=0.001, metavar="S", help="seconds before the first byte (default: 0.001)"
-    )
-    late = "requests do not wait when nothing has come for so many seconds (default: 0.05)"
-    command.add_argument("--disk-deadline", type=float, default=0.05, metavar="S", help=late)
-    write = "when blocks go there: through, as soon as they are on the host; evict, when they leave it"
-    command.add_argument("--disk-write", default="through", metavar="NAME", help=f"{write} (default: through)")
-    command.add_argument("--disk-shared", action="store_true", help="one for all servers, not one each")
+    """Add what describes the tiers below host memory, and how many servers there are."""
+    for name, what in TIERS.items():
+        command.add_argument(f"--{name}", metavar="SIZE", help=f"{what} (default: none)")
+        rate = 'of reading it, and of writing it, per second, such as "3GB/s" (default: 3GB/s)'
+        command.add_argument(f"--{name}-bandwidth", default="3GB/s", metavar="SIZE", help=rate)
+        first = "seconds before the first byte (default: 0.001)"
+        command.add_argument(f"--{name}-latency", type=float, default=0.001, metavar="S", help=first)
+        late = "requests do not wait when nothing has come for so many seconds (default: 0.05)"
+        command.add_argument(f"--{name}-deadline", type=float, default=0.05, metavar="S", help=late)
+        write = "when blocks go there: through, as soon as they are on the host; evict, when they leave it"
+        command.add_argument(f"--{name}-write", default="through", metavar="NAME", help=f"{write} (default: through)")
     servers = "servers that take turns with the requests, each with its own GPUs and host memory (default: 1)"
     command.add_argument("--servers", type=number, default=1, metavar="N", help=servers)
 
@@ -127,29 +128,26 @@ def _config(args: argparse.Namespace, block_tokens: int) -> ReplayConfig:
         mode=parse_choice("--mode", args.mode, ("eager", "lazy")),
         cost=_together(cost_of(args), args.gpus),
         admission=admission_of(args),
-        below=_below(args, block_bytes),
+        below=tuple(_below(args, name, block_bytes) for name in TIERS if getattr(args, name) is not None),
         servers=args.servers,
     )
 
 
-def _below(args: argparse.Namespace, block_bytes: int) -> BelowModel | None:
-    if args.disk is None:
-        if args.disk_shared:
-            raise ConfigError("--disk-shared", True, "--disk SIZE, too")
-        return None
-    disk_bytes = size("--disk", args.disk)
-    if disk_bytes < block_bytes:
-        raise ConfigError("--disk", args.disk, f"at least one block, {block_bytes} bytes")
-    bytes_per_s = size("--disk-bandwidth", args.disk_bandwidth.removesuffix("/s"))
-    write = parse_choice("--disk-write", args.disk_write, get_args(Write))
+def _below(args: argparse.Namespace, name: str, block_bytes: int) -> BelowModel:
+    options = {option: getattr(args, f"{name}_{option}") for option in ("bandwidth", "latency", "deadline", "write")}
+    size_bytes = size(f"--{name}", getattr(args, name))
+    if size_bytes < block_bytes:
+        raise ConfigError(f"--{name}", getattr(args, name), f"at least one block, {block_bytes} bytes")
+    bytes_per_s = size(f"--{name}-bandwidth", options["bandwidth"].removesuffix("/s"))
+    write = parse_choice(f"--{name}-write", options["write"], get_args(Write))
     return BelowModel(
-        size_bytes=disk_bytes,
+        size_bytes=size_bytes,
         read_bytes_per_s=bytes_per_s,
         write_bytes_per_s=bytes_per_s,
-        latency_s=args.disk_latency,
-        deadline_s=args.disk_deadline,
+        latency_s=options["latency"],
+        deadline_s=options["deadline"],
         write="evict" if write == "evict" else "through",
-        shared=args.disk_shared,
+        shared=name == "store",
     )
 
 

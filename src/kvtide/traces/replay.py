@@ -5,8 +5,8 @@ decoding and copies take (`cost`). Prefills run one after the other, first come 
 a constant rate; loads and stores have a channel each. Blocks of generated tokens take room but have no hashes in a
 trace, so that the next turn has to compute them: hits are a lower bound there.
 
-Several servers take turns with the requests. Each has its own device and host memory, and below that its own disk, or
-one store together with the others.
+Several servers take turns with the requests. Each has its own device and host memory, below that its own disk, and
+below that one store together with the others, as far as they are asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from kvtide.traces.record import TraceRequest
-from kvtide.traces.replay_below import Below
+from kvtide.traces.replay_below import Below, BelowStack
 from kvtide.traces.replay_config import ReplayConfig
 from kvtide.traces.replay_result import ReplayResult
 from kvtide.traces.replay_server import NEVER_S, Server
@@ -30,15 +30,17 @@ class Replay:
 
     def __init__(self, config: ReplayConfig) -> None:
         self.result = ReplayResult(config.block_bytes, selective=config.admission != "all")
-        self._servers = [Server(config, self.result, below) for below in self._make_belows(config)]
+        self._servers = [Server(config, self.result, below) for below in self._make_stacks(config)]
 
     @staticmethod
-    def _make_belows(config: ReplayConfig) -> Sequence[Below | None]:
-        if config.below is None:
+    def _make_stacks(config: ReplayConfig) -> Sequence[BelowStack | None]:
+        if not config.below:
             return [None] * config.servers
-        if config.below.shared:
-            return [Below(config.below, config.block_bytes)] * config.servers
-        return [Below(config.below, config.block_bytes) for _ in range(config.servers)]
+        shared = {model: Below(model, config.block_bytes) for model in config.below if model.shared}
+        return [
+            BelowStack([shared[model] if model.shared else Below(model, config.block_bytes) for model in config.below])
+            for _ in range(config.servers)
+        ]
 
     def run(self, requests: Iterable[TraceRequest], on_request: OnRequest | None = None) -> ReplayResult:
         """Serve the whole trace and return what came of it."""

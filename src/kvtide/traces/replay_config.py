@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvtide.core import FullAttention, Geometry, OffloadConfig
 from kvtide.core.eviction.admission import Admission
 from kvtide.traces.cost import CostModel
-from kvtide.traces.replay_below import BelowModel
+from kvtide.traces.replay_below import BelowModel, below_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class ReplayConfig:
     mode: str
     cost: CostModel
     admission: Admission = "all"
-    below: BelowModel | None = None
-    """What lies below host memory, if anything does."""
+    below: tuple[BelowModel, ...] = ()
+    """What lies below host memory, nearest first."""
     step_tokens: int = 2048
     """What the engine computes in one step. In lazy mode the core keeps as many blocks clean as two of them need."""
     servers: int = 1
@@ -43,4 +43,4 @@ class ReplayConfig:
             step_tokens=self.step_tokens,
         )
         options = {"host": self.host_bytes, "policy": self.policy, "mode": self.mode, "admission": self.admission}
-        return OffloadConfig.build(geometry, options, self.below.config() if self.below is not None else None)
+        return OffloadConfig.build(geometry, options, below_config(self.below))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kvtide.core import Match, Metrics, NotLoaded, Plan
 from kvtide.core.groups import Key
 from kvtide.traces.record import TraceRequest
-from kvtide.traces.replay_below import Below
+from kvtide.traces.replay_below import BelowStack
 from kvtide.traces.replay_request import ReplayRequest
 
 NEVER_SEEN = "never_seen"
@@ -72,7 +72,7 @@ class ReplayResult:
         """Count a request."""
         self.requests += 1
 
-    def admitted(self, request: ReplayRequest, match: Match, below_host: Below | None = None) -> None:
+    def admitted(self, request: ReplayRequest, match: Match, below_host: BelowStack | None = None) -> None:
         """Count where the tokens of a prompt come from."""
         self.prompt_tokens += request.prompt_tokens
         self.output_tokens += request.output_tokens
@@ -86,7 +86,7 @@ class ReplayResult:
         self.timeline.append((request.admitted_s, request.device_tokens, match.tokens - below, below, computed))
         self._count_missed(request, match, computed, below_host)
 
-    def _count_missed(self, request: ReplayRequest, match: Match, computed: int, below_host: Below | None) -> None:
+    def _count_missed(self, request: ReplayRequest, match: Match, computed: int, below_host: BelowStack | None) -> None:
         for why, tokens in match.missed.items():
             computed -= tokens
             if why is not NotLoaded.NOT_CACHED:

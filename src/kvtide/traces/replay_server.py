@@ -9,7 +9,7 @@ from enum import IntEnum, auto
 from kvtide.core import Copy, Errand, Fetch, OffloadManager, Report
 from kvtide.engine.block_pool import BlockPool
 from kvtide.traces.record import TraceRequest
-from kvtide.traces.replay_below import Below
+from kvtide.traces.replay_below import BelowStack
 from kvtide.traces.replay_config import ReplayConfig
 from kvtide.traces.replay_request import ReplayRequest
 from kvtide.traces.replay_result import ReplayResult
@@ -31,7 +31,7 @@ class Happening(IntEnum):
 class Server:
     """An engine with its memory."""
 
-    def __init__(self, config: ReplayConfig, result: ReplayResult, below: Below | None) -> None:
+    def __init__(self, config: ReplayConfig, result: ReplayResult, below: BelowStack | None) -> None:
         self._config = config
         self._below = below
         self._cost = config.cost
