@@ -30,6 +30,32 @@ def write_eagle_head(path: Path) -> Path:
     return path
 
 
+def write_mimo(path: Path, *, layers: int = 4) -> Path:
+    """Write a MiMo-shaped model: full attention everywhere, and a last layer that guesses tokens (MTP)."""
+    shape = Shape(layers=layers, heads=2, kv_heads=2)
+    config = {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "qwen2",  # transformers does not know MiMo, whose configuration is that of Qwen 2
+        "hidden_act": "silu",
+        "num_nextn_predict_layers": 1,
+    }
+    random_model.write_model(path, shape, config, norms=LLAMA_NORMS)
+    tensors = load_file(path / "model.safetensors")
+    random = torch.Generator().manual_seed(9)
+    for layer in range(layers):
+        for name in ("q_proj", "k_proj", "v_proj"):
+            tensors[f"model.layers.{layer}.self_attn.{name}.bias"] = torch.randn(shape.hidden, generator=random) * 0.15
+    guessing = "model.mtp_layers.0."
+    first = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.0.")}
+    for name, tensor in first.items():
+        tensors[name.replace("model.layers.0.", guessing)] = tensor.flip(0)
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        tensors[f"{guessing}{name}.weight"] = torch.ones(shape.hidden)
+    tensors[guessing + "input_proj.weight"] = torch.randn(shape.hidden, 2 * shape.hidden, generator=random) * 0.15
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+    return path
+
+
 def write_lora(path: Path, seed: int, *, layers: int = 4, rank: int = 4) -> Path:
     """Write an adapter for `write_llama` that changes its keys and values."""
     shape = Shape(layers=layers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from kvtide.traces.cost import CostModel
 from kvtide.traces.hashing import prefix_hashes
 from kvtide.traces.record import TraceRequest
@@ -37,7 +39,7 @@ def conversations(seed: int, count: int) -> list[list[int]]:
     return prompts
 
 
-def replayed(prompts: list[list[int]], *, device_blocks: int, slots: int) -> ReplayResult:
+def replayed(prompts: list[list[int]], mode: str, *, device_blocks: int, slots: int) -> ReplayResult:
     """Replay the prompts, one a second. What is generated is one token, which vLLM keeps no KV of."""
     config = ReplayConfig(
         block_tokens=BLOCK_TOKENS,
@@ -45,7 +47,7 @@ def replayed(prompts: list[list[int]], *, device_blocks: int, slots: int) -> Rep
         device_blocks=device_blocks,
         host_bytes=slots * BLOCK_TOKENS * 1024,
         policy="forecast",
-        mode="eager",
+        mode=mode,
         cost=ONE_BY_ONE,
         step_tokens=STEP_TOKENS,
     )
@@ -56,11 +58,11 @@ def replayed(prompts: list[list[int]], *, device_blocks: int, slots: int) -> Rep
     return Replay(config).run(trace)
 
 
-def test_hit_ratios_of_replay_agree_with_vllm(llama: Path) -> None:
-    """In eager mode. In lazy mode vLLM's free queue is in another order than the replay's after a store."""
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_hit_ratios_of_replay_agree_with_vllm(llama: Path, mode: str) -> None:
     prompts = conversations(seed=5, count=120)
     options = {"host": "9MiB", "policy": "forecast"}
-    with engine(llama, "eager", options=options, max_num_batched_tokens=STEP_TOKENS) as offloading:
+    with engine(llama, mode, options=options, max_num_batched_tokens=STEP_TOKENS) as offloading:
         slots = offloading.manager.config.slots
         device_blocks = offloading.manager.config.geometry.device_blocks
         reused = 0
@@ -69,7 +71,7 @@ def test_hit_ratios_of_replay_agree_with_vllm(llama: Path) -> None:
             offloading.drain()
         loaded = offloading.metrics.loaded_tokens
     total = sum(map(len, prompts))
-    result = replayed(prompts, device_blocks=device_blocks, slots=slots)
+    result = replayed(prompts, mode, device_blocks=device_blocks, slots=slots)
     assert result.prompt_tokens == total
     assert abs(result.share(result.device_tokens) - (reused - loaded) / total) < POINT
     assert abs(result.share(result.host_tokens) - loaded / total) < POINT

@@ -255,7 +255,7 @@ def test_null_blocks_of_sliding_groups_skipped(make: Make) -> None:
 def test_context_parallel_block_sizes(tmp_path: Path) -> None:
     """With decode context parallel a block id stands for more tokens; the layout says how many."""
     world = World(tmp_path)
-    world.worker.shutdown()
+    world.workers[0].shutdown()
     world.config.parallel_config.decode_context_parallel_size = 2
     layout = read_layout(world.config, make_kv_cache_config([full()], 32))
     assert layout.boundary_tokens == layout.hash_tokens == 2 * BLOCK_TOKENS
@@ -297,7 +297,7 @@ def test_invalid_blocks_no_cache_pollution(make: Make) -> None:
     world.evict_device()
     engine = world.control.engine
     engine.failing.add(Direction.LOAD)
-    world.kv[:] = 0  # whoever reads a block that was not filled reads this
+    world.kv[0][:] = 0  # whoever reads a block that was not filled reads this
     world.add("again", PROMPT)
     world.add("sibling", PROMPT)
     world.run()

@@ -71,6 +71,8 @@ SIGNATURES: dict[tuple[str, str, str], list[str]] = {
     (CACHE_UTILS, "FreeKVCacheBlockQueue", "append"): ["block"],
     (CACHE_UTILS, "FreeKVCacheBlockQueue", "append_n"): ["blocks"],
     (CACHE_UTILS, "FreeKVCacheBlockQueue", "prepend_n"): ["blocks"],
+    (CACHE_UTILS, "FreeKVCacheBlockQueue", "popleft"): [],
+    (CACHE_UTILS, "FreeKVCacheBlockQueue", "popleft_n"): ["n"],
     (CACHE_UTILS, "FreeKVCacheBlockQueue", "get_all_free_blocks"): [],
     (POOL, "BlockPool", "touch"): ["blocks"],
     (POOL, "BlockPool", "free_blocks"): ["ordered_blocks"],
@@ -89,7 +91,15 @@ LATER: dict[tuple[str, str, str], tuple[str, list[str]]] = {
 
 # Names that must occur in a file: attributes that are read, and classes that are looked up.
 NAMES: dict[str, list[str]] = {
-    CACHE_UTILS: ["fake_free_list_head", "fake_free_list_tail", "num_free_blocks", "next_free_block", "ref_cnt"],
+    CACHE_UTILS: [
+        "class KVCacheBlock:",
+        "fake_free_list_head",
+        "fake_free_list_tail",
+        "num_free_blocks",
+        "next_free_block",
+        "prev_free_block",
+        "ref_cnt",
+    ],
     INTERFACE: [
         "class FullAttentionSpec",
         "class SlidingWindowSpec",
@@ -114,7 +124,6 @@ NAMES: dict[str, list[str]] = {
     "config/scheduler.py": ["scheduler_reserve_full_isl: bool = True"],
     "config/kv_transfer.py": ["kv_load_failure_policy", "kv_connector_extra_config"],
     "version.py": ["__version__"],
-    "v1/kv_cache_interface.py": [],
 }
 
 
@@ -146,6 +155,34 @@ def test_what_the_connector_relies_on_is_there(version: str) -> None:
     for path, names in NAMES.items():
         for name in names:
             assert name in source(version, path), f"{path}: {name}"
+
+
+def assignments(text: str, name: str) -> set[str]:
+    """Return what is assigned to a name in a file, one statement each, the name itself left out."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AugAssign) and name in {
+            each.id for target in targets if target for each in ast.walk(target) if isinstance(each, ast.Name)
+        }:
+            found.add(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_vllm_takes_all_or_nothing_of_an_offer(version: str) -> None:
+    """Offers are whole blocks, so that what vLLM rounds down to blocks is all of them (see test_acceptance.py)."""
+    text = source(version, SCHEDULER)
+    assert assignments(text, "ext_tokens") <= {
+        "ext_tokens, load_kv_async = self.connector.get_num_new_matched_tokens(request, num_new_local_computed_tokens)",
+        "ext_tokens, load_kv_async = self.connector.get_num_new_matched_tokens(request, block_aligned_local)",
+        "ext_tokens, load_kv_async = (0, False)",
+        "ext_tokens -= ext_tokens % self.block_size",
+    }
+    assert assignments(text, "num_external_computed_tokens") == {
+        "num_external_computed_tokens = 0",
+        "num_external_computed_tokens = ext_tokens",
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)

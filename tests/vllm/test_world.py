@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from kvtide.core.ledger import Store
+from kvtide.vllm import connector
+from kvtide.vllm.groups import Layout, read_layout
 from kvtide.vllm.scheduler_side import SchedulerSide
 from kvtide.vllm.worker_side import WorkerSide
 from tests.vllm.engines import Control
@@ -81,34 +84,67 @@ def test_random_workloads_read_and_store_the_right_bytes(
     assert metrics.reports_unknown == metrics.reports_repeated == 0
 
 
-@pytest.mark.parametrize("mode", ["eager", "lazy"])
-def test_random_workloads_with_decode_context_parallel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    """A block id stands for twice as many tokens, on vLLM's real scheduler."""
+def make_context_parallel(path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, layout: str, mode: str) -> World:
+    """Two ranks that share the tokens of each block; those of a second group they both have, if there is one."""
     control = Control()
-    control.setup["random"] = random.Random(1)
-    world = World(
-        tmp_path, blocks=24, host_blocks=40, context_parallel=2, control=control, monkeypatch=monkeypatch, mode=mode
+    control.setup.update(random=random.Random(seed), failure_rate=0.1)
+    return World(
+        path,
+        groups=[full()] if layout == "sharded" else [full(), full(dcp_sharded=False)],
+        blocks=24 if layout == "sharded" else 56,
+        host_blocks=40 if layout == "sharded" else 80,
+        context_parallel=2,
+        control=control,
+        monkeypatch=monkeypatch,
+        mode=mode,
     )
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+@pytest.mark.parametrize("layout", ["sharded", "sharded and replicated"])
+def test_random_workloads_with_decode_context_parallel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, layout: str, mode: str
+) -> None:
+    """A block id stands for twice as many tokens; each rank copies, fails and reports for itself."""
+    world = make_context_parallel(tmp_path, monkeypatch, 1, layout, mode)
     assert world.scheduler.block_size == 2 * BLOCK_TOKENS
     drive(world, 1, steps=600)
     world.check_at_rest()
-    assert world.manager.metrics.loaded_tokens > 0
-    assert world.manager.metrics.loaded_tokens % (2 * BLOCK_TOKENS) == 0
+    metrics = world.manager.metrics
+    assert metrics.loaded_tokens > 0
+    assert metrics.loaded_tokens % (2 * BLOCK_TOKENS) == 0
+    assert metrics.loads_failed > 0
+    assert metrics.stores_failed > 0
+    moved = [engine.moved for engine in world.control.engines]
+    assert len(moved) == 2
+    assert all(blocks > 0 for rank in moved for blocks in rank.values())
+    assert moved[0] != moved[1], "a copy that fails on one rank only has to be among them"
 
 
-def is_caught(path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, violation: str = "holds wrong bytes") -> bool:
+def is_caught(make_world: Callable[[int], World], violation: str = "holds wrong bytes") -> bool:
     """Whether one of a few worlds sees the violation: wrong bytes on the host, unless told otherwise."""
 
     def sees_wrong_bytes(seed: int) -> bool:
         try:
-            drive(make(path, monkeypatch, seed, mode="eager", layout=layout), seed, steps=600)
+            drive(make_world(seed), seed, steps=600)
         except AssertionError as wrong:
             return violation in str(wrong)
         return False
 
     return any(sees_wrong_bytes(seed) for seed in range(12))
+
+
+def test_f10_a_world_that_believes_the_first_of_two_ranks_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The canary of decode context parallel: half of a block's tokens are not stored yet."""
+
+    def one_rank(*args: Any) -> Layout:
+        layout = read_layout(*args)
+        return replace(layout, geometry=replace(layout.geometry, ranks=1))
+
+    monkeypatch.setattr(connector, "read_layout", one_rank)
+    assert is_caught(lambda seed: make_context_parallel(tmp_path, monkeypatch, seed, "sharded", "eager"))
 
 
 def test_a_world_whose_stores_do_not_wait_for_compute_is_caught(
@@ -117,7 +153,7 @@ def test_a_world_whose_stores_do_not_wait_for_compute_is_caught(
     """The canary of F6: some blocks that are stored are filled by the very step that stores them."""
     as_copy = Store.as_copy
     monkeypatch.setattr(Store, "as_copy", lambda self: replace(as_copy(self), filled=True))
-    assert is_caught(tmp_path, monkeypatch, layout="sliding")
+    assert is_caught(lambda seed: make(tmp_path, monkeypatch, seed, mode="eager", layout="sliding"))
 
 
 def test_a_world_that_takes_hits_of_the_same_step_for_computed_is_caught(
@@ -133,7 +169,7 @@ def test_a_world_that_takes_hits_of_the_same_step_for_computed_is_caught(
         advance_one(self, request_id, scheduled)
 
     monkeypatch.setattr(SchedulerSide, "_advance_one", too_early)
-    assert is_caught(tmp_path, monkeypatch, layout="full")
+    assert is_caught(lambda seed: make(tmp_path, monkeypatch, seed, mode="eager"))
 
 
 def test_f7_compute_that_does_not_wait_for_the_end_of_an_announced_load_is_caught(
@@ -141,4 +177,4 @@ def test_f7_compute_that_does_not_wait_for_the_end_of_an_announced_load_is_caugh
 ) -> None:
     """The canary of loads that vLLM hears of before their last bytes have moved."""
     monkeypatch.setattr(WorkerSide, "_let_compute_wait", lambda *_: None)
-    assert is_caught(tmp_path, monkeypatch, layout="full", violation="reads a wrong token")
+    assert is_caught(lambda seed: make(tmp_path, monkeypatch, seed, mode="eager"), violation="reads a wrong token")

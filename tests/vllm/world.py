@@ -4,6 +4,9 @@
     request = world.add("a", tokens)
     world.run()                       # until nothing is left to do; checks everything after every step
 
+With decode context parallel there is a worker for each rank, and tokens lie on the ranks in turn; what the workers say
+is put together by vLLM's own aggregator.
+
 The KV of a token is 8 bytes that depend on all tokens up to it, the group, the layer and the weights. A step looks
 at all KV that attention would read before it writes its own, and at every block that the host calls visible. So a
 wrong, late, early or missing copy shows as a wrong stamp in the step in which it happens.
@@ -14,7 +17,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ import torch
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
@@ -43,6 +47,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     KVCacheTensor,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -63,9 +68,9 @@ VOCAB = 500
 _SHAPE: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
 
 
-def full(block_tokens: int = BLOCK_TOKENS) -> KVCacheSpec:
+def full(block_tokens: int = BLOCK_TOKENS, **args: Any) -> KVCacheSpec:
     """A group of full attention."""
-    return FullAttentionSpec(block_size=block_tokens, **_SHAPE)
+    return FullAttentionSpec(block_size=block_tokens, **_SHAPE, **args)
 
 
 def sliding(window: int, block_tokens: int = BLOCK_TOKENS) -> KVCacheSpec:
@@ -76,6 +81,15 @@ def sliding(window: int, block_tokens: int = BLOCK_TOKENS) -> KVCacheSpec:
 def chunked(chunk: int, block_tokens: int = BLOCK_TOKENS) -> KVCacheSpec:
     """A group of chunked local attention."""
     return ChunkedLocalAttentionSpec(block_size=block_tokens, attention_chunk_size=chunk, **_SHAPE)
+
+
+def replayed(window: int, block_tokens: int = BLOCK_TOKENS) -> KVCacheSpec:
+    """A group of sliding-window attention that is computed again behind every hit, as DeepSeek V4.1 has; the last one.
+
+    It takes no part in prefix caching, so there are no stamps of it.
+    """
+    shape = {**_SHAPE, "head_size": 2}  # one vector for each token instead of a key and a value
+    return SlidingWindowMLASpec(block_size=block_tokens, sliding_window=window, bounded_replay=True, **shape)
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -112,13 +126,13 @@ class World:
         if old_worker:
             monkeypatch.setattr(versions, "FAILS_BY_REQUEST", False)
         model = write_llama(path / "world-model", layers=1)
-        # With decode context parallel each rank has a part of every block; here they lie side by side in one memory.
-        page = specs[0].page_size_bytes * context_parallel
+        self.ranks = context_parallel
+        page = specs[0].page_size_bytes
         transfer = KVTransferConfig(
             kv_connector="KVTideConnector",
             kv_role="kv_both",
             kv_connector_module_path="kvtide.vllm",
-            kv_connector_extra_config={"host": host_blocks * page * LAYERS, **options},
+            kv_connector_extra_config={"host_per_rank": host_blocks * page * LAYERS, **options},
         )
         config = EngineArgs(
             model=str(model),
@@ -136,8 +150,9 @@ class World:
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = asynchronous
         config.parallel_config.decode_context_parallel_size = context_parallel
+        config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = context_parallel
         self.config = config
-        self.kv_cache_config = make_kv_cache_config(specs, blocks, page)
+        self.kv_cache_config = make_kv_cache_config(specs, blocks)
         self.control = control or Control()
         if monkeypatch is not None:
             monkeypatch.setattr(memory, "make_copy_engine", self.control.make)
@@ -154,15 +169,10 @@ class World:
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(hash_size, hash_fn)
         self.connector: KVTideConnector = self.scheduler.connector
-        self.worker: KVTideConnector = KVConnectorFactory.create_connector(
-            config=config, role=KVConnectorRole.WORKER, kv_cache_config=self.kv_cache_config
-        )
-        storage = torch.zeros(self.kv_cache_config.kv_cache_tensors[0].size, dtype=torch.uint8)
-        self.worker.register_kv_caches(
-            {name: storage for tensor in self.kv_cache_config.kv_cache_tensors for name in tensor.layers}
-        )
-        # kv[layer, block, token]: a stamp
-        self.kv: npt.NDArray[np.uint64] = storage.numpy().view(np.uint64).reshape(LAYERS, blocks, page // STAMP_BYTES)
+        self._aggregator = KVOutputAggregator.from_connector(self.connector, self.ranks)
+        # kv[rank][layer, block, token]: a stamp
+        self.kv: list[npt.NDArray[np.uint64]] = []
+        self.workers = [self._make_worker(rank) for rank in range(self.ranks)]
         self.free_at_start = self.pool.get_num_free_blocks()
         self.tokens: dict[str, list[int]] = {}
         """Everything a request was given or has generated."""
@@ -172,6 +182,17 @@ class World:
         self.steps = 0
         self._stamps: dict[tuple[int, int], list[int]] = {}
         self._expected: dict[tuple[int, bytes], npt.NDArray[np.uint64]] = {}
+
+    def _make_worker(self, rank: int) -> KVTideConnector:
+        self.config.parallel_config.rank = rank
+        worker: KVTideConnector = KVConnectorFactory.create_connector(
+            config=self.config, role=KVConnectorRole.WORKER, kv_cache_config=self.kv_cache_config
+        )
+        tensors = self.kv_cache_config.kv_cache_tensors
+        storage = torch.zeros(tensors[0].size, dtype=torch.uint8)
+        worker.register_kv_caches({name: storage for tensor in tensors for name in tensor.layers})
+        self.kv.append(storage.numpy().view(np.uint64).reshape(LAYERS, self.kv_cache_config.num_blocks, -1))
+        return worker
 
     # ------------------------------------------------------------------ what tests do
 
@@ -270,25 +291,31 @@ class World:
         assert self.side._device.count_pinned() == 0
         assert self.pool.get_num_free_blocks() == self.free_at_start
         assert gauges.slots_free + gauges.slots_cached == gauges.slots
-        assert self.worker._worker is not None
-        assert not self.worker._worker._loading
+        for worker in self.workers:
+            assert worker._worker is not None
+            assert not worker._worker._loading
 
     # ------------------------------------------------------------------ the worker
 
     def _execute(self, step: Any) -> Any:
-        metadata = _through_a_pipe(step.kv_connector_metadata)
-        worker = self.worker
-        worker.handle_preemptions(metadata)
-        worker.bind_connector_metadata(metadata)
+        for worker in self.workers:
+            metadata = _through_a_pipe(step.kv_connector_metadata)
+            worker.handle_preemptions(metadata)
+            worker.bind_connector_metadata(metadata)
+            if self.old_worker:
+                worker.start_load_kv(None)
+        sampled = self._forward(step)
+        outputs = [self._output(step, sampled, self._end_step(worker, step)) for worker in self.workers]
+        return outputs[0] if len(outputs) == 1 else self._aggregator.aggregate(outputs)
+
+    def _end_step(self, worker: KVTideConnector, step: Any) -> Any:
+        """What one rank does after the forward pass, and says."""
         output = KVConnectorOutput()
         if self.old_worker:
-            worker.start_load_kv(None)
-            sampled = self._forward(step)
             if step.total_num_scheduled_tokens:
                 worker.wait_for_save()
             _, output.finished_recving = worker.get_finished(step.finished_req_ids)
         else:
-            sampled = self._forward(step)
             worker.start_load_kv(None)
             worker.wait_for_save()
             results = worker.get_transfer_results(step.finished_req_ids)
@@ -298,6 +325,9 @@ class World:
         output.kv_connector_stats = worker.get_kv_connector_stats()
         output.kv_connector_worker_meta = _through_a_pipe(worker.build_connector_worker_meta())
         worker.clear_connector_metadata()
+        return output
+
+    def _output(self, step: Any, sampled: dict[str, list[int]], output: Any) -> Any:
         ids = list(step.num_scheduled_tokens)
         return ModelRunnerOutput(
             req_ids=ids,
@@ -317,11 +347,11 @@ class World:
             start = starts[name]
             if name not in self.hits:
                 self.hits[name] = start
-            for group in range(len(self.kv_cache_config.kv_cache_groups)):
+            for group in range(len(self.side._layout.group_ids)):
                 self._write(name, group, start, start + count)
         for name, count in step.num_scheduled_tokens.items():
             start = starts[name]
-            for group in range(len(self.kv_cache_config.kv_cache_groups)):
+            for group in range(len(self.side._layout.group_ids)):
                 self._check_reads(name, group, start, start + count)
             tokens = self.tokens[name]
             known = len(tokens)
@@ -350,8 +380,9 @@ class World:
         for position in range(first, last):
             block = table[position // size]
             assert block != NULL_BLOCK, f"{name}: token {position} has no block in group {group}"
-            for layer in range(LAYERS):
-                self.kv[layer, block, position % size] = stamps[position] + layer
+            for kv, offset in self._where(position, group):
+                for layer in range(LAYERS):
+                    kv[layer, block, offset] = stamps[position] + layer
 
     def _check_reads(self, name: str, group: int, first: int, last: int) -> None:
         rule = self.side._layout.geometry.groups[group]
@@ -366,11 +397,24 @@ class World:
         for position in range(oldest, last):
             block = table[position // size]
             assert block != NULL_BLOCK, f"{name}: token {position} is read and has no block in group {group}"
-            for layer in range(LAYERS):
-                found = int(self.kv[layer, block, position % size])
-                assert found == stamps[position] + layer, (
-                    f"step {self.steps}: {name} reads a wrong token {position} in group {group}, block {block}"
-                )
+            for kv, offset in self._where(position, group):
+                for layer in range(LAYERS):
+                    found = int(kv[layer, block, offset])
+                    assert found == stamps[position] + layer, (
+                        f"step {self.steps}: {name} reads a wrong token {position} in group {group}, block {block}"
+                    )
+
+    def _where(self, position: int, group: int) -> Iterator[tuple[npt.NDArray[np.uint64], int]]:
+        """Return the KV of each rank that has a token, and where in its block it is."""
+        offset = position % self._block_tokens(group)
+        if self._is_sharded(group):
+            yield self.kv[position % self.ranks], offset // self.ranks
+        else:
+            yield from ((kv, offset) for kv in self.kv)
+
+    def _is_sharded(self, group: int) -> bool:
+        """Whether the tokens of a block lie on the ranks in turn, not on all of them."""
+        return bool(self.kv_cache_config.kv_cache_groups[group].kv_cache_spec.dcp_sharded)
 
     # ------------------------------------------------------------------ stamps
 
@@ -404,21 +448,25 @@ class World:
         """Look at every block that the host calls visible (I3, I4), and at the sums of both pools (I5)."""
         for tracked in self.side._requests.values():
             self._learn(tracked)
+        for rank, worker in enumerate(self.workers):
+            arena = worker._worker._arena if worker._worker is not None else None
+            if arena is not None:
+                self._check_host(rank, arena.memory)
+        gauges = self.manager.gauges()
+        assert gauges.slots_free + gauges.slots_cached + gauges.slots_writing == gauges.slots
+        assert gauges.store_pins <= self.side.config.pin_budget_blocks
+
+    def _check_host(self, rank: int, rows: Any) -> None:
         host = self.manager._host
-        if not self.control.engines:
-            return
-        rows = self.control.engine.arena.memory
         for group in range(len(self.side._layout.group_ids)):
             for key, slot in host.known(group).items():
                 expected = self._expected.get((group, key)) if host.cached[slot] else None
                 if expected is not None:
                     found = rows[slot].view(np.uint64).reshape(LAYERS, -1)
-                    assert np.array_equal(found[:, : expected.shape[1]], expected), (
-                        f"step {self.steps}: slot {slot} holds wrong bytes of group {group}"
+                    mine = expected[:, rank :: self.ranks] if self._is_sharded(group) else expected
+                    assert np.array_equal(found[:, : mine.shape[1]], mine), (
+                        f"step {self.steps}: slot {slot} holds wrong bytes of group {group} on rank {rank}"
                     )
-        gauges = self.manager.gauges()
-        assert gauges.slots_free + gauges.slots_cached + gauges.slots_writing == gauges.slots
-        assert gauges.store_pins <= self.side.config.pin_budget_blocks
 
     def _learn(self, tracked: Any) -> None:
         """Work out what the blocks of a request must hold, by key."""
@@ -452,9 +500,9 @@ def _through_a_pipe(message: Any) -> Any:
     return pickle.loads(pickle.dumps(message))  # noqa: S301 (our own bytes)
 
 
-def make_kv_cache_config(specs: Sequence[KVCacheSpec], blocks: int, page: int = 0) -> KVCacheConfig:
+def make_kv_cache_config(specs: Sequence[KVCacheSpec], blocks: int) -> KVCacheConfig:
     """Lay groups over each other in one allocation, as vLLM does."""
-    page = page or specs[0].page_size_bytes
+    page = specs[0].page_size_bytes
     assert len({spec.page_size_bytes for spec in specs}) == 1
     groups = [
         KVCacheGroupSpec([f"group{index}.layer{layer}" for layer in range(LAYERS)], copy.deepcopy(spec))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id, make_block_hash_with_group_id
 
 from kvtide.core import BlockContent, FreeBlock, Key
-from kvtide.vllm.free_queue import StampedQueue, stamp
+from kvtide.vllm.free_queue import Place, StampedQueue, adopt, adopt_stamped
 from kvtide.vllm.groups import Layout
 
 LOG_MAX = 4_096
@@ -30,9 +30,9 @@ class VLLMDevicePool:
         self._pins: list[Sequence[int]] = []
         """What was pinned since pins were counted."""
         self._unpins: list[Sequence[int]] = []
-        self._pinned_while_free: set[int] = set()
         self._parents: dict[int, tuple[Key, Key | None]] = {}
-        self._queue: StampedQueue | None = stamp(pool.free_block_queue, len(pool.blocks)) if walked else None
+        self._queue = adopt(pool.free_block_queue)
+        self._walked = adopt_stamped(pool.free_block_queue, len(pool.blocks)) if walked else None
 
     def find(self, group: int, key: Key) -> int | None:
         """Return a block that holds `key`, or will hold it when this step's forward pass is over."""
@@ -54,39 +54,49 @@ class VLLMDevicePool:
         """Add a reference to each block."""
         objects = self._blocks
         pinned = [objects[id_] for id_ in blocks]
-        self._pinned_while_free.update([block.block_id for block in pinned if not block.ref_cnt])
+        free = [block for block in pinned if not block.ref_cnt]
+        if free:
+            self._queue.keep_places(free)
         self._pins.append(blocks)
         self._pool.touch(pinned)
 
     def unpin(self, blocks: Sequence[int]) -> None:
         """Return references. The end of a prefix is evicted before its beginning.
 
-        Blocks that were free when they were pinned go back to the front of the queue: they were about to be
-        evicted. At its end they would drive all others through the store.
+        Blocks that were free when they were pinned, and that nobody has used since, come back to where they were.
         """
         objects = self._blocks
         self._unpins.append(blocks)
         if len(self._pins) + len(self._unpins) > LOG_MAX:
             self._count_pins()
-        if self._pinned_while_free:
-            blocks = self._unpin_to_front(blocks)
-        self._pool.free_blocks([objects[id_] for id_ in reversed(blocks)])
+        unpinned = [objects[id_] for id_ in reversed(blocks)]
+        if self._queue.places:
+            unpinned = self._put_back(unpinned)
+        self._pool.free_blocks(unpinned)
 
-    def _unpin_to_front(self, blocks: Sequence[int]) -> list[int]:
-        """Put blocks that were free back where they were, as long as nobody took them meanwhile; return the rest."""
-        was_free = self._pinned_while_free
-        rest, front = [], []
-        for id_ in reversed(blocks):
-            block = self._blocks[id_]
-            if block.ref_cnt == 1 and id_ in was_free:
-                block.ref_cnt = 0
-                front.append(block)
+    def _put_back(self, blocks: list[Any]) -> list[Any]:
+        """Free blocks that have a place in the queue; return the rest."""
+        places = self._queue.places
+        rest, back = [], []
+        for block in blocks:
+            if block.block_id not in places:
+                rest.append(block)
+            elif block.ref_cnt > 1:  # pinned twice
+                block.ref_cnt -= 1
+            elif block.block_hash is None:  # nothing is worth keeping any more: vLLM knows where it belongs
+                self._queue.forget_place(block.block_id)
+                rest.append(block)
             else:
-                rest.append(id_)
-            was_free.discard(id_)
-        self._pool.free_block_queue.prepend_n(front)
-        rest.reverse()
+                block.ref_cnt = 0
+                back.append(block)
+        self._queue.put_back(back)
         return rest
+
+    def used(self, tables: Iterable[Sequence[int]]) -> None:
+        """Take note of a request's blocks: those that it hit while they were pinned have no old place any more."""
+        if self._queue.places:
+            for id_ in chain.from_iterable(tables):
+                self._queue.forget_place(id_)
 
     def frees_soon(self) -> bool:
         """Whether a block is kept from being free by pins alone, so that waiting for copies makes room."""
@@ -130,14 +140,14 @@ class VLLMDevicePool:
         if self._at(queue, cursor) is None:
             return 0
         last: int = queue.fake_free_list_tail.prev_free_block.block_id
-        behind_at_most = queue.cursors[last] // queue.ids - cursor // queue.ids
+        behind_at_most = queue.labels[last] - queue.labels[cursor % queue.ids]
         free: int = queue.num_free_blocks
         return max(1, free - behind_at_most)
 
     @property
     def _stamped(self) -> StampedQueue:
-        assert self._queue is not None, "only lazy mode walks the free queue"
-        return self._queue
+        assert self._walked is not None, "only lazy mode walks the free queue"
+        return self._walked
 
     def _at(self, queue: StampedQueue, cursor: int) -> Any:
         """Return the block that has `cursor`, if it is still in the queue."""
@@ -148,7 +158,8 @@ class VLLMDevicePool:
         tail = queue.fake_free_list_tail
         while block is not None and block is not tail:
             behind = block.next_free_block  # read first: the caller may pin the block
-            yield FreeBlock(block.block_id, self._content(block), queue.cursors[block.block_id])
+            if not isinstance(block, Place):
+                yield FreeBlock(block.block_id, self._content(block), queue.cursors[block.block_id])
             block = behind
 
     def _content(self, block: Any) -> BlockContent | None:

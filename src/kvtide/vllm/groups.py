@@ -33,6 +33,8 @@ def read_layout(vllm_config: Any, kv_cache_config: Any) -> Layout:
     """Translate vLLM's configuration, or say what kvtide cannot work with."""
     sizes, boundary, hash_tokens = versions.group_block_tokens(vllm_config, kv_cache_config)
     ids = versions.cacheable_group_ids(kv_cache_config)
+    if any(versions.is_host_resident(kv_cache_config.kv_cache_groups[index]) for index in ids):
+        raise ConfigError("kv_connector", "HiSparse", "a KV cache whose blocks are all on the device")
     groups = tuple(_group(kv_cache_config.kv_cache_groups[index].kv_cache_spec, sizes[index]) for index in ids)
     geometry = Geometry(
         groups=groups,

@@ -115,6 +115,7 @@ class SchedulerSide:
             return
         own = [BlockTable(blocks.blocks[id_]) for id_ in self._layout.group_ids]
         tracked.tables[:] = tracked.own = own
+        self._device.used(own)
         tracked.placed = True
         tracked.loading = self.manager.admit(request.request_id, external_tokens)
         if tracked.loading:

@@ -8,7 +8,8 @@
 |        | layer (`shared_by`); asynchronous loads begin after the forward pass instead of before it                 |
 | 0.30.0 | failed loads are reported by request (`get_transfer_results`, `failed_recving`) instead of by block       |
 |        | (`get_block_ids_with_load_errors`, one KV group only); `bind_kv_cache_manager`;                           |
-|        | `has_pending_block_frees`; groups that take no part in prefix caching (`prefix_cacheable_group_ids`)      |
+|        | `has_pending_block_frees`; groups that take no part in prefix caching (`prefix_cacheable_group_ids`);     |
+|        | groups whose blocks are on the host (`host_resident`)                                                     |
 | 0.31.0 | `wait_for_save` is also called on steps without a forward pass; failures by block raise with several      |
 |        | KV groups                                                                                                 |
 | 0.32.0 | `get_loaded_kv_cache_group_ids`, `get_external_cache_hit_sources` (`CacheHitSource.HOST`)                 |
@@ -53,6 +54,11 @@ def cacheable_group_ids(kv_cache_config: Any) -> tuple[int, ...]:
     """Return the KV groups that take part in prefix caching: before 0.30 all of them."""
     ids = getattr(kv_cache_config, "prefix_cacheable_group_ids", None)
     return tuple(range(len(kv_cache_config.kv_cache_groups)) if ids is None else ids)
+
+
+def is_host_resident(group: Any) -> bool:
+    """Whether the blocks of a KV group are not on the device (HiSparse, 0.30), and their ids none of the pool's."""
+    return bool(getattr(group, "host_resident", False))
 
 
 def group_block_tokens(vllm_config: Any, kv_cache_config: Any) -> tuple[list[int], int, int]:
