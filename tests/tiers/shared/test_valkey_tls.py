@@ -28,7 +28,7 @@ class Secured(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("tls")
     authority = Authority(folder, "right")
     pair = authority.sign("server")
