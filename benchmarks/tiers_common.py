@@ -81,7 +81,7 @@ class Blocks:
     def __init__(self, block_bytes: int, total_bytes: int) -> None:
         self.count = max(1, total_bytes // block_bytes)
         self.block_bytes = block_bytes
-        self._memory = memoryview(mmap.mmap(-1, self.count * block_bytes))
+        self.memory = memoryview(mmap.mmap(-1, self.count * block_bytes))
         noise = os.urandom(block_bytes)
         for number in range(self.count):
             self.buffer(number)[:] = noise
@@ -92,7 +92,7 @@ class Blocks:
         return self.count * self.block_bytes
 
     def buffer(self, number: int) -> memoryview:
-        return self._memory[number * self.block_bytes : (number + 1) * self.block_bytes]
+        return self.memory[number * self.block_bytes : (number + 1) * self.block_bytes]
 
     def items(self, round_: int) -> list[Item]:
         """Return all blocks under the keys of a round."""

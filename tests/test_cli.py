@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -50,6 +51,24 @@ def test_help_names_the_commands_and_leaving_the_command_out_is_asking_for_help(
     assert (code, err) == (0, "")
     assert "demo" in out
     assert run(capsys) == (code, out, err)
+
+
+def _commands(parser: argparse.ArgumentParser, so_far: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return all commands, and theirs."""
+    found = [so_far]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                found += _commands(inner, (*so_far, name))
+    return found
+
+
+@pytest.mark.parametrize("command", _commands(cli._parser()), ids=" ".join)
+def test_every_command_has_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main([*command, "--help"])
+    assert leaving.value.code == 0
+    assert "usage: kvtide" in capsys.readouterr().out
 
 
 def test_help_of_the_demo_has_examples_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,13 @@ def test_a_violation_names_invariant_step_seed_and_command_and_exits_1(capsys: p
     assert "reproduce: kvtide simulate --seed 0 --canary F5 --log" in text
 
 
+def test_the_seed_in_the_help_shows_a_missing_fence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("--help")
+    (seed,) = re.findall(r"--canary F7 --seed (\d+)", output(capsys))
+    assert run("--canary", "F7", "--seed", seed) == 1
+
+
 def test_canaries_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--canary", "F1", "--first", "0", "--json") == 0
     (entry,) = json.loads(output(capsys))["canaries"]

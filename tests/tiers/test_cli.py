@@ -103,6 +103,11 @@ def test_a_store_in_use_can_be_inspected_and_nothing_more(capsys: pytest.Capture
         ("tier clear /etc", "PLACE='/etc': expected the folder of a disk tier"),
         ("tier inspect gopher://cache", "PLACE='gopher://…': expected a folder, or a URL that begins with one of"),
         ("tier inspect /tmp --option password", "--option='password': expected a name and a value"),
+        ("tier inspect /tmp --option password_file=x", "--option='password_file': expected none"),
+        (
+            "tier inspect valkey://127.0.0.1:1 --option pasword_file=x",
+            "--option='pasword_file': expected one of username",
+        ),
         ("tier paint /tmp", "argument COMMAND: invalid choice: 'paint'"),
         ("tier", "the following arguments are required: COMMAND"),
     ],

@@ -151,8 +151,8 @@ class OffloadConfig:
 OPTIONS: Mapping[str, str] = {
     "host": 'host memory of the whole server, in bytes or as text ("64GiB"); shared evenly by the ranks',
     "host_per_rank": "host memory of each rank, instead of host",
-    "mode": "eager: store blocks once they are computed; lazy: store blocks that are about to be evicted",
-    "policy": "which block leaves the host first: " + ", ".join(POLICIES),
+    "mode": "eager: store blocks once they are computed (default); lazy: store blocks that are about to be evicted",
+    "policy": f"which block leaves the host first: {', '.join(POLICIES)} (default: prefix)",
     "admission": "which blocks are stored: all, or second-use: those that a second request asks for (default: all)",
     "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool, or what one "
     "step computes if that is more, up to half)",

@@ -38,6 +38,10 @@ class OffloadManager:
                         ↑        └ give_up       └ preempt (back to match)
 
         every step:  plan() → workers copy → report(what the workers say)
+
+    While a request `waits` for what is below host memory it is matched again step after step. An engine may let a
+    request go on before the last bytes of its load (`arrived`), say what left the device (`evicted`) and what computing
+    costs (`computed`). `reset` forgets everything.
     """
 
     def __init__(self, config: OffloadConfig, device: DevicePool, *, slots_ready: int | None = None) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from dataclasses import fields
 
 from rich.console import Console
@@ -12,7 +10,7 @@ from rich.console import Console
 from kvtide.core import POLICIES
 from kvtide.demo.compare import compare_modes
 from kvtide.demo.progress import shown
-from kvtide.demo.report import about_outputs, as_json, sentences, table
+from kvtide.demo.report import show
 from kvtide.demo.settings import DemoSettings
 from kvtide.errors import ConfigError
 
@@ -80,16 +78,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with shown(console, settings.total_turns) as on_turn:
         comparison = compare_modes(settings, on_turn)
-    if args.json:
-        print(json.dumps(as_json(comparison), indent=2))
-    else:
-        out = Console()
-        out.print(table(comparison))
-        out.print(sentences(comparison), highlight=False, soft_wrap=not out.is_terminal)
-    if comparison.identical_outputs:
-        return 0
-    print(f"kvtide: error: {about_outputs(comparison)}", file=sys.stderr)
-    return 1
+    return show(comparison, wants_json=args.json)
 
 
 def _settings(args: argparse.Namespace) -> DemoSettings:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from rich.console import Console
 
 from kvtide.demo.compare import REFERENCE, RUNS, Comparison, RunResult
 from kvtide.demo.progress import shown
-from kvtide.demo.report import about_outputs, as_json, sentences, table
+from kvtide.demo.report import show
 from kvtide.demo.settings import DemoSettings
 from kvtide.demo.workload import Conversation, Turn, arrivals, conversations
 from kvtide.engine import Completion
@@ -55,17 +54,7 @@ def main() -> int:
         model = _write_model(Path(path), settings)
         said = conversations(settings)
         results = {run: _run(settings, model, run, said, on_turn) for run in RUNS}
-    comparison = Comparison(settings, results)
-    if args.json:
-        sys.stdout.write(json.dumps(as_json(comparison), indent=2) + "\n")
-    else:
-        out = Console()
-        out.print(table(comparison))
-        out.print(sentences(comparison), highlight=False, soft_wrap=not out.is_terminal)
-    if comparison.identical_outputs:
-        return 0
-    sys.stderr.write(f"kvtide: error: {about_outputs(comparison)}\n")
-    return 1
+    return show(Comparison(settings, results), wants_json=args.json)
 
 
 def _write_model(path: Path, settings: DemoSettings) -> Path:

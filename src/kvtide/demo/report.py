@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import asdict
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from kvtide.demo.compare import MODES, REFERENCE, RUNS, Comparison, RunResult
 
 WORTH_A_WORD = 1.05
 """A ratio of times below this is noise."""
+
+
+def show(comparison: Comparison, *, wants_json: bool) -> int:
+    """Print the comparison; return the exit code, which is 1 if outputs differ."""
+    if wants_json:
+        print(json.dumps(as_json(comparison), indent=2))
+    else:
+        out = Console()
+        out.print(table(comparison))
+        out.print(sentences(comparison), highlight=False, soft_wrap=not out.is_terminal)
+    if comparison.identical_outputs:
+        return 0
+    print(f"kvtide: error: {about_outputs(comparison)}", file=sys.stderr)
+    return 1
 
 
 def as_json(comparison: Comparison) -> dict[str, object]:

@@ -17,7 +17,7 @@ class Faults:
     rank_skew: int = 0
     """A copy takes its own time on each rank."""
     failed_copy: int = 0
-    """A copy fails on one rank, with or without having written something."""
+    """A copy fails on one rank, after it has spoiled its destination."""
     copy_crash: int = 0
     """An exception is raised in the copy loop of one rank (F15)."""
     lost_report: int = 0
@@ -49,7 +49,5 @@ FAULT_KINDS: tuple[str, ...] = tuple(field.name for field in fields(Faults))
 
 PRESSURE_KINDS: tuple[str, ...] = ("host_full", "device_short", "pins_in_the_way")
 """Faults that come from small pools: nothing could be stored; no block was free; pins of copies were the reason."""
-
-ALL_KINDS: tuple[str, ...] = FAULT_KINDS + PRESSURE_KINDS
 
 FaultCounts = Counter[str]

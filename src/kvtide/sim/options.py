@@ -114,7 +114,7 @@ def _habit(field: str) -> WorldOption:
         habits: dict[str, Any] = {field: text == "yes"}
         return replace(world, habits=replace(world.habits, **habits))
 
-    return WorldOption(f"a habit of the engine: {field.replace('_', ' ')}", "yes or no", apply)
+    return WorldOption("a habit of the engine, explained in sim/world.py", "yes or no", apply)
 
 
 def _replaced(world: World, field: str, value: object) -> World:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtide.sim.batch import Caught
-from kvtide.sim.faults import ALL_KINDS
 from kvtide.sim.options import Overrides, as_arguments
 from kvtide.sim.simulation import Found
-from kvtide.sim.tally import REASONS, Tally
+from kvtide.sim.tally import FAULTS, REASONS, Tally
 
 COMMAND = "kvtide simulate"
 
@@ -46,7 +45,7 @@ def tally_as_json(tally: Tally, wall_s: float, first: int, overrides: Overrides)
             }
             for found in tally.found
         ],
-        "faults": {kind: tally.faults[kind] for kind in ALL_KINDS},
+        "faults": {kind: tally.faults[kind] for kind in FAULTS},
         "reasons": {why: tally.reasons[why] for why in REASONS},
         "worlds": dict(sorted(tally.worlds.items())),
         "never_happened": tally.never_happened(),
@@ -59,7 +58,7 @@ def tally_lines(tally: Tally, wall_s: float) -> list[str]:
     lines = [
         f"{tally.seeds:,} seeds, {tally.steps:,} steps in {wall_s:.1f} s ({per_core:,} steps/s per core), "
         f"{tally.violations:,} violations",
-        "faults   " + _counts(tally.faults, ALL_KINDS),
+        "faults   " + _counts(tally.faults, FAULTS),
         "reasons  " + _counts(tally.reasons, REASONS),
         "worlds   " + _counts(tally.worlds, sorted(tally.worlds)),
     ]
@@ -71,7 +70,7 @@ def tally_lines(tally: Tally, wall_s: float) -> list[str]:
 
 def progress_line(tally: Tally, wall_s: float) -> str:
     """Return the one line that a soak shows while it runs."""
-    faults = " ".join(f"{kind} {tally.faults[kind]:,}" for kind in ALL_KINDS)
+    faults = " ".join(f"{kind} {tally.faults[kind]:,}" for kind in FAULTS)
     return f"{wall_s:6.0f} s  {tally.seeds:,} seeds  {tally.steps:,} steps  {tally.violations} violations  {faults}"
 
 

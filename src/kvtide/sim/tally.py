@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvtide.core.reasons import NotLoaded, NotStored, NotSunk
-from kvtide.sim.faults import ALL_KINDS
+from kvtide.sim.faults import FAULT_KINDS, PRESSURE_KINDS
 from kvtide.sim.simulation import Found, Result
 from kvtide.sim.tier import TIER_FAULT_KINDS
+
+FAULTS: tuple[str, ...] = FAULT_KINDS + PRESSURE_KINDS + TIER_FAULT_KINDS
+"""Every kind of fault that is counted."""
 
 REASONS: tuple[str, ...] = tuple(
     [f"not_stored.{why.value}" for why in NotStored]
@@ -61,8 +64,7 @@ class Tally:
 
     def never_happened(self) -> list[str]:
         """Return the kinds of faults and the reasons that did not occur."""
-        kinds = ALL_KINDS + TIER_FAULT_KINDS
-        return [kind for kind in kinds if not self.faults[kind]] + [why for why in REASONS if not self.reasons[why]]
+        return [kind for kind in FAULTS if not self.faults[kind]] + [why for why in REASONS if not self.reasons[why]]
 
     def _keep(self, found: Iterable[Found]) -> None:
         self.found += found

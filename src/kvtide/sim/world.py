@@ -48,6 +48,7 @@ class Habits:
     frees_before_preempt: bool
     """The blocks of a preempted request are freed before kvtide is told."""
     outputs_before_reports: bool
+    """The output of a step is taken before the reports that came with it."""
     reset_keeps_running: bool
     """On a reset, requests go on with the KV of the old weights instead of starting again."""
     host_waits_ranks: int

@@ -78,7 +78,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_inspect(args: argparse.Namespace) -> int:
     """Say what is there."""
-    found = _operations(args.place).inspect(args.place, _options(args.option))
+    operations = _operations(args.place)
+    found = operations.inspect(args.place, _options(operations, args.option))
     if args.json:
         _put(json.dumps(found))
         return 0
@@ -89,8 +90,10 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Read every record and compare checksums."""
+    operations = _operations(args.place)
+    options = _options(operations, args.option)
     with _progress("verifying") as advance:
-        found = _operations(args.place).verify(args.place, _options(args.option), advance)
+        found = operations.verify(args.place, options, advance)
     if args.json:
         shown = {"records": found.records, "bytes": found.bytes, "corrupt_records": found.corrupt_records}
         _put(json.dumps({**shown, "corrupt": list(found.corrupt)}))
@@ -103,8 +106,10 @@ def run_verify(args: argparse.Namespace) -> int:
 
 def run_clear(args: argparse.Namespace) -> int:
     """Remove everything."""
+    operations = _operations(args.place)
+    options = _options(operations, args.option)
     with _progress("removing") as advance:
-        removed = _operations(args.place).clear(args.place, _options(args.option), advance)
+        removed = operations.clear(args.place, options, advance)
     _put(json.dumps({"records": removed}) if args.json else f"{removed:,} records removed from {args.place}")
     return 0
 
@@ -130,12 +135,17 @@ def _quietly(name: str) -> Operations | None:
         return None
 
 
-def _options(pairs: Sequence[str]) -> dict[str, object]:
+def _options(operations: Operations, pairs: Sequence[str]) -> dict[str, object]:
+    """Read what has to do with access, and refuse what such a place does not know (F22)."""
+    known: tuple[str, ...] = getattr(operations, "ACCESS", ())
     options: dict[str, object] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
             raise ConfigError("--option", pair, "a name and a value, such as password_file=/etc/kvtide/password")
+        if name not in known:
+            expected = f"one of {', '.join(known)}" if known else "none: this kind of place has no such options"
+            raise ConfigError("--option", name, expected)
         options[name] = value
     return options
 

@@ -12,7 +12,8 @@ module's `URL_SCHEMES`; they raise `ConfigError` where it cannot be used.
         Remove everything of kvtide's there. Returns the number of records removed.
 
 `options` are those of the command line that have to do with access, by the names they have in the option `tiers`
-(for example `password_file`). Secrets are never on the command line.
+(for example `password_file`). The module lists them in `ACCESS`, if it has any; others are refused before it is called.
+Secrets are never on the command line.
 """
 
 from __future__ import annotations

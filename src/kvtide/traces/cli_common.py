@@ -102,8 +102,8 @@ def add_machine(command: argparse.ArgumentParser) -> None:
     tokens = f"bytes of KV per token (default: {DEFAULT_BYTES_PER_TOKEN}, Llama-3.1-8B)"
     command.add_argument("--bytes-per-token", metavar="SIZE", help=tokens)
     command.add_argument("--model-config", metavar="FILE", help="take that from a model's config.json")
-    gpus = "; ".join(f"{name}: {cost.source}" for name, cost in PRESETS.items())
-    command.add_argument("--gpu", default="h200", metavar="NAME", help=f"cost model (default: h200). {gpus}")
+    gpus = f"whose rates are used: {', '.join(PRESETS)}; the report says where they come from (default: h200)"
+    command.add_argument("--gpu", default="h200", metavar="NAME", help=gpus)
     command.add_argument(
         "--prefill", type=float, metavar="N", help="prefill tokens per second, instead of the preset's"
     )

@@ -27,12 +27,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         commands, "trace", "make synthetic traces, and look at traces", "Make and look at traces.", examples
     )
     inner = command.add_subparsers(dest="trace_command", metavar="COMMAND", title="commands", required=True)
-    make = inner.add_parser("make", help="write a synthetic workload in Mooncake's format", allow_abbrev=False)
+    examples = "  kvtide trace make --workload agents --requests 1000 agents.jsonl"
+    what = "write a synthetic workload in Mooncake's format"
+    make = parser(inner, "make", what, "Write a synthetic workload in Mooncake's format.", examples)
     make.add_argument("output", nargs="?", metavar="FILE", help="file to write (default: standard output)")
     make.add_argument("--block-tokens", type=number, metavar="N", help="tokens that one hash stands for (default: 512)")
     add_workload(make)
     make.set_defaults(run=run_make)
-    stats = inner.add_parser("stats", help="reuse, gaps between uses, working set", allow_abbrev=False)
+    examples = "  kvtide trace stats agents.jsonl\n  kvtide trace stats --workload chats --json"
+    what = "reuse, gaps between uses, working set"
+    text = "Say how much of a trace is used again, after how long, and how much is in use."
+    stats = parser(inner, "stats", what, text, examples)
     add_input(stats)
     stats.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     stats.set_defaults(run=run_stats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ def tiers_opener(
 
 
 class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no type information here
-    """KV-cache offloading to host memory. One instance in the scheduler's process, one in each worker's.
+    """KV-cache offloading to host memory and below. One instance in the scheduler's process, one in each worker's.
 
     Without prefix caching there is nothing to share, and both halves stay empty.
     """
@@ -67,7 +67,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._kv_transfer_config.kv_load_failure_policy = "recompute"
             self._layout = read_layout(vllm_config, kv_cache_config)
             self._scheduler = SchedulerSide(options.build(self._layout.geometry), self._layout)
-            self._log_start(self._scheduler, self._layout)
+            self._log_start(self._scheduler, self._layout, [tier.type for tier in options.tiers])
         else:
             # The same sum as the scheduler's, so that the host tier is there from the start; what counts is its word.
             geometry = read_layout(vllm_config, kv_cache_config).geometry
@@ -81,19 +81,21 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             )
 
     @staticmethod
-    def _log_start(scheduler: SchedulerSide, layout: Layout) -> None:
+    def _log_start(scheduler: SchedulerSide, layout: Layout, tiers: Sequence[str]) -> None:
         config, geometry = scheduler.config, layout.geometry
         logger.info(
             "kvtide: %d host blocks of %d bytes on each of %d ranks (%.2f GiB in all), mode %s, policy %s, "
-            "%d device blocks, at most %d of them pinned by stores, groups: %s",
+            "admission %s, %d device blocks, at most %d of them pinned by stores, tiers below: %s, groups: %s",
             config.slots,
             geometry.block_bytes,
             geometry.ranks,
             config.host_bytes / 2**30,
             config.mode,
             config.policy,
+            config.admission,
             geometry.device_blocks,
             config.pin_budget_blocks,
+            ", ".join(tiers) or "none",
             ", ".join(map(str, geometry.groups)),
         )
 
@@ -192,7 +194,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Nothing: loads began with the step, before its forward pass, in every version."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: no request runs before its load is over."""
+        """Nothing: no request runs before its load is over, or all that is left of it is on its way (`certain`)."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Nothing: whole blocks are stored, all layers at once."""
@@ -263,5 +265,5 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Leave no thread and no memory behind."""
         if self._worker is not None:
             self._worker.shutdown()
-        if self._scheduler is not None:
+        if self._scheduler is not None and self._scheduler.bound:
             logger.info("kvtide: %s", summary(self._scheduler.manager.metrics))

@@ -52,6 +52,8 @@ class SchedulerSide:
         """A rank has lost its device: nothing is offered or stored any more."""
         self._cache_manager: Any = None
         self._snapshot = Snapshot()
+        self.bound = False
+        """Whether vLLM's block pool is known; not so when the engine fails to start."""
 
     def bind(self, pool: Any, cache_manager: Any = None) -> None:
         """Take vLLM's block pool, and its cache manager if this vLLM hands it out."""
@@ -59,6 +61,7 @@ class SchedulerSide:
         # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come.
         slots_ready = 0 if versions.on_gpu() else None
         self.manager = OffloadManager(self.config, self._device, slots_ready=slots_ready)
+        self.bound = True
         several_groups = len(self._layout.geometry.groups) > 1
         if several_groups and not versions.FAILS_BY_REQUEST:
             self._cache_manager = cache_manager or versions.find_cache_manager(pool)

@@ -143,6 +143,22 @@ class TestWhatIsStored:
             outcomes = get(tier, [Item(key(1), room(size)), Item(key(2), room(size))])
             assert verdicts(outcomes) == [Verdict.MISS] * 2
 
+    @pytest.mark.parametrize(("size", "count"), [(64 << 10, 300), (1 << 20, 20)])
+    def test_f8_flipped_bits_are_found_in_every_batch_of_a_call(self, size: int, count: int) -> None:
+        bad = {0, count // 2, count - 1}
+        with mooncake_tier(self.master, self.namespace) as tier:
+            assert set(put(tier, [Item(key(number), block(number, size)) for number in range(count)])) == {HIT}
+            for number in bad:
+                value = bytearray(self.store.get(self.name(number)))
+                value[-1] ^= 1
+                self.replace(number, bytes(value))
+            wanted = [Item(key(number), room(size)) for number in range(count)]
+            missed = {number for number, outcome in enumerate(get(tier, wanted)) if outcome != HIT}
+            assert missed == bad
+            assert all(item.buffer == block(n, size) for n, item in enumerate(wanted) if n not in bad)
+            assert tier.stats().corrupt_records == len(bad)
+            assert clear(tier) == HIT
+
     def test_f23_another_namespace_is_never_read_and_the_log_says_what_differs(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -53,11 +53,6 @@ class Driver:
         self._attributes = _Attributes(source_order=_ORDER_STREAM)
         self._attributes_from = ctypes.c_size_t(0)
 
-    @property
-    def has_batches(self) -> bool:
-        """Whether the driver takes many copies in one call."""
-        return self._batch is not None
-
     def current_context(self) -> int:
         """Return the context that is current in this thread; 0 for none."""
         context = ctypes.c_void_p()

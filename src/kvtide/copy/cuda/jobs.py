@@ -1,4 +1,4 @@
-"""Which transfers are in flight, from submit to poll.
+"""Which transfers are in flight on a GPU: the books of all copy engines, and what is under way on the device.
 
     submitted ── queued ── next ──► being issued ── issued ──► under way ──┬─► done ───┬─► polled
                    └── close ───────────┴──────────── raises ──────────────┴─► failed ─┘
@@ -16,27 +16,21 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from kvtide.copy import in_flight
 from kvtide.copy.base import Direction, Fence, Finished, Traffic, describe
 from kvtide.copy.cuda.lane import Issued
 from kvtide.core.wire import Copy
 
 _LOG = logging.getLogger(__name__)
-_ORPHAN_CHECK_S = 1.0
 _LOOK_AGAIN_S = 50e-6
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """One transfer."""
+class Job(in_flight.Job):
+    """One transfer, and its events."""
 
-    direction: Direction
-    copy: Copy
-    after: Fence | None
     issued: Issued | None = None
     """The events of a transfer under way; before, events of an earlier one that may be used again."""
-    ended: bool = False
-    why: str | None = None
-    """Why it failed; None while it runs and when it is done."""
 
 
 class Jobs:
@@ -44,17 +38,12 @@ class Jobs:
 
     def __init__(self, block_bytes: int, max_transfers: int) -> None:
         self._block_bytes = block_bytes
-        self._max_transfers = max_transfers
         self._lock = threading.RLock()
         # One for each lane: a thread that wakes up for nothing takes the GIL from one that computes.
         self._wanted = {direction: threading.Condition(self._lock) for direction in Direction}
-        self._jobs: dict[int, Job] = {}
-        self._ended: list[Job] = []
+        self._in_flight = in_flight.InFlight(Job, max_transfers)
         self._spare: list[Issued] = []
-        self._queues: dict[Direction, deque[Job]] = {direction: deque() for direction in Direction}
         self._under_way: dict[Direction, deque[Job]] = {direction: deque() for direction in Direction}
-        self._traffic = dict.fromkeys(Direction, Traffic())
-        self._closed = False
         self._lost: str | None = None
 
     # ------------------------------------------------------------------ the worker's side
@@ -62,13 +51,8 @@ class Jobs:
     def submit(self, direction: Direction, copy: Copy, after: Fence | None) -> bool:
         """Queue a transfer; False if it is refused."""
         with self._lock:
-            if copy.id in self._jobs:
-                return True
-            if self._closed or self._lost is not None or len(self._jobs) >= self._max_transfers:
+            if not self._in_flight.add(direction, copy, after):
                 return False
-            job = Job(direction, copy, after)
-            self._jobs[copy.id] = job
-            self._queues[direction].append(job)
             self._wanted[direction].notify()
             return True
 
@@ -76,18 +60,12 @@ class Jobs:
         """Return the transfers that ended since the last call."""
         with self._lock:
             self._collect()
-            ended, self._ended = self._ended, []
-            for job in ended:
-                del self._jobs[job.copy.id]
-        return Finished(
-            done=tuple(job.copy.id for job in ended if job.why is None),
-            failed=tuple((job.copy.id, job.why) for job in ended if job.why is not None),
-        )
+            return self._in_flight.poll()
 
     def wait(self, ids: Iterable[int] | None, timeout_s: float) -> bool:
         """Block until none of the transfers (None: of all that were issued) is under way, at most `timeout_s`."""
         with self._lock:
-            jobs = [self._jobs[id_] for id_ in (self._jobs if ids is None else ids) if id_ in self._jobs]
+            jobs = self._in_flight.find(ids)
         return self._look_until(lambda: all(job.ended for job in jobs), timeout_s)
 
     def certain(self) -> dict[int, Fence]:
@@ -100,7 +78,7 @@ class Jobs:
     def wait_certain(self, ids: Iterable[int], timeout_s: float) -> bool:
         """Block until each of the transfers is under way or has ended, at most `timeout_s`."""
         with self._lock:
-            jobs = [self._jobs[id_] for id_ in ids if id_ in self._jobs]
+            jobs = self._in_flight.find(ids)
         under_way = self._under_way[Direction.LOAD]
         return self._look_until(
             lambda: all(job.ended or job in under_way for job in jobs), timeout_s, 4 * _LOOK_AGAIN_S
@@ -109,8 +87,7 @@ class Jobs:
     def close(self) -> None:
         """Take no more transfers, and fail those that no thread has taken."""
         with self._lock:
-            self._closed = True
-            self._fail_queued("the copy engine was closed before the copy began")
+            self._in_flight.close()
             for wanted in self._wanted.values():
                 wanted.notify_all()
 
@@ -118,7 +95,7 @@ class Jobs:
         """Return what was moved in one direction, as far as it was looked at."""
         with self._lock:
             self._collect()
-            return self._traffic[direction]
+            return self._in_flight.traffic[direction]
 
     @property
     def lost(self) -> str | None:
@@ -129,19 +106,11 @@ class Jobs:
 
     def next(self, direction: Direction) -> Job | None:
         """Wait for something to do. None: the engine is closed, or the program ends without closing it."""
-        orphaned = False
         with self._lock:
-            while not self._closed:
-                if self._queues[direction]:
-                    job = self._queues[direction].popleft()
-                    job.issued = self._spare.pop() if self._spare else None
-                    return job
-                if orphaned:
-                    self._closed = True  # who still submits is refused, rather than waiting forever
-                    break
-                # The interpreter waits for this thread before it exits, so the thread has to notice by itself.
-                orphaned = not self._wanted[direction].wait(_ORPHAN_CHECK_S) and not threading.main_thread().is_alive()
-        return None
+            job = self._in_flight.next((direction,), self._wanted[direction])
+            if job is not None and self._spare:
+                job.issued = self._spare.pop()
+            return job
 
     def issued(self, job: Job, issued: Issued) -> None:
         """Tell that a transfer is under way."""
@@ -165,7 +134,7 @@ class Jobs:
                 return
             self._lost = f"the GPU is lost: {why}"
             _LOG.error("%s; no more blocks are copied", self._lost)
-            self._fail_queued(self._lost)
+            self._in_flight.close(self._lost)
             for under_way in self._under_way.values():
                 while under_way:
                     self._end(under_way.popleft(), self._lost)
@@ -187,26 +156,16 @@ class Jobs:
     def _collect(self) -> None:
         """Look at the oldest transfers under way; those of one direction end in order."""
         try:
-            for direction, under_way in self._under_way.items():
+            for under_way in self._under_way.values():
                 while under_way and (issued := under_way[0].issued) is not None and issued.end.query():
-                    self._count(direction, under_way[0], issued.begin.elapsed_time(issued.end) / 1e3)
+                    moved_bytes = self._block_bytes * len(under_way[0].copy.blocks)
+                    self._in_flight.count(under_way[0], moved_bytes, issued.begin.elapsed_time(issued.end) / 1e3)
                     self._end(under_way.popleft(), None)
         except Exception as error:
             self.lose(describe(error))
 
-    def _count(self, direction: Direction, job: Job, busy_s: float) -> None:
-        before = self._traffic[direction]
-        moved_bytes = self._block_bytes * len(job.copy.blocks)
-        self._traffic[direction] = Traffic(before.transfers + 1, before.bytes + moved_bytes, before.busy_s + busy_s)
-
-    def _fail_queued(self, why: str) -> None:
-        for queue in self._queues.values():
-            while queue:
-                self._end(queue.popleft(), why)
-
     def _end(self, job: Job, why: str | None) -> None:
-        job.ended, job.why = True, why
         if job.issued is not None:
             self._spare.append(job.issued)
-        job.after = job.issued = None
-        self._ended.append(job)
+            job.issued = None
+        self._in_flight.end(job, why)

@@ -1,4 +1,4 @@
-"""The best policy we know for KV traffic: the conversation with the least expected hits per slot and time leaves.
+"""For KV traffic: the conversation with the least expected hits per slot and time leaves.
 
 What a serving cache knows and a general cache does not: blocks come and go as conversations. So the unit here is a
 *visit*, the blocks that one request was the last to touch. Visits are of few kinds (`forecast_kinds`): by the turn

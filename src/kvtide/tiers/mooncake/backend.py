@@ -14,11 +14,11 @@ from kvtide.tiers.mooncake.names import Names
 from kvtide.tiers.mooncake.native import EXISTS, NO_ROOM, NOT_FOUND, check, connect, disconnect
 from kvtide.tiers.mooncake.options import MooncakeConfig
 from kvtide.tiers.mooncake.staging import REGION_BYTES, Staging, address_of
-from kvtide.tiers.mooncake.turns import InTurns
+from kvtide.tiers.mooncake.transfers import Transfers
 from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.record import HEADER_BYTES, Reading, Sealer
 
-TOGETHER_BYTES_MAX = 512 << 10
+TOGETHER_BYTES_MAX = 128 << 10
 """Larger blocks are carried in pieces: see `carry`."""
 _NO_ROOM = Outcome(Verdict.THROTTLED, "the store has no room")
 
@@ -40,7 +40,7 @@ class MooncakeBackend(Backend):
         self._staging = Staging()
         self._connecting = threading.Lock()
         self._store: Any = None
-        self._turns = InTurns(None)
+        self._transfers: Transfers | None = None
         self._is_up = False
         self._registered: list[memoryview] = []
 
@@ -52,7 +52,7 @@ class MooncakeBackend(Backend):
                 for memory in self._registered:
                     store.register_buffer(address_of(memory), memory.nbytes)
                 note_manifest(store, self._staging.region(store), self._namespace, self._config.place)
-                self._turns = InTurns(store)
+                self._transfers = Transfers(store)
                 self._store, self._is_up = store, True
 
     def register(self, memory: memoryview) -> None:
@@ -106,8 +106,10 @@ class MooncakeBackend(Backend):
         """Take leave of the store."""
         with self._connecting:
             store, self._store = self._store, None
-        if store is None:
+            transfers, self._transfers = self._transfers, None
+        if store is None or transfers is None:
             return
+        transfers.stop()
         if self._is_up:
             self._staging.unregister(store)
             for memory in self._registered:
@@ -145,13 +147,15 @@ class MooncakeBackend(Backend):
     def _put(self, store: Any, batch: Sequence[Item]) -> Sequence[int]:
         put = put_together if _is_small(batch[0]) else put_in_pieces
         names = [self._names.record(item.key) for item in batch]
-        return put(self._turns, self._staging.region(store), names, batch, self._sealer.seal)
+        assert self._transfers is not None
+        return put(self._transfers, self._staging.region(store), names, batch, self._sealer.seal)
 
     def _get(self, store: Any, batch: Sequence[Item]) -> list[Reading | Outcome]:
         get = get_together if _is_small(batch[0]) else get_in_pieces
         names = [self._names.record(item.key) for item in batch]
         bodies = [item.buffer.cast("B") for item in batch]
-        arrived = get(self._turns, self._staging.region(store), names, bodies)
+        assert self._transfers is not None
+        arrived = get(self._transfers, self._staging.region(store), names, bodies)
         self._checked([value.status for value in arrived])
         return [self._open(item.key, value, body) for item, value, body in zip(batch, arrived, bodies, strict=True)]
 

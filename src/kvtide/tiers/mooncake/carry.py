@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvtide.tiers.base import Item
 from kvtide.tiers.mooncake.staging import Region, address_of
-from kvtide.tiers.mooncake.turns import InTurns
+from kvtide.tiers.mooncake.transfers import Transfers
 from kvtide.tiers.record import HEADER_BYTES, Sealed
 
 
@@ -26,7 +26,7 @@ class Arrived(NamedTuple):
 
 
 def put_together(
-    store: InTurns, region: Region, names: Sequence[str], items: Sequence[Item], seal: Callable[..., Sealed]
+    store: Transfers, region: Region, names: Sequence[str], items: Sequence[Item], seal: Callable[..., Sealed]
 ) -> Sequence[int]:
     """Write records by way of the region. A block is copied first and sealed there, while it is in the cache."""
     sizes = [HEADER_BYTES + item.buffer.nbytes for item in items]
@@ -44,7 +44,7 @@ def put_together(
 
 
 def put_in_pieces(
-    store: InTurns, region: Region, names: Sequence[str], items: Sequence[Item], seal: Callable[..., Sealed]
+    store: Transfers, region: Region, names: Sequence[str], items: Sequence[Item], seal: Callable[..., Sealed]
 ) -> Sequence[int]:
     """Write records, bodies from where they are."""
     records = [seal(*item) for item in items]
@@ -55,7 +55,7 @@ def put_in_pieces(
     return statuses
 
 
-def get_together(store: InTurns, region: Region, names: Sequence[str], bodies: Sequence[memoryview]) -> list[Arrived]:
+def get_together(store: Transfers, region: Region, names: Sequence[str], bodies: Sequence[memoryview]) -> list[Arrived]:
     """Read records into the region."""
     sizes = [HEADER_BYTES + body.nbytes for body in bodies]
     statuses = store.batch_get_into(names, _places(region, sizes), sizes)
@@ -68,7 +68,9 @@ def get_together(store: InTurns, region: Region, names: Sequence[str], bodies: S
     return arrived
 
 
-def get_in_pieces(store: InTurns, region: Region, names: Sequence[str], bodies: Sequence[memoryview]) -> list[Arrived]:
+def get_in_pieces(
+    store: Transfers, region: Region, names: Sequence[str], bodies: Sequence[memoryview]
+) -> list[Arrived]:
     """Read records, bodies to where they are wanted."""
     statuses = store.batch_get_into_multi_buffers(names, *_pieces(region, bodies))
     headers = [region.memory[index * HEADER_BYTES : (index + 1) * HEADER_BYTES] for index in range(len(names))]

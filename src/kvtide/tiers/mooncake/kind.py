@@ -11,6 +11,7 @@ from kvtide.tiers.config import TierConfig
 from kvtide.tiers.mooncake.backend import MooncakeBackend
 from kvtide.tiers.mooncake.native import load
 from kvtide.tiers.mooncake.options import MooncakeConfig
+from kvtide.tiers.mooncake.staging import PART_BYTES
 from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.queued import QueuedTier
 from kvtide.tiers.watched import WatchedBackend, WatchingBreaker
@@ -36,6 +37,7 @@ class MooncakeTier(QueuedTier):
             watched,
             threads=config.threads,
             calls_max=calls_max,
+            part_bytes=PART_BYTES,
             breaker=WatchingBreaker(breaker, watched),
             name=f"mooncake-{config.index}",
         )

@@ -21,8 +21,8 @@ OPTIONS: Mapping[str, str] = {
     "devices": "RDMA devices, with commas between",
 }
 
-THREADS = 2
-"""The client has threads of its own for the network; these seal and verify beside them."""
+THREADS = 6
+"""Four wait for bytes that are on their way (`transfers`), and two seal and verify meanwhile."""
 _MASTER_PORT = 50051
 _METADATA_PORT = 8080
 _MASTER_EXPECTED = "host:port of mooncake_master, for example cache.example:50051"

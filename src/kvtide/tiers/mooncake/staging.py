@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-REGION_BYTES = 9 << 20
-"""A part of a call (8 MiB, see `QueuedTier`) and its headers: the client is fastest with large batches."""
+PART_BYTES = 16 << 20
+"""What a thread takes of a call, and the client carries at a time: with less, round trips to the master weigh more."""
+REGION_BYTES = PART_BYTES + (1 << 20)
+"""A part and its headers."""
 
 
 def address_of(memory: memoryview) -> int:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from kvtide.tiers.valkey.kind import open  # noqa: A004 - what `kvtide.tiers.config` asks of a type
 from kvtide.tiers.valkey.operate import clear, inspect, verify
-from kvtide.tiers.valkey.options import OPTIONS, URL_SCHEMES, ValkeyConfig, parse
+from kvtide.tiers.valkey.options import ACCESS, OPTIONS, URL_SCHEMES, ValkeyConfig, parse
 
-__all__ = ["OPTIONS", "URL_SCHEMES", "ValkeyConfig", "clear", "inspect", "open", "parse", "verify"]
+__all__ = ["ACCESS", "OPTIONS", "URL_SCHEMES", "ValkeyConfig", "clear", "inspect", "open", "parse", "verify"]
