@@ -1,4 +1,4 @@
-"""The README tells the truth: its Python runs, its links lead somewhere."""
+"""The documents tell the truth: the README's Python runs, links and paths lead somewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/architecture.md"]
+DOCUMENTS = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 
 
@@ -31,7 +36,9 @@ def test_links_and_paths_lead_somewhere(document: str) -> None:
     folder = (ROOT / document).parent
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (folder / target).exists(), target
-    for path in re.findall(r"`((?:src|tests|docs|core|copy|engine|demo)/[\w/]*(?:\.py|\.md|/))", text):
+    for path in re.findall(
+        r"`((?:src|tests|docs|benchmarks|core|copy|engine|demo|sim|tiers|traces|vllm)/[\w/]*(?:\.py|\.md|/))", text
+    ):
         assert (ROOT / path).exists() or (ROOT / "src/kvtide" / path).exists(), path
 
 

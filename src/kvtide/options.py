@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 
 from kvtide.errors import ConfigError
@@ -43,6 +45,12 @@ def parse_choice(option: str, value: object, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(option, value, "one of " + ", ".join(choices))
     return value
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a name that is not known, to be followed by something else; empty if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f'did you mean "{near[0]}"? ' if near else ""
 
 
 def parse_flag(option: str, value: object) -> bool:

@@ -6,13 +6,13 @@ import pytest
 
 from kvtide.core import BelowConfig, NotSunk, Sink
 from kvtide.core import sinks as sinks_module
-from kvtide.core.config import Write
+from kvtide.core.config import Admit
 from tests.support import World, text
 
 A, B = text("a", 32), text("b", 32)
 
 
-def world_of(*, through: tuple[Write, ...] = (), on_evict: tuple[Write, ...] = (), **options: object) -> World:
+def world_of(*, through: tuple[Admit, ...] = (), on_evict: tuple[Admit, ...] = (), **options: object) -> World:
     below = BelowConfig(through=frozenset(through), on_evict=frozenset(on_evict))
     return World(below=below, min_fetch_tokens=1_000, **options)  # type: ignore[arg-type]
 

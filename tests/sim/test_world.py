@@ -58,7 +58,7 @@ def test_any_layout_can_be_asked_for(layout: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("rank=3", "did you mean ranks"),
+        ("rank=3", 'did you mean "ranks"'),
         ("nonsense", "known are layout"),
         ("mode=fast", "one of eager, lazy"),
         ("ranks=9", "from 1 to 4"),

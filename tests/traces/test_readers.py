@@ -67,7 +67,7 @@ def test_a_file_that_is_missing_empty_or_unreadable_is_an_error(tmp_path: Path) 
 
 
 def test_an_unknown_format_is_refused_with_the_nearest_known_one(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="did you mean mooncake"):
+    with pytest.raises(TraceError, match='did you mean "mooncake"'):
         open_trace(tmp_path / "t", trace_format="moncake")
 
 

@@ -5,7 +5,6 @@ Two sources meet: the geometry, which only the engine knows, and the options, wh
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -14,7 +13,7 @@ from kvtide.core.eviction import POLICIES
 from kvtide.core.eviction.admission import Admission
 from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
 from kvtide.errors import ConfigError
-from kvtide.options import parse_choice, parse_count, parse_flag, parse_size
+from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
 
 Mode = Literal["eager", "lazy"]
 
@@ -74,16 +73,17 @@ def _check_group(group: Group) -> None:
             )
 
 
-Write = Literal["all", "second-touch"]
+Admit = Literal["all", "second-touch"]
+"""Which blocks a tier takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BelowConfig:
     """What the tiers below host memory want, all of them together. Empty: no tier is written in this way."""
 
-    through: frozenset[Write] = frozenset()
+    through: frozenset[Admit] = frozenset()
     """Blocks sink as soon as they are on the host, or when they are loaded from there for the first time."""
-    on_evict: frozenset[Write] = frozenset()
+    on_evict: frozenset[Admit] = frozenset()
     """Blocks sink when they leave the host: all, or those that were loaded at least once."""
 
     @property
@@ -121,8 +121,7 @@ class OffloadConfig:
         """Check `options` (see `OPTIONS`) against `geometry`. `below`: what the tiers want, if there are any."""
         for name in options:
             if name not in OPTIONS:
-                near = difflib.get_close_matches(name, OPTIONS, n=1)
-                hint = f'did you mean "{near[0]}"? ' if near else ""
+                hint = did_you_mean(name, OPTIONS)
                 raise ConfigError(name, options[name], f"a known option; {hint}known are {', '.join(OPTIONS)}")
         budget = parse_count("pin_budget", options.get("pin_budget", _default_pin_budget(geometry)))
         if budget > geometry.device_blocks:

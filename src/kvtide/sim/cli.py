@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from contextlib import ExitStack
@@ -206,7 +207,8 @@ class _Progress:
         if now_s - self._shown_s >= (PROGRESS_EVERY_S if self._terminal else PROGRESS_LINE_EVERY_S):
             self._shown_s = now_s
             line = progress_line(tally, now_s - self._begin_s)
-            sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
+            width = shutil.get_terminal_size().columns - 1  # what wraps cannot be overwritten
+            sys.stderr.write(f"\r\x1b[K{line[:width]}" if self._terminal else f"{line}\n")
             sys.stderr.flush()
         for found in tally.found[self._told :] if self._at_once else ():
             self.end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
@@ -10,6 +9,7 @@ from typing import Any, get_args
 from kvtide.core.eviction import POLICIES
 from kvtide.core.eviction.admission import Admission
 from kvtide.errors import ConfigError
+from kvtide.options import did_you_mean
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FAULT_KINDS
 from kvtide.sim.layouts import LAYOUTS, draw_layout
@@ -50,8 +50,7 @@ def parse_overrides(texts: list[str]) -> dict[str, str]:
         name, _, value = part.partition("=")
         name = name.strip().replace("-", "_")
         if name not in WORLD_OPTIONS:
-            near = difflib.get_close_matches(name, WORLD_OPTIONS, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(name, WORLD_OPTIONS)
             raise ConfigError("--world", part, f"name=value; {hint}known are {', '.join(WORLD_OPTIONS)}")
         overrides[name] = value.strip()
     return overrides

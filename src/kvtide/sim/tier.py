@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
-from kvtide.core.config import BelowConfig, Write
+from kvtide.core.config import Admit, BelowConfig
 from kvtide.core.wire import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
 from kvtide.sim.clock import TICKS_PER_STEP, Clock
 from kvtide.sim.draw import Draw
@@ -25,8 +25,8 @@ DAMAGED = -3
 class TierWorld:
     """What lies below host memory in one world. Chances are out of 256."""
 
-    through: frozenset[Write]
-    on_evict: frozenset[Write]
+    through: frozenset[Admit]
+    on_evict: frozenset[Admit]
     records_max: int
     min_fetch_tokens: int
     tier_slow: int
@@ -49,7 +49,7 @@ class TierWorld:
         """Draw one, or none: most worlds end at host memory."""
         if not draw.chance(96):
             return None
-        both: tuple[frozenset[Write], ...] = (
+        both: tuple[frozenset[Admit], ...] = (
             frozenset(),
             frozenset(("all",)),
             frozenset(("all",)),

@@ -18,14 +18,13 @@ Each type is a module of its own (`KINDS`), imported when it is used, which prov
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, cast
 
 from kvtide.errors import ConfigError
-from kvtide.options import parse_choice, parse_count
+from kvtide.options import did_you_mean, parse_choice, parse_count
 from kvtide.tiers.base import Tier
 from kvtide.tiers.encryption import SecretSource, secret_source
 from kvtide.tiers.namespace import Namespace
@@ -137,7 +136,7 @@ def _parse_one(index: int, options: object) -> TierConfig:
 def kind_of(option: str, name: object) -> Kind:
     """Return the module of a type, importing it if that has not been done."""
     if not isinstance(name, str) or name not in KINDS:
-        raise ConfigError(option, name, f"a known type; {_nearest(str(name), KINDS)}known are {', '.join(KINDS)}")
+        raise ConfigError(option, name, f"a known type; {did_you_mean(str(name), KINDS)}known are {', '.join(KINDS)}")
     try:
         return cast(Kind, importlib.import_module(KINDS[name]))
     except ImportError as error:
@@ -167,7 +166,7 @@ def common(index: int, options: Mapping[str, object], known: Mapping[str, str], 
             raise ConfigError(f"{prefix}.{name}", value, "to be left out: every record has a checksum, always")
         if name not in every:
             raise ConfigError(
-                f"{prefix}.{name}", value, f"a known option; {_nearest(name, every)}known are {', '.join(every)}"
+                f"{prefix}.{name}", value, f"a known option; {did_you_mean(name, every)}known are {', '.join(every)}"
             )
     write = parse_choice(f"{prefix}.write", options.get("write", "through"), ("through", "evict"))
     admit = parse_choice(f"{prefix}.admit", options.get("admit", "all"), ("all", "second-touch"))
@@ -183,8 +182,3 @@ def common(index: int, options: Mapping[str, object], known: Mapping[str, str], 
         threads=count,
         secret=secret_source(prefix, options),
     )
-
-
-def _nearest(name: str, names: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f'did you mean "{near[0]}"? ' if near else ""

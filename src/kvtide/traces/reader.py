@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from kvtide.options import did_you_mean
 from kvtide.traces.errors import MalformedLine, TraceError
 from kvtide.traces.readers import FORMATS, LineReader
 from kvtide.traces.record import TraceRequest, checked
@@ -76,9 +76,8 @@ def open_trace(
 
 def _format(name: str) -> type[LineReader]:
     if name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise TraceError(f"format {name!r} is not known: expected auto, {', '.join(FORMATS)}{hint}")
+        hint = did_you_mean(name, FORMATS)
+        raise TraceError(f"format {name!r} is not known: {hint}expected auto, {', '.join(FORMATS)}")
     return FORMATS[name]
 
 

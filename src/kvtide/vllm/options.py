@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvtide.copy.arena import available_bytes
 from kvtide.core import OPTIONS, BelowConfig, Geometry, OffloadConfig
 from kvtide.errors import ConfigError
-from kvtide.options import parse_choice, parse_count, parse_flag, parse_size
+from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
 
 if TYPE_CHECKING:
     from kvtide.tiers import TierConfig
@@ -73,8 +72,7 @@ def read_options(extra: Mapping[str, object], *, events: bool) -> Options:
     """Read `kv_connector_extra_config`. `events`: vLLM publishes KV cache events."""
     for name in extra:
         if name not in VLLM_OPTIONS:
-            near = difflib.get_close_matches(name, VLLM_OPTIONS, n=1, cutoff=0.5)
-            hint = f'did you mean "{near[0]}"? ' if near else ""
+            hint = did_you_mean(name, VLLM_OPTIONS)
             raise ConfigError(name, extra[name], f"a known option; {hint}known are {', '.join(VLLM_OPTIONS)}")
     core = {name: value for name, value in extra.items() if name in OPTIONS}
     _translate_sizes(extra, core)
