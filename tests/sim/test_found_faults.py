@@ -35,6 +35,12 @@ FOUND = [
         "lru",
         "a reset between the end of a search and the next match: what had come up stayed pinned although forgotten",
     ),
+    (
+        990008954,
+        "prefix",
+        "the checker, not the core: a reset made a fetch void that computed blocks had relied on, and a store with it; "
+        "both were counted as lost, and only the store was expected",
+    ),
 ]
 """Seed, policy (so that a new policy does not change the world) and what was wrong."""
 

@@ -41,7 +41,8 @@ class CompletenessChecker(Checker):
         self._tried: set[int] = set()
         """Contents of all stores so far. What becomes of each is checked when it ends."""
         self._unsuccessful_blocks = 0
-        self._unkept_fetches = False
+        self._unkept_blocks = 0
+        """Blocks of fetches that did not bring everything, or not to a host that still wants it."""
         self._backlog = 0
 
     # ------------------------------------------------------------------ when requests end
@@ -148,7 +149,11 @@ class CompletenessChecker(Checker):
             for flight in self.observed.settled
             if flight.is_store and (flight.failed or flight.orphaned)
         )
-        self._unkept_fetches = any(flight.kind == "fetch" and flight.missed for flight in self.observed.settled)
+        self._unkept_blocks = sum(
+            len(flight.slots)
+            for flight in self.observed.settled
+            if flight.kind == "fetch" and (flight.missed or flight.orphaned)
+        )
         if self._unsuccessful_blocks:
             self._before = self.manager.gauges().backlog_blocks + self._lost(apart=False)
 
@@ -157,9 +162,8 @@ class CompletenessChecker(Checker):
         if self._unsuccessful_blocks and self.observed.settled:
             after = self.manager.gauges().backlog_blocks + self._lost(apart=False)
             handled = after - self._before
-            if self._unkept_fetches and handled > self._unsuccessful_blocks:
-                return  # blocks that were to come up and did not are stored after all
-            if handled != self._unsuccessful_blocks:
+            # Computed blocks that were to come up and did not are stored after all, or lost to a reset.
+            if not 0 <= handled - self._unsuccessful_blocks <= self._unkept_blocks:
                 raise Violation(
                     "I6",
                     f"stores of {self._unsuccessful_blocks} blocks came to nothing, and {handled} are "
