@@ -169,6 +169,14 @@ def test_the_next_turn_loads_what_the_last_turn_generated() -> None:
         assert ask(alone, "turn 2", turn).tokens == second.tokens
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_f19_a_learned_break_even_changes_no_token(mode: str) -> None:
+    config = tiny_config(None, device_blocks=34, step_tokens=64)
+    with Engine(config, {"host": "4MiB", "mode": mode, "min_load_tokens": "auto"}) as engine:
+        assert outputs(play(engine, traffic())) == expected_outputs(None)
+        assert engine.stats.loaded_tokens > 0, "the first loads are made, to learn what they cost"
+
+
 def test_f9_after_a_reset_nothing_is_loaded() -> None:
     with Engine(tiny_config(device_blocks=50), {"host": "4MiB"}) as engine:
         first = ask(engine, "first", prompt(1, 64))

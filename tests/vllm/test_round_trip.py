@@ -97,6 +97,18 @@ def test_chunked_prefill_stores_every_block(llama: Path, llama_says: Says) -> No
         offloading.check_at_rest()
 
 
+def test_f19_what_computing_and_loading_take_is_learned(llama: Path, llama_says: Says) -> None:
+    with engine(llama, options={"min_load_tokens": "auto"}) as offloading:
+        for _ in range(2):
+            assert_same(offloading.generate(*PROMPTS), llama_says(*PROMPTS))
+        offloading.check_at_rest()
+        even = offloading.side.manager._load_break_even
+        assert even is not None
+        assert even._loads > 0
+        assert even._seconds > 0
+        assert even._compute_s_per_token is not None
+
+
 def test_generated_tokens_are_stored_and_loaded_in_the_next_turn(llama: Path, llama_says: Says) -> None:
     first = PROMPTS[2]
     [answer] = llama_says(first, max_tokens=24)

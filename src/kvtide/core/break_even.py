@@ -25,11 +25,11 @@ class BreakEven:
     def computed(self, tokens: int, seconds: float) -> None:
         """A step computed so many tokens of prompts in so much time."""
         if tokens > 0:
-            self._compute_s_per_token = _mean(self._compute_s_per_token, seconds / tokens)
+            self._compute_s_per_token = running_mean(self._compute_s_per_token, seconds / tokens)
 
     def looked_up(self, seconds: float) -> None:
         """A lookup took so long."""
-        self._lookup_s = _mean(self._lookup_s, seconds)
+        self._lookup_s = running_mean(self._lookup_s, seconds)
 
     def fetched(self, tokens: float, seconds: float) -> None:
         """So many tokens have come up in so much time.
@@ -38,7 +38,7 @@ class BreakEven:
         have had to wait as well.
         """
         if tokens > 0:
-            self._fetch_s_per_token = _mean(self._fetch_s_per_token, seconds / tokens)
+            self._fetch_s_per_token = running_mean(self._fetch_s_per_token, seconds / tokens)
 
     def pays(self, tokens: int) -> bool:
         """Whether waiting for so many tokens is likely to be faster than computing them. Changes nothing."""
@@ -53,5 +53,6 @@ class BreakEven:
         self._declined = 0 if searched else self._declined + 1
 
 
-def _mean(mean: float | None, value: float) -> float:
+def running_mean(mean: float | None, value: float) -> float:
+    """Return a mean that follows what it is told, the latest a little more than those before."""
     return value if mean is None else mean + _WEIGHT * (value - mean)

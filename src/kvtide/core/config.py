@@ -103,7 +103,8 @@ class OffloadConfig:
     policy: str
     pin_budget_blocks: int
     """Most device blocks that stores may keep pinned at a time (F12)."""
-    min_load_tokens: int
+    min_load_tokens: int | None
+    """None: learned."""
     """Fewer tokens than this are computed rather than loaded (F19)."""
     events: bool
     """Whether stored and removed keys are kept for `take_events`."""
@@ -134,7 +135,7 @@ class OffloadConfig:
             mode="lazy" if mode == "lazy" else "eager",
             policy=parse_choice("policy", options.get("policy", "prefix"), tuple(POLICIES)),
             pin_budget_blocks=budget,
-            min_load_tokens=parse_count("min_load_tokens", options.get("min_load_tokens", 0), minimum=0),
+            min_load_tokens=_min_load_tokens(options.get("min_load_tokens", 0)),
             events=parse_flag("events", options.get("events", False)),
             min_fetch_tokens=parse_count("min_fetch_tokens", options.get("min_fetch_tokens", 128), minimum=1),
             below=below,
@@ -155,7 +156,8 @@ OPTIONS: Mapping[str, str] = {
     "admission": "which blocks are stored: all, or second-use: those that a second request asks for (default: all)",
     "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool, or what one "
     "step computes if that is more, up to half)",
-    "min_load_tokens": "compute rather than load when fewer tokens than this would be loaded (default: 0)",
+    "min_load_tokens": "compute rather than load when fewer tokens than this would be loaded, or auto: when that has "
+    "been faster so far (default: 0)",
     "min_fetch_tokens": "compute rather than ask the tiers below when fewer tokens than this are missing "
     "(default: 128)",
     "events": "keep an event stream of stored and removed keys (default: false)",
@@ -167,6 +169,15 @@ def _default_pin_budget(geometry: Geometry) -> int:
     """Return a quarter of the device pool, or what one step computes if that is more, lest stores fall behind."""
     step_blocks = sum(-(-geometry.step_tokens // group.block_tokens) for group in geometry.groups)
     return max(1, geometry.device_blocks // 4, min(geometry.device_blocks // 2, step_blocks))
+
+
+def _min_load_tokens(value: object) -> int | None:
+    """Return the number, or None where it is learned."""
+    if value == "auto":
+        return None
+    if isinstance(value, str):
+        raise ConfigError("min_load_tokens", value, 'a whole number of at least 0, or "auto"')
+    return parse_count("min_load_tokens", value, minimum=0)
 
 
 def _slots(geometry: Geometry, options: Mapping[str, object]) -> int:

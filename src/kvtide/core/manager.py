@@ -12,9 +12,11 @@ from kvtide.core.events import EventStream
 from kvtide.core.groups import Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Clear, Fetch, Ledger, Load, Lookup, Sink, Store, Transfer
+from kvtide.core.load_break_even import LoadBreakEven
 from kvtide.core.loads import Loads
 from kvtide.core.match import Match, Matcher
 from kvtide.core.metrics import Gauges, Metrics
+from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Event, Request, State
 from kvtide.core.searches import Searches
 from kvtide.core.sinks import Sinks
@@ -41,7 +43,7 @@ class OffloadManager:
 
     While a request `waits` for what is below host memory it is matched again step after step. An engine may let a
     request go on before the last bytes of its load (`arrived`), say what left the device (`evicted`) and what computing
-    costs (`computed`). `reset` forgets everything.
+    and loading cost (`computed`, `loaded`). `reset` forgets everything.
     """
 
     def __init__(self, config: OffloadConfig, device: DevicePool, *, slots_ready: int | None = None) -> None:
@@ -58,7 +60,9 @@ class OffloadManager:
         self._sinks = Sinks(config.below, self._host, self._ledger, self.metrics)
         self._searches = Searches(config, self._host, self._sinks, self._ledger, self.metrics)
         self._stores = Stores(config, device, self._host, sinks=self._sinks, ledger=self._ledger, metrics=self.metrics)
-        matcher = Matcher(geometry.groups, self._host, config.min_load_tokens)
+        self._load_break_even = LoadBreakEven() if config.min_load_tokens is None else None
+        pays = self._load_break_even.pays if self._load_break_even is not None else None
+        matcher = Matcher(geometry.groups, self._host, config.min_load_tokens or 0, pays)
         self._loads = Loads(
             device,
             self._host,
@@ -130,7 +134,12 @@ class OffloadManager:
 
         Returns whether a load is under way: then the request must not run until `report` names it.
         """
-        return self._loads.admit(self._request(request_id), accepted_tokens)
+        request = self._request(request_id)
+        declined = request.reservation is not None and NotLoaded.BELOW_BREAK_EVEN in request.reservation.missed
+        loads = self._loads.admit(request, accepted_tokens)
+        if self._load_break_even is not None and (loads or declined):
+            self._load_break_even.decided(loaded=loads)
+        return loads
 
     def arrived(self, request_id: str) -> bool:
         """Tell that all ranks are certain of a request's load, before they report it: compute will wait for its end.
@@ -255,9 +264,16 @@ class OffloadManager:
     def computed(self, tokens: int, seconds: float) -> None:
         """Tell what computing costs: a step of so many tokens of prompts took so long. Optional.
 
-        Without it, what is below host memory is always worth waiting for.
+        Without it, what is below host memory is always worth waiting for, and what is on the host worth loading.
         """
         self._searches.break_even.computed(tokens, seconds)
+        if self._load_break_even is not None:
+            self._load_break_even.computed(tokens, seconds)
+
+    def loaded(self, tokens: int, seconds: float) -> None:
+        """Tell what a load cost: for so many tokens its request had to wait so long. Optional, as `computed` is."""
+        if self._load_break_even is not None:
+            self._load_break_even.loaded(tokens, seconds)
 
     def reset(self, *, below: bool = True) -> None:
         """Forget everything that is cached: the weights have changed (F9). `below`: also in the tiers below the host.

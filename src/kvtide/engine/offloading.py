@@ -65,6 +65,9 @@ class NullManager:
     def computed(self, tokens: int, seconds: float) -> None:
         """Do nothing."""
 
+    def loaded(self, tokens: int, seconds: float) -> None:
+        """Do nothing."""
+
     def plan(self, *, idle: bool = False) -> Plan:
         """Ask for nothing."""
         return Plan(step=0)

@@ -64,6 +64,8 @@ class Request:
     """Tokens that were known when the request was admitted: up to there it is prefill."""
     resume_at: int = 0
     """Tokens that will count as computed when the load is done."""
+    load_began_s: float = 0.0
+    """When the request was admitted with a load."""
     device_tokens: int = 0
     loaded_tokens: int = 0
     first_token_s: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections import deque
 from typing import NamedTuple
@@ -168,6 +169,7 @@ class Scheduler:
         if self._manager.admit(request.id, match.tokens):
             request.state = State.LOADING
             self._loading[request.id] = request
+            request.load_began_s = time.perf_counter()
         else:
             self._run(request)
         return True
@@ -175,6 +177,7 @@ class Scheduler:
     def _count_loaded(self, request: Request) -> None:
         loaded_tokens = request.resume_at - request.computed
         self._stats.loaded_tokens += loaded_tokens
+        self._manager.loaded(loaded_tokens, time.perf_counter() - request.load_began_s)
         if not request.generated:
             request.loaded_tokens = loaded_tokens
 

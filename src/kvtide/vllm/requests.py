@@ -22,6 +22,9 @@ class Tracked:
     placed: bool = False
     """vLLM has allocated blocks, and the core knows."""
     loading: bool = False
+    load_tokens: int = 0
+    load_began_s: float = 0.0
+    """How many tokens its last load brings, and when vLLM took them."""
     device_tokens: int = 0
     """What the device had when the request was matched last."""
     end_tokens: int = 0

@@ -34,6 +34,8 @@ class SchedulerSide:
         self._layout = layout
         self._eager = config.mode == "eager"
         self._below = config.below is not None
+        self._learns = self._below or config.min_load_tokens is None
+        """Whether the core wants to know what takes how long."""
         self._step_began: tuple[float, int] | None = None
         """When the last step that computed prompts was planned, and how many tokens it had."""
         self._requests: dict[str, Tracked] = {}
@@ -124,6 +126,7 @@ class SchedulerSide:
         if tracked.loading:
             self._admitted_loads = True
             self._loaded.add(request.request_id)
+            tracked.load_tokens, tracked.load_began_s = external_tokens, time.monotonic()
         tracked.tables[:] = [self._table_for_stores(tracked, index, table) for index, table in enumerate(own)]
 
     def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> None:
@@ -150,7 +153,7 @@ class SchedulerSide:
         if not self._off:
             self._advance(step)
         self._idle = step.total_num_scheduled_tokens == 0
-        if self._below:
+        if self._learns:
             self._time_step(step)
         plan = Plan(step=0) if self._off else self.manager.plan(idle=self._idle)
         metadata = StepMetadata(plan, self.config.slots, self._idle)
@@ -166,7 +169,7 @@ class SchedulerSide:
         said = output.kv_connector_worker_meta
         outcome = self.manager.report(*(said.reports if isinstance(said, WorkerMetadata) else ()))
         for request_id in outcome.loaded:
-            self._requests[request_id].loading = False
+            self._end_load(self._requests[request_id])
         for request_id in outcome.failed:
             tracked = self._requests[request_id]
             self._restart(tracked)
@@ -210,6 +213,11 @@ class SchedulerSide:
         tokens, requests = step.total_num_scheduled_tokens, len(step.num_scheduled_tokens)
         # Steps that only decode cost as much for a few tokens as for many.
         self._step_began = (now_s, tokens) if tokens >= PREFILL_TOKENS_MIN * max(1, requests) else None
+
+    def _end_load(self, tracked: Tracked) -> None:
+        tracked.loading = False
+        if self._learns:
+            self.manager.loaded(tracked.load_tokens, time.monotonic() - tracked.load_began_s)
 
     def _may_load(self, device_tokens: int) -> bool:
         """Whether a load could begin at `device_tokens` and, if it fails, be reported."""
@@ -322,7 +330,7 @@ class SchedulerSide:
         if self._is_failed(tracked, output):
             self._restart(tracked)
         elif self.manager.arrived(request_id):
-            tracked.loading = False
+            self._end_load(tracked)
         else:
             self._restart(tracked)
             self._ensure_failed(tracked, output)
