@@ -35,6 +35,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -392,16 +393,16 @@ class Comparison:
         children = {mode: Child(self._context, serve, mode, self._scale) for mode in modes}
         for mode, child in children.items():
             self.results[mode] = Result(mode)
-            self._try(mode, lambda child=child: child.answer(), "start_s")  # type: ignore[misc]
+            self._try(mode, child.answer, "start_s")
         # In this order: what has no reuse drives everything else out of the host tier.
         phases = ["warm_ms", "first_ms", *["revisit_ms", "at_once_s", "waves_s"] * rounds, *["no_reuse_s"] * rounds]
         for phase in phases:
             for mode, child in children.items():
                 if phase == "waves_s" and mode != "device-cache":
                     continue
-                self._try(mode, lambda child=child, phase=phase: child.order(phase), phase)  # type: ignore[misc]
+                self._try(mode, partial(child.order, phase), phase)
         for mode, child in children.items():
-            self._try(mode, lambda child=child: child.order(None), "outputs")  # type: ignore[misc]
+            self._try(mode, partial(child.order, None), "outputs")
         for child in children.values():
             child.end()
 

@@ -68,7 +68,7 @@ def test_now_and_then_it_is_tried_again() -> None:
     tries = 0
     for _ in range(4 * RETRY_EVERY):
         pays = even.pays(100)
-        even.decided(loaded=pays)
+        even.decided(tried=pays)
         tries += pays
     assert tries == 4
 

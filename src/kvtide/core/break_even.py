@@ -1,25 +1,25 @@
-"""Whether waiting for a tier pays: measured on this machine, not guessed (F19).
+"""Whether bringing tokens back pays: measured on this machine, not guessed (F19).
 
-What it costs to compute a token and what it costs to fetch one are learned from what happens. As long as one of them
-is not known, it is tried. Now and then it is tried although it does not seem to pay, lest one bad hour is believed
-for ever.
+What it costs to compute a token is learned from the steps of the engine, and what it costs to bring some back from what
+happens: that differs between host memory and what is below. As long as one of them is not known, it is tried. Now and
+then it is tried although it does not seem to pay, lest one bad hour is believed for ever.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 RETRY_EVERY = 64
-"""Of so many searches that do not seem to pay one is made, to see whether that is still so."""
+"""Of so many that do not seem to pay one is tried, to see whether that is still so."""
 _WEIGHT = 0.1
 """Of a new observation, in the running mean."""
 
 
-class BreakEven:
-    """Compares the seconds that tokens cost when they are computed and when they are fetched."""
+class BreakEven(ABC):
+    """Compares the seconds that tokens cost when they are computed and when they are brought back."""
 
     def __init__(self) -> None:
         self._compute_s_per_token: float | None = None
-        self._fetch_s_per_token: float | None = None
-        self._lookup_s = 0.0
         self._declined = 0
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -27,30 +27,20 @@ class BreakEven:
         if tokens > 0:
             self._compute_s_per_token = running_mean(self._compute_s_per_token, seconds / tokens)
 
-    def looked_up(self, seconds: float) -> None:
-        """A lookup took so long."""
-        self._lookup_s = running_mean(self._lookup_s, seconds)
-
-    def fetched(self, tokens: float, seconds: float) -> None:
-        """So many tokens have come up in so much time.
-
-        What counts is the rate of the tier, not how long one fetch took that had to wait behind others: computing would
-        have had to wait as well.
-        """
-        if tokens > 0:
-            self._fetch_s_per_token = running_mean(self._fetch_s_per_token, seconds / tokens)
-
     def pays(self, tokens: int) -> bool:
-        """Whether waiting for so many tokens is likely to be faster than computing them. Changes nothing."""
-        if self._compute_s_per_token is None or self._fetch_s_per_token is None:
+        """Whether bringing so many tokens back is likely to be faster than computing them. Changes nothing."""
+        cost_s = self._cost_s(tokens)
+        if self._compute_s_per_token is None or cost_s is None or self._declined >= RETRY_EVERY - 1:
             return True
-        if self._declined >= RETRY_EVERY - 1:
-            return True
-        return tokens * self._compute_s_per_token > self._lookup_s + tokens * self._fetch_s_per_token
+        return tokens * self._compute_s_per_token > cost_s
 
-    def decided(self, *, searched: bool) -> None:
+    def decided(self, *, tried: bool) -> None:
         """Tell what was done after `pays` was asked."""
-        self._declined = 0 if searched else self._declined + 1
+        self._declined = 0 if tried else self._declined + 1
+
+    @abstractmethod
+    def _cost_s(self, tokens: int) -> float | None:
+        """Return the seconds that bringing so many tokens back is likely to take; None if that is not known."""
 
 
 def running_mean(mean: float | None, value: float) -> float:

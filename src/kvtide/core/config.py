@@ -104,8 +104,7 @@ class OffloadConfig:
     pin_budget_blocks: int
     """Most device blocks that stores may keep pinned at a time (F12)."""
     min_load_tokens: int | None
-    """None: learned."""
-    """Fewer tokens than this are computed rather than loaded (F19)."""
+    """Fewer tokens than this are computed rather than loaded (F19). None: how many is learned."""
     events: bool
     """Whether stored and removed keys are kept for `take_events`."""
     min_fetch_tokens: int

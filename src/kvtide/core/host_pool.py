@@ -201,11 +201,11 @@ class HostPool:
         keys = self._key
         for slot, key in zip(chain.slots, chain.keys, strict=True):
             keys[slot] = key
-        if len(self._slot_of) > 1:
+        if len(self._slot_of) > 1:  # otherwise there is nothing to tell apart
             groups, group = self._group, chain.group
             for slot in chain.slots:
                 groups[slot] = group
-        if self.evicting is not None:
+        if self.evicting is not None:  # there is something below host memory
             marks = self.marks
             for slot in chain.slots:
                 marks[slot] = 0

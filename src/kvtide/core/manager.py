@@ -138,7 +138,7 @@ class OffloadManager:
         declined = request.reservation is not None and NotLoaded.BELOW_BREAK_EVEN in request.reservation.missed
         loads = self._loads.admit(request, accepted_tokens)
         if self._load_break_even is not None and (loads or declined):
-            self._load_break_even.decided(loaded=loads)
+            self._load_break_even.decided(tried=loads)
         return loads
 
     def arrived(self, request_id: str) -> bool:

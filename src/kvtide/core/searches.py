@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from kvtide.core.break_even import BreakEven
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
+from kvtide.core.fetch_break_even import FetchBreakEven
 from kvtide.core.groups import FullAttention, Key, Present, common_boundary, longest_resumable
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Fetch, Ledger, Lookup
@@ -42,7 +42,7 @@ class Searches:
         self._sinks = sinks
         self._ledger = ledger
         self._metrics = metrics
-        self.break_even = BreakEven()
+        self.break_even = FetchBreakEven()
         self._searching: dict[str, Request] = {}
         self._fetch_of: dict[int, Fetch] = {}
         """The fetch that writes to a slot."""
@@ -83,7 +83,7 @@ class Searches:
                 self._unpin(search)
             return
         if self._enabled:
-            self.break_even.decided(searched=match.waits)
+            self.break_even.decided(tried=match.waits)
         if match.waits:
             request.search = Search(request.id, match.device_tokens, match.num_tokens)
             self._searching[request.id] = request

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, cast
 
+from kvtide.core.config import Admit
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count
 from kvtide.tiers.base import Tier
@@ -30,7 +31,6 @@ from kvtide.tiers.encryption import SecretSource, secret_source
 from kvtide.tiers.namespace import Namespace
 
 Write = Literal["through", "evict"]
-Admit = Literal["all", "second-touch"]
 
 KINDS: Mapping[str, str] = {
     "disk": "kvtide.tiers.disk.kind",

@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.core.config import BelowConfig
+from kvtide.core.config import Admit, BelowConfig
 from kvtide.core.wire import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
 from kvtide.tiers.base import Item, Outcome, Tier, TierKey, Verdict
-from kvtide.tiers.config import Admit, TierConfig, Write, open_tiers
+from kvtide.tiers.config import TierConfig, Write, open_tiers
 from kvtide.tiers.namespace import Namespace
 
 CALL_BYTES_MAX = 8 << 20

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -161,6 +162,10 @@ def test_scattered_short_slots_go_by_a_kernel_on_pinned_memory_and_runs_by_dma()
     assert rig.engine.close(PATIENCE_S)
 
 
+def _read(rig: FakeRig, block: int, into: list[bytes]) -> None:
+    into.append(rig.read_block(block))
+
+
 def _write_all(arrays: list[npt.NDArray[np.uint8]], value: int) -> None:
     for array in arrays:
         array[:] = value
@@ -174,7 +179,7 @@ def test_f6_a_store_reads_what_compute_that_was_issued_before_it_wrote(route: Ro
     for seed in range(12):
         rig = FakeRig(Shape(), seed=seed, route=route)
         rig.spin()
-        rig.gpu.run_on(rig.compute, lambda rig=rig: _write_all(rig.arrays, 7))  # type: ignore[misc]
+        rig.gpu.run_on(rig.compute, partial(_write_all, rig.arrays, 7))
         event = FakeEvent(rig.gpu)
         event.record(rig.compute)
         assert rig.engine.submit(STORE, Copy(1, tuple(range(9)), tuple(range(9))), event.wait if fenced else None)
@@ -195,7 +200,7 @@ def test_f7_a_load_waits_for_compute_that_still_reads_its_blocks(route: Route, f
         read: list[bytes] = []
         rig.spin()
         for block in range(9):
-            rig.gpu.run_on(rig.compute, lambda rig=rig, block=block, read=read: read.append(rig.read_block(block)))  # type: ignore[misc]
+            rig.gpu.run_on(rig.compute, partial(_read, rig, block, read))
         event = FakeEvent(rig.gpu)
         event.record(rig.compute)
         assert rig.engine.submit(LOAD, Copy(1, tuple(range(9)), tuple(range(9))), event.wait if fenced else None)

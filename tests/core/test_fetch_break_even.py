@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from kvtide.core.break_even import RETRY_EVERY, BreakEven
+from kvtide.core.break_even import RETRY_EVERY
+from kvtide.core.fetch_break_even import FetchBreakEven
 
 
-def learned(*, compute_s_per_token: float, fetch_s_per_token: float, lookup_s: float = 0.0) -> BreakEven:
-    even = BreakEven()
+def learned(*, compute_s_per_token: float, fetch_s_per_token: float, lookup_s: float = 0.0) -> FetchBreakEven:
+    even = FetchBreakEven()
     even.computed(100, 100 * compute_s_per_token)
     even.fetched(100, 100 * fetch_s_per_token)
     for _ in range(200):
@@ -15,7 +16,7 @@ def learned(*, compute_s_per_token: float, fetch_s_per_token: float, lookup_s: f
 
 
 def test_what_is_not_known_is_tried() -> None:
-    even = BreakEven()
+    even = FetchBreakEven()
     assert even.pays(1)
     even.computed(100, 0.001)
     assert even.pays(1)
@@ -37,7 +38,7 @@ def test_now_and_then_it_is_tried_again() -> None:
     tries = 0
     for _ in range(4 * RETRY_EVERY):
         pays = even.pays(100)
-        even.decided(searched=pays)
+        even.decided(tried=pays)
         tries += pays
     assert tries == 4
 
@@ -50,7 +51,7 @@ def test_a_tier_that_has_become_fast_is_used_again() -> None:
 
 
 def test_observations_of_nothing_are_ignored() -> None:
-    even = BreakEven()
+    even = FetchBreakEven()
     even.computed(0, 1.0)
     even.fetched(0, 1.0)
     assert even.pays(1)
