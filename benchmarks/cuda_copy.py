@@ -287,7 +287,7 @@ def pinning(args: argparse.Namespace) -> Row:
     alone = sorted(probe() for _ in range(2000))
     arena = HostArena(slots=int(args.pin_gib * 1024), slot_bytes=MIB)
     begin_s = time.perf_counter()
-    engine = CudaCopyEngine(cache, arena, huge_pages=args.huge_pages)
+    engine = CudaCopyEngine(cache, arena)
     made_s = time.perf_counter() - begin_s
     begin_s = time.perf_counter()
     during = []
@@ -346,7 +346,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--buffers", type=int, default=2)
     parser.add_argument("--programs", type=int, default=256)
     parser.add_argument("--shared", action="store_true", help="leave gaps for small copies of others")
-    parser.add_argument("--huge-pages", action="store_true")
     parser.add_argument("--small", action="store_true", help="little memory and few repeats: does it run?")
     parser.add_argument(
         "--fragments", type=int, nargs="+", default=[n * KIB for n in (2, 4, 8, 16, 64, 256, 1024, 4096)]

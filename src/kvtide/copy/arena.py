@@ -19,6 +19,8 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 class HostArena:
     """`slots` slots of `slot_bytes` bytes, zero at first. A page takes real memory once it is touched.
 
+    Pages are huge where the system has some to give: what reads or pins them is faster.
+
     Example:
         >>> with HostArena(slots=4, slot_bytes=16) as arena:
         ...     arena.memory[3, :] = 7
@@ -68,9 +70,12 @@ def _map(size: int) -> mmap.mmap:
     if size > available:
         raise ConfigError("host", size, f"at most the {available} bytes that this machine has left")
     try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError("host", size, f"memory that this machine can give ({error})") from error
+    with contextlib.suppress(OSError, AttributeError):  # a hint, which not every system knows
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping
 
 
 def available_bytes() -> int:

@@ -104,8 +104,7 @@ def _make_cuda_engine(stripes: list[Stripe], blocks: int, slots: int, copying: C
     ]
     cache = CudaCache(regions, blocks=blocks, device=stripes[0].memory.device.index or 0)
     arena = HostArena(slots, cache.block_bytes)
-    # With huge pages memory is pinned in a third of the time.
-    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes, huge_pages=True), arena
+    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes), arena
 
 
 def fence(stripes: list[Stripe]) -> Fence | None:

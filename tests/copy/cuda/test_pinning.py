@@ -94,13 +94,6 @@ def test_closing_in_the_middle_stops_after_the_piece_at_hand_and_unpins() -> Non
     assert pinner.usable_slots == 0
 
 
-def test_huge_pages_are_a_hint() -> None:
-    pinner = Pinner(FakeGpu(), HostArena(slots=4, slot_bytes=MIB), piece_bytes=2 * MIB, huge_pages=True)
-    assert pinner.wait(PATIENCE_S)
-    assert pinner.problem is None
-    assert pinner.close(PATIENCE_S)
-
-
 def test_lists_of_cpus_are_read_as_the_kernel_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(10)))
     assert parse_cpus("0-2,8,20-21\n") == {0, 1, 2, 8}

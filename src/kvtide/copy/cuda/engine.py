@@ -48,7 +48,6 @@ class CudaCopyEngine(CopyEngine):
         staging_bytes: int = 64 << 20,
         staging_buffers: int = 2,
         piece_bytes: int = 64 << 20,
-        huge_pages: bool = False,
         max_transfers: int = 1024,
         route: Route | None = None,
         gpu: Gpu | None = None,
@@ -78,7 +77,7 @@ class CudaCopyEngine(CopyEngine):
             raise ConfigError("staging_bytes", staging_bytes, expected) from error
         self.device_bytes = sum(lane.device_bytes for lane in self._lanes.values())
         """GPU memory that the engine takes: staging buffers, and a little for indices."""
-        self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes, huge_pages=huge_pages)
+        self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
         self._threads = [
             threading.Thread(target=self._run, args=(direction, lane), name=f"kvtide-{direction.value}", daemon=False)

@@ -23,7 +23,7 @@ from kvtide.options import parse_count
 _LOG = logging.getLogger(__name__)
 _PAGE_BYTES = 2 << 20
 """A huge page; pieces are whole ones, whether the arena has any or not."""
-_MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23
+_MADV_POPULATE_WRITE = 23
 _POPULATING_THREADS = 2
 _GIB = 1 << 30
 
@@ -37,7 +37,7 @@ class Pinner:
     pieces keep those waits short. The pages are made before, outside of those locks.
     """
 
-    def __init__(self, gpu: Gpu, arena: HostArena, *, piece_bytes: int = 64 << 20, huge_pages: bool = False) -> None:
+    def __init__(self, gpu: Gpu, arena: HostArena, *, piece_bytes: int = 64 << 20) -> None:
         parse_count("piece_bytes", piece_bytes)
         if piece_bytes % _PAGE_BYTES:
             raise ConfigError("piece_bytes", piece_bytes, f"a multiple of {_PAGE_BYTES}")
@@ -49,7 +49,6 @@ class Pinner:
         self._size = arena.memory.nbytes
         self._memory: npt.NDArray[np.uint8] | None = arena.memory  # keeps the mapping
         self._address = int(arena.memory.ctypes.data)
-        self._huge_pages = huge_pages
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtide-pin", daemon=False)
@@ -120,8 +119,6 @@ class Pinner:
 
         In short steps: each holds a lock of the process that other threads want when they allocate memory.
         """
-        if self._huge_pages:
-            _madvise(address, nbytes, _MADV_HUGEPAGE)
         for at in range(0, nbytes, _PAGE_BYTES):
             _madvise(address + at, min(_PAGE_BYTES, nbytes - at), _MADV_POPULATE_WRITE)
 
