@@ -88,14 +88,21 @@ class Lanes:
         for lane in (self._lookups, self._gets):
             if lane:
                 return lane.popleft()
-        if not self._writes or self._clearing or self._writing >= self._writers_max:
+        if not self._may_write():
             return None
-        clears = self._writes[0].call.name == "clear"
-        if clears and self._writing:
-            return None
+        part = self._writes.popleft()
         self._writing += 1
-        self._clearing = clears
-        return self._writes.popleft()
+        self._clearing = part.call.name == "clear"
+        return part
+
+    def ready(self) -> bool:
+        """Say whether there is a part that can run now."""
+        return bool(self._lookups or self._gets or self._may_write())
+
+    def _may_write(self) -> bool:
+        if not self._writes or self._clearing or self._writing >= self._writers_max:
+            return False
+        return self._writes[0].call.name != "clear" or not self._writing
 
     def ended(self, part: Part) -> None:
         """Note that a part that was taken does not run any more."""

@@ -14,6 +14,7 @@ from kvtide.options import parse_count
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import Answer, Item, Outcome, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.calls import Call, CallName, Lanes, Part, parts_of
+from kvtide.tiers.hurry import in_no_hurry
 from kvtide.tiers.meter import Meter
 
 _log = logging.getLogger(__name__)
@@ -68,8 +69,10 @@ class QueuedTier(Tier):
         self._breaker = breaker
         self._clock = clock
         self._name = name
-        self._changed = threading.Condition()
-        # All that follows is read and written under the condition's lock.
+        self._lock = threading.Lock()
+        self._work_came = threading.Condition(self._lock)
+        self._call_ended = threading.Condition(self._lock)
+        # All that follows is read and written under the lock.
         self._lanes = Lanes(threads)
         self._calls = {False: 0, True: 0}
         """Calls that were taken and not yet polled, reads and writes."""
@@ -114,7 +117,7 @@ class QueuedTier(Tier):
 
     def poll(self) -> list[Answer]:
         """Return the answers since the last call. See `Tier.poll`."""
-        with self._changed:
+        with self._lock:
             self._shed()
             ended, self._ended = self._ended, []
             for call in ended:
@@ -124,23 +127,24 @@ class QueuedTier(Tier):
     def wait(self, timeout_s: float) -> bool:
         """Block until there is an answer or nothing is under way. See `Tier.wait`."""
         deadline_s = time.monotonic() + timeout_s
-        with self._changed:
+        with self._lock:
             while not (self._ended or not self._unended):
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return False
                 # A breaker opens by itself when a call takes too long, and tells nobody.
-                self._changed.wait(left_s if self._breaker is None else min(left_s, _BREAKER_CHECK_S))
+                self._call_ended.wait(left_s if self._breaker is None else min(left_s, _BREAKER_CHECK_S))
                 self._shed()
             return True
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Stop the threads after the calls they are at, then close the backend. See `Tier.close`."""
         deadline_s = time.monotonic() + timeout_s
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._give_up(self._lanes.take_all(), Outcome(Verdict.FAILED, "the tier was closed before it began"))
-            self._changed.notify_all()
+            self._work_came.notify_all()
+            self._call_ended.notify_all()
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
@@ -155,7 +159,7 @@ class QueuedTier(Tier):
 
     def stats(self) -> TierStats:
         """Return what was done so far and what is held."""
-        with self._changed:
+        with self._lock:
             stats = self._meter.snapshot()
         try:
             stats.corrupt_records = self._backend.corrupt_records()
@@ -172,7 +176,7 @@ class QueuedTier(Tier):
     def _take(self, name: CallName, ticket: int, work: tuple[Item, ...] | tuple[TierKey, ...]) -> bool:
         size = sum(item.buffer.nbytes for item in work if isinstance(item, Item))
         writes = _writes(name)
-        with self._changed:
+        with self._lock:
             full = self._bytes[writes] and self._bytes[writes] + size > self._bytes_max
             if self._closed or full or self._calls[writes] >= self._calls_max:
                 return False
@@ -181,7 +185,7 @@ class QueuedTier(Tier):
             self._bytes[writes] += size
             self._unended += 1
             self._start(call)
-            self._changed.notify_all()
+            self._wake_a_thread()
             return True
 
     def _start(self, call: Call) -> None:
@@ -232,6 +236,7 @@ class QueuedTier(Tier):
             self._bytes[_writes(call.name)] -= call.size
             call.work = ()  # the memory is the caller's again
             self._ended.append(call)
+            self._call_ended.notify_all()
 
     # ------------------------------------------------------------------ threads
 
@@ -244,25 +249,30 @@ class QueuedTier(Tier):
         """Work until the tier is closed. Nothing that a backend raises ends the thread (F15)."""
         while (part := self._next_part()) is not None:
             outcomes = self._outcomes_of(part)
-            with self._changed:
+            with self._lock:
                 part.call.outcomes[part.first : part.last] = outcomes
                 self._lanes.ended(part)
                 self._end_parts(part.call, 1)
-                self._changed.notify_all()
 
     def _next_part(self) -> Part | None:
-        with self._changed:
+        with self._lock:
             while not self._closed:
                 part = self._lanes.next()
                 if part is not None:
+                    self._wake_a_thread()
                     return part
-                self._changed.wait()
+                self._work_came.wait()
         return None
+
+    def _wake_a_thread(self) -> None:
+        """Wake a thread if there is something to do for it. It wakes the next one in turn."""
+        if self._lanes.ready():
+            self._work_came.notify()
 
     def _outcomes_of(self, part: Part) -> Sequence[Outcome]:
         count = part.last - part.first
         breaker = self._breaker
-        with self._changed:
+        with self._lock:
             if self._clear_due and part.call.name != "clear":
                 return [_CLEAR_DUE] * count
         try:
@@ -287,7 +297,10 @@ class QueuedTier(Tier):
         if name == "clear":
             return [self._backend.clear()]
         ask: Callable[..., list[Outcome]] = getattr(self._backend, name)
-        return ask(work)
+        if not _writes(name):
+            return ask(work)
+        with in_no_hurry():
+            return ask(work)
 
     def _failure(self, error: BaseException) -> Outcome:
         if not isinstance(error, BackendDown):
@@ -295,7 +308,7 @@ class QueuedTier(Tier):
         return Outcome(Verdict.FAILED, describe(error))
 
     def _complain(self, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             first, self._complained = not self._complained, True
         if first:
             _log.error(
