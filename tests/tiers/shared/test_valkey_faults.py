@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +13,7 @@ import pytest
 
 from kvtide.tiers import HIT, Item, QueuedTier, Verdict
 from kvtide.tiers.backend import BackendDown
+from kvtide.tiers.record import Sealed
 from kvtide.tiers.valkey.backend import ValkeyBackend
 from kvtide.tiers.valkey.link import Link
 from tests.contracts.tier_contract import answers, block, clear, get, key, lookup, put, room, verdicts
@@ -69,8 +72,20 @@ def test_f18_every_wait_of_a_connection_is_bounded_by_the_deadline() -> None:
     with Server() as server, valkey_tier(server.url):
         link = Link(valkey_config(server.url, deadline_ms=70).access, 0.07)
         with link:
-            assert link._connection._sock.gettimeout() == 0.07
             assert link._connection.socket_connect_timeout == 0.07
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                limit = struct.unpack("@ll", link._connection._sock.getsockopt(socket.SOL_SOCKET, option, 16))
+                assert limit[0] == 0
+                assert 70_000 <= limit[1] <= 80_000, "the system counts in ticks"
+        server.pause()
+        with pytest.raises(BackendDown, match="timed out"):
+            link.ask([(b"PING",)])
+        server.resume()
+        assert link.ask([(b"PING",)]) == [b"PONG"]
+        server.pause()
+        with pytest.raises(BackendDown, match=r"timed out|in time"), link:
+            link.send([(b"SET", b"large", Sealed(b"", memoryview(bytes(64 << 20))))])
+        server.resume()
         link.close()
 
 

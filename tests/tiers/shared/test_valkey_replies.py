@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from valkey.exceptions import ConnectionError as ServerGone
 from valkey.exceptions import InvalidResponse, ResponseError
 
 from kvtide.tiers.record import Sealed
-from kvtide.tiers.valkey.replies import Replies
+from kvtide.tiers.valkey.replies import Replies, Value
 from kvtide.tiers.valkey.wire import send_commands
 
 
@@ -25,10 +26,17 @@ class Trickle:
         self._data, self._steps = data, steps
 
     def recv_into(self, into: memoryview) -> int:
-        count = min(len(into), self._steps.pop(0) if self._steps else 1 << 30, len(self._data))
-        into[:count] = self._data[:count]
-        self._data = self._data[count:]
-        return count
+        return self.recvmsg_into([into])[0]
+
+    def recvmsg_into(self, pieces: list[memoryview]) -> tuple[int]:
+        assert all(pieces)
+        count = left = min(sum(map(len, pieces)), self._steps.pop(0) if self._steps else 1 << 30, len(self._data))
+        for piece in pieces:
+            step = min(left, len(piece))
+            piece[:step] = self._data[:step]
+            self._data = self._data[step:]
+            left -= step
+        return (count,)
 
 
 def reading(data: bytes, steps: list[int] | None = None) -> Replies:
@@ -61,31 +69,35 @@ def test_replies_come_out_as_they_went_in_however_they_are_cut(sent: list[Any], 
 
 @settings(deadline=None)
 @given(
-    values=st.lists(st.one_of(st.none(), st.binary(max_size=30_000)), min_size=1, max_size=5),
+    kinds=st.lists(st.one_of(st.none(), st.just("fits"), st.binary(max_size=30_000)), min_size=1, max_size=300),
     head=st.integers(1, 200),
-    body=st.integers(0, 30_000),
+    body=st.integers(1, 30_000),
     steps=STEPS,
 )
 def test_values_land_in_place_and_others_are_passed_over(
-    values: list[bytes | None], head: int, body: int, steps: list[int]
+    kinds: list[bytes | str | None], head: int, body: int, steps: list[int]
 ) -> None:
-    values.append(bytes(range(256)) * ((head + body) // 256 + 1))
-    values[-1] = (values[-1] or b"")[: head + body]
-    replies = reading(b"".join(map(encoded, values)) + b"+OK\r\n", steps)
-    for value in values:
-        room = memoryview(bytearray(b"\xaa" * (head + body + 8)))
-        length = replies.read_into(room[:head], room[head : head + body])
-        assert length == (None if value is None else len(value))
-        assert set(room[head + body :]) == {0xAA}
-        if value is not None and length == head + body:
-            assert room[: head + body] == value
+    fitting = (bytes(range(256)) * ((head + body) // 256 + 1))[: head + body]
+    sent = [fitting if kind == "fits" else kind for kind in kinds]
+    replies = reading(b"".join(map(encoded, sent)) + b"+OK\r\n", steps)
+    memory = [memoryview(bytearray(b"\xaa" * (body + 8))) for _ in sent]
+    values = replies.read_values(head, [room[:body] for room in memory])
     assert replies.read_response() == b"OK"
+    for value, was, room in zip(values, sent, memory, strict=True):
+        assert set(room[body:]) == {0xAA}
+        if not isinstance(was, bytes):
+            assert value is None
+            continue
+        assert isinstance(value, Value)
+        assert (bytes(value.head), value.length) == (was[:head], len(was))
+        if len(was) == head + body:
+            assert room[:body] == was[head:]
 
 
 def test_errors_are_values() -> None:
     replies = reading(b"-OOM no room\r\n-WRONGTYPE other\r\n-ERR x\r\n")
     room = memoryview(bytearray(4))
-    for found in (replies.read_response(), replies.read_into(room, room), replies.read_array_head()):
+    for found in (replies.read_response(), *replies.read_values(4, [room]), replies.read_array_head()):
         assert isinstance(found, ResponseError)
 
 
@@ -103,7 +115,7 @@ def test_a_connection_that_ends_early_is_an_error(data: bytes) -> None:
 
 def test_a_trickle_that_takes_too_long_is_a_time_out() -> None:
     replies = reading(b"$1000\r\n" + bytes(1000), [1] * 2000)
-    replies.until_s = 0.0
+    replies.must_end_by(0.0)
     with pytest.raises(TimeoutError):
         replies.read_response()
 
@@ -137,3 +149,23 @@ def test_commands_arrive_as_they_were_sent(commands: list[list[bytes]]) -> None:
         replies.on_connect(SimpleNamespace(_sock=there))
         assert [replies.read_response() for _ in commands] == commands
         sender.join()
+
+
+class Sips:
+    """A socket that takes a byte at a time."""
+
+    def sendmsg(self, pieces: list[bytes | memoryview]) -> int:
+        assert pieces
+        return 1
+
+
+def test_commands_that_are_taken_too_slowly_are_given_up() -> None:
+    with pytest.raises(TimeoutError, match="in time"):
+        send_commands(cast("socket.socket", Sips()), [[as_record(bytes(1 << 30))]], until_s=time.monotonic() + 0.05)
+
+
+def test_a_value_that_is_longer_than_it_said_is_refused() -> None:
+    for data in (b"$8\r\nheadbodyx\r\n$8\r\nheadbody\r\n", b"$8\r\nheadbody\r\n$8\r\nheadbodyx\r\n"):
+        bodies = [memoryview(bytearray(4)) for _ in range(2)]
+        with pytest.raises(InvalidResponse, match="longer"):
+            reading(data + bytes(64)).read_values(4, bodies)

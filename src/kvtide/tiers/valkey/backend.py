@@ -21,7 +21,7 @@ from kvtide.tiers.valkey.links import Links
 from kvtide.tiers.valkey.manifests import note_manifest
 from kvtide.tiers.valkey.names import Names
 from kvtide.tiers.valkey.options import ValkeyConfig
-from kvtide.tiers.valkey.replies import Reply
+from kvtide.tiers.valkey.replies import Reply, Value
 from kvtide.tiers.valkey.sweep import Sweep
 from kvtide.tiers.valkey.wire import Command
 
@@ -203,19 +203,21 @@ class ValkeyBackend(Backend):
     def _read_group(self, link: Link, generation: bytes, group: Sequence[Item]) -> list[Reading | Outcome]:
         link.more_time()
         link.array()
-        readings = [self._read(link, item) for item in group]
+        readings = self._read(link, group)
         copies = [link.value() for _ in self._generation.names]
         return readings if self._generation.still(generation, copies) else [_CLEARED] * len(group)
 
-    def _read(self, link: Link, item: Item) -> Reading | Outcome:
-        """Read a value and verify it while it is still in the processor's cache."""
-        header, body = memoryview(bytearray(HEADER_BYTES)), item.buffer.cast("B")
-        length = link.read_into(header, body)
-        if length is None:
+    def _read(self, link: Link, group: Sequence[Item]) -> list[Reading | Outcome]:
+        """Read values and verify them while they are still in the processor's cache."""
+        bodies = [item.buffer.cast("B") for item in group]
+        values = link.values_into(HEADER_BYTES, bodies)
+        return [self._verified(item.key, body, value) for item, body, value in zip(group, bodies, values, strict=True)]
+
+    def _verified(self, key: TierKey, body: memoryview, value: Value | None) -> Reading | Outcome:
+        if value is None:
             return MISS
-        if length == HEADER_BYTES + len(body):
-            return self._sealer.open(item.key, header, body, body)
-        return self._sealer.open(item.key, header[: min(length, HEADER_BYTES)], b"", body)
+        is_whole = value.length == HEADER_BYTES + len(body)
+        return self._sealer.open(key, value.head, body if is_whole else b"", body)
 
 
 def _good(reply: _T) -> _T:

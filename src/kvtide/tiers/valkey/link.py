@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import select
+import socket
+import ssl
+import struct
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +16,7 @@ from valkey.exceptions import ResponseError, ValkeyError
 
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.valkey.options import Access
-from kvtide.tiers.valkey.replies import Replies, Reply
+from kvtide.tiers.valkey.replies import Replies, Reply, Value
 from kvtide.tiers.valkey.wire import Command, send_commands
 
 _SILENCES_MAX = 10
@@ -40,6 +44,7 @@ class Link:
         self._silence_s = silence_s
         self._connection = _connection(access, silence_s)
         self._awaited = 0
+        self._until_s = float("inf")
 
     @property
     def _replies(self) -> Replies:
@@ -50,8 +55,11 @@ class Link:
         self._awaited = 0
         if self._has_gone_stale():
             self.close()
+        is_new = self._connection._sock is None
         try:
             self._connection.connect()
+            if is_new:
+                _let_the_system_wait(self._connection._sock, self._silence_s)
         except _LOST as error:
             self.close()
             raise BackendDown(_reason(error)) from None  # frames of the client have the password in them
@@ -74,7 +82,7 @@ class Link:
         """Send commands; their replies are awaited from now on."""
         commands = tuple(commands)
         self._awaited += len(commands)
-        send_commands(self._connection._sock, commands)
+        send_commands(self._connection._sock, commands, until_s=self._until_s)
 
     def reply(self) -> Reply:
         """Read the whole reply to a command. Errors that concern a single key are values."""
@@ -83,7 +91,7 @@ class Link:
         return reply
 
     def array(self) -> int:
-        """Read the beginning of a reply that is an array: how many values follow, by `read_into` or `value`."""
+        """Read the beginning of a reply that is an array: how many values follow, by `values_into` or `value`."""
         length = self._replies.read_array_head()
         self._received(length)
         if isinstance(length, ResponseError):
@@ -94,16 +102,19 @@ class Link:
         """Read a value of an array."""
         return self._replies.read_response()
 
-    def read_into(self, head: memoryview, body: memoryview) -> int | None:
-        """Read a value of an array into memory. See `Replies.read_into`."""
-        length = self._replies.read_into(head, body)
-        if isinstance(length, ResponseError):
-            raise length
-        return length
+    def values_into(self, head_bytes: int, bodies: Sequence[memoryview]) -> list[Value | None]:
+        """Read values of an array into memory. See `Replies.read_values`."""
+        values: list[Value | None] = []
+        for value in self._replies.read_values(head_bytes, bodies):
+            if isinstance(value, ResponseError):
+                raise value
+            values.append(value)
+        return values
 
     def more_time(self) -> None:
         """Begin the time of the next batch."""
-        self._replies.until_s = time.monotonic() + _SILENCES_MAX * self._silence_s
+        self._until_s = time.monotonic() + _SILENCES_MAX * self._silence_s
+        self._replies.must_end_by(self._until_s)
 
     def close(self) -> None:
         """Close the socket, if there is one."""
@@ -135,7 +146,23 @@ def _reason(error: BaseException) -> str:
         if code_of(error) in _CLUSTER:
             return f"it is part of a cluster, which kvtide does not speak to ({code_of(error)})"
         return f"it says: {str(error)[:200]}"
+    if isinstance(error, BlockingIOError):  # how the system says so
+        return "timed out"
     return str(error)[:200] or type(error).__name__
+
+
+def _let_the_system_wait(sock: socket.socket, silence_s: float) -> None:
+    """Have the system itself bound each wait: a time-out of Python's costs one more system call before each of them.
+
+    What TLS waits for is not known to the system, and stays Python's.
+    """
+    if sys.platform != "linux" or isinstance(sock, ssl.SSLSocket):
+        return
+    seconds, microseconds = divmod(max(1, round(silence_s * 1e6)), 10**6)  # zero would be for ever
+    limit = struct.pack("@ll", seconds, microseconds)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    sock.settimeout(None)
 
 
 def _connection(access: Access, silence_s: float) -> Any:

@@ -30,7 +30,7 @@ OPTIONS: Mapping[str, str] = {
 ACCESS = ("username", "password_file", "password_env", "tls_ca", "tls_cert", "tls_key")
 """Options that operators need as well."""
 
-THREADS = 2
+THREADS = 4
 DEFAULT_PORT = 6379
 _URL_EXPECTED = "a URL such as valkey://cache.example:6379, valkeys://… for TLS, or unix:///run/valkey.sock"
 

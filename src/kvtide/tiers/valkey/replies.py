@@ -6,50 +6,51 @@ the processor time of a get.
 
 from __future__ import annotations
 
-import socket
-import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from valkey.exceptions import ConnectionError as ServerGone
 from valkey.exceptions import InvalidResponse, ResponseError
+
+from kvtide.tiers.valkey.incoming import Incoming
 
 Reply = bytes | int | None | ResponseError | list[Any]
 """A reply as it came. Errors are values here: one of them need not spoil its neighbours in a batch."""
 
-_SCRATCH_BYTES = 16 << 10
-"""Room for lines, small replies, and the beginnings of values."""
-_LINE_BYTES_MAX = 4 << 10
+
+class Value(NamedTuple):
+    """A value that was read into memory."""
+
+    head: memoryview
+    length: int
+    """Its own, which need not be that of the memory."""
 
 
 class Replies:
     """A parser for the client's connections, its `parser_class`.
 
-    `until_s` is when the replies awaited now must be complete, whatever trickles in. A socket that was given up with
-    replies still on their way is never read again: `Link` closes it.
+    A socket that was given up with replies still on their way is never read again: `Link` closes it.
     """
 
     def __init__(self, socket_read_size: int) -> None:
-        self._sock: socket.socket | None = None
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._begin = self._end = 0
-        self.until_s = float("inf")
+        self._incoming = Incoming()
+
+    def must_end_by(self, until_s: float) -> None:
+        """Say when the replies awaited now must be complete, whatever trickles in."""
+        self._incoming.until_s = until_s
 
     # ------------------------------------------------------------------ what a connection asks of its parser
 
     def on_connect(self, connection: Any) -> None:
         """Begin with an empty buffer: nothing of a former socket may be taken for a reply of this one."""
-        self._sock = connection._sock  # as the client's own parsers do
-        self._begin = self._end = 0
-        self.until_s = float("inf")
+        self._incoming.begin(connection._sock)  # as the client's own parsers do
 
     def on_disconnect(self) -> None:
         """Forget the socket and what came of it."""
-        self._sock = None
-        self._begin = self._end = 0
+        self._incoming.begin(None)
 
     def can_read(self, timeout: float) -> bool:
         """Say whether bytes are here that nobody asked for."""
-        return self._end > self._begin
+        return self._incoming.held > 0
 
     def read_response(self, disable_decoding: bool = False) -> Reply:
         """Read one reply of any kind."""
@@ -59,19 +60,48 @@ class Replies:
 
     def read_array_head(self) -> int | ResponseError:
         """Read the beginning of an array: how many replies follow."""
-        line = self._line()
+        line = self._incoming.line()
         if line[:1] == b"*":
             return int(line[1:])
         if line[:1] == b"-":
             return _error(line)
         raise InvalidResponse(f"an array was expected, and {line[:32]!r} came")
 
-    def read_into(self, head: memoryview, body: memoryview) -> int | ResponseError | None:
-        """Read a value into `head` and, behind that, `body`. Returns its length, and None if there is no value.
+    def read_values(self, head_bytes: int, bodies: Sequence[memoryview]) -> list[Value | ResponseError | None]:
+        """Read a value for each body: its head into memory of its own, the rest into the body. None: there is no value.
 
-        A value of another length is read to its end and kept only as far as it fits into `head`.
+        Of a value that has not the length of both, nothing but the head is kept.
         """
-        line = self._line()
+        values: list[Value | ResponseError | None] = [*self._read_expected(head_bytes, bodies)]
+        values += [self._read_value(head_bytes, body) for body in bodies[len(values) :]]
+        return values
+
+    def _read_expected(self, head_bytes: int, bodies: Sequence[memoryview]) -> list[Value]:
+        """Read values as long as they have the expected lengths, which is the rule.
+
+        Then it is known beforehand where each byte of the reply belongs, and the system can put it there.
+        """
+        pieces: list[memoryview] = []
+        beginnings: list[bytes] = []
+        end = b""  # of the value before
+        for body in bodies:
+            beginning = b"%b$%d\r\n" % (end, head_bytes + len(body))
+            pieces += memoryview(bytearray(len(beginning) + head_bytes)), body
+            beginnings += beginning, b""
+            end = b"\r\n"
+        pieces.append(memoryview(bytearray(len(end))))
+        beginnings.append(end)
+        good = self._incoming.read_expected(pieces, beginnings)
+        came = good // 2
+        if came and good < len(pieces):
+            self._skip_line_end()
+        return [
+            Value(piece[-head_bytes:], head_bytes + len(body))
+            for piece, body in zip(pieces[: 2 * came : 2], bodies, strict=False)
+        ]
+
+    def _read_value(self, head_bytes: int, body: memoryview) -> Value | ResponseError | None:
+        line = self._incoming.line()
         if line[:1] == b"-":
             return _error(line)
         if line[:1] != b"$":
@@ -79,19 +109,19 @@ class Replies:
         length = int(line[1:])
         if length < 0:
             return None
-        first = min(length, len(head))
-        self._read_exactly(head[:first])
-        if length == len(head) + len(body):
-            self._read_exactly(body)
+        head = memoryview(bytearray(min(length, head_bytes)))
+        self._incoming.read_exactly(head)
+        if length == head_bytes + len(body):
+            self._incoming.read_exactly(body)
         else:
-            self._skip(length - first)
+            self._incoming.skip(length - len(head))
         self._skip_line_end()
-        return length
+        return Value(head, length)
 
-    # ------------------------------------------------------------------ bytes
+    # ------------------------------------------------------------------ replies of any kind
 
     def _reply(self) -> Reply:
-        line = self._line()
+        line = self._incoming.line()
         kind, text = line[:1], line[1:]
         if kind == b"$":
             return self._bulk(int(text))
@@ -109,57 +139,13 @@ class Replies:
         if length < 0:
             return None
         value = bytearray(length)
-        self._read_exactly(memoryview(value))
+        self._incoming.read_exactly(memoryview(value))
         self._skip_line_end()
         return bytes(value)
 
-    def _line(self) -> bytes:
-        while True:
-            held = bytes(self._scratch[self._begin : min(self._end, self._begin + _LINE_BYTES_MAX)])
-            at = held.find(b"\r\n")
-            if at >= 0:
-                self._begin += at + 2
-                return held[:at]
-            if len(held) == _LINE_BYTES_MAX:
-                raise InvalidResponse("a line without an end")
-            self._fill()
-
-    def _fill(self) -> None:
-        """Receive at least one byte more into the scratch buffer, behind what it holds."""
-        if self._begin:
-            held = self._end - self._begin
-            self._scratch[:held] = bytes(self._scratch[self._begin : self._end])
-            self._begin, self._end = 0, held
-        self._end += self._receive(self._scratch[self._end :])
-
-    def _read_exactly(self, into: memoryview) -> None:
-        held = min(len(into), self._end - self._begin)
-        into[:held] = self._scratch[self._begin : self._begin + held]
-        self._begin += held
-        while held < len(into):
-            held += self._receive(into[held:])
-
-    def _skip(self, count: int) -> None:
-        while count:
-            if self._begin == self._end:
-                self._fill()
-            passed = min(count, self._end - self._begin)
-            self._begin += passed
-            count -= passed
-
     def _skip_line_end(self) -> None:
-        if self._line():
+        if self._incoming.line():
             raise InvalidResponse("a value is longer than it said")
-
-    def _receive(self, into: memoryview) -> int:
-        if self._sock is None:
-            raise ServerGone("not connected")
-        if time.monotonic() > self.until_s:
-            raise TimeoutError("the replies were not complete in time")
-        count = self._sock.recv_into(into)
-        if not count:
-            raise ServerGone("the server closed the connection")
-        return count
 
 
 def _error(line: bytes) -> ResponseError:

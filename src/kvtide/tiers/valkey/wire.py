@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvtide.tiers.record import Sealed
@@ -15,15 +16,16 @@ _PIECES_MAX = 512
 """Pieces of memory per system call; systems take at least 1024."""
 
 
-def send_commands(sock: socket.socket, commands: Iterable[Command]) -> None:
-    """Send commands in as few system calls as can be."""
+def send_commands(sock: socket.socket, commands: Iterable[Command], *, until_s: float = float("inf")) -> None:
+    """Send commands in as few system calls as can be. None begins after `until_s`."""
     pieces = list(_joined(commands))
     if isinstance(sock, ssl.SSLSocket):  # it copies into its own records anyway, and takes one piece at a time
         for piece in pieces:
+            _check(until_s)
             sock.sendall(piece)
         return
     for first in range(0, len(pieces), _PIECES_MAX):
-        _send_all(sock, pieces[first : first + _PIECES_MAX])
+        _send_all(sock, pieces[first : first + _PIECES_MAX], until_s)
 
 
 def _joined(commands: Iterable[Command]) -> Iterator[bytes | memoryview]:
@@ -42,10 +44,11 @@ def _joined(commands: Iterable[Command]) -> Iterator[bytes | memoryview]:
     yield bytes(small)
 
 
-def _send_all(sock: socket.socket, pieces: list[bytes | memoryview]) -> None:
+def _send_all(sock: socket.socket, pieces: list[bytes | memoryview], until_s: float) -> None:
     """Send all pieces. The socket may take any number of bytes at a time."""
     first, total = 0, sum(len(piece) for piece in pieces)
     while total:
+        _check(until_s)
         sent = sock.sendmsg(pieces[first:] if first else pieces)
         total -= sent
         while first < len(pieces) and sent >= len(pieces[first]):
@@ -53,3 +56,8 @@ def _send_all(sock: socket.socket, pieces: list[bytes | memoryview]) -> None:
             first += 1
         if sent:
             pieces[first] = memoryview(pieces[first])[sent:]
+
+
+def _check(until_s: float) -> None:
+    if time.monotonic() > until_s:
+        raise TimeoutError("the server did not take the commands in time")
