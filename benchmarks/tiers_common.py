@@ -155,4 +155,5 @@ def run_calls(call: Callable[[int, Sequence[Item]], bool], tier: Tier, items: Se
         assert tier.wait(60.0)
         for answer in tier.poll():
             left -= 1
-            assert all(outcome.verdict is Verdict.HIT for outcome in answer.outcomes), answer
+            failed = [outcome for outcome in answer.outcomes if outcome.verdict is not Verdict.HIT]
+            assert not failed, failed[0]

@@ -15,7 +15,7 @@ from valkey.exceptions import ConnectionError as ServerGone
 from valkey.exceptions import InvalidResponse, ResponseError
 
 from kvtide.tiers.record import Sealed
-from kvtide.tiers.valkey.replies import Replies, Value
+from kvtide.tiers.valkey.replies import Array, Replies, Value
 from kvtide.tiers.valkey.wire import send_commands
 
 
@@ -70,20 +70,28 @@ def test_replies_come_out_as_they_went_in_however_they_are_cut(sent: list[Any], 
 @settings(deadline=None)
 @given(
     kinds=st.lists(st.one_of(st.none(), st.just("fits"), st.binary(max_size=30_000)), min_size=1, max_size=300),
-    head=st.integers(1, 200),
-    body=st.integers(1, 30_000),
+    sizes=st.tuples(st.integers(1, 200), st.integers(1, 30_000)),
+    others=st.lists(st.one_of(st.none(), st.binary(max_size=20)), max_size=3),
+    expected=st.sampled_from([b"", b"expected"]),
     steps=STEPS,
 )
 def test_values_land_in_place_and_others_are_passed_over(
-    kinds: list[bytes | str | None], head: int, body: int, steps: list[int]
+    kinds: list[bytes | str | None],
+    sizes: tuple[int, int],
+    others: list[bytes | None],
+    expected: bytes,
+    steps: list[int],
 ) -> None:
+    head, body = sizes
     fitting = (bytes(range(256)) * ((head + body) // 256 + 1))[: head + body]
     sent = [fitting if kind == "fits" else kind for kind in kinds]
-    replies = reading(b"".join(map(encoded, sent)) + b"+OK\r\n", steps)
+    replies = reading(encoded([*sent, *others]) + b"+OK\r\n", steps)
     memory = [memoryview(bytearray(b"\xaa" * (body + 8))) for _ in sent]
-    values = replies.read_values(head, [room[:body] for room in memory])
+    array = replies.read_array(head, [room[:body] for room in memory], [expected] * len(others))
+    assert isinstance(array, Array)
+    assert list(array.others) == others
     assert replies.read_response() == b"OK"
-    for value, was, room in zip(values, sent, memory, strict=True):
+    for value, was, room in zip(array.values, sent, memory, strict=True):
         assert set(room[body:]) == {0xAA}
         if not isinstance(was, bytes):
             assert value is None
@@ -94,11 +102,26 @@ def test_values_land_in_place_and_others_are_passed_over(
             assert room[:body] == was[head:]
 
 
+@pytest.mark.parametrize("steps", [[], [1] * 100, [9, 4, 30]])
+def test_an_array_that_is_as_expected_is_received_where_it_belongs(steps: list[int]) -> None:
+    replies = reading(encoded([b"headbody", b"HEADBODY", b"x"]), steps)
+    bodies = [memoryview(bytearray(4)) for _ in range(2)]
+    array = replies.read_array(4, bodies, [b"x"])
+    assert isinstance(array, Array)
+    assert [bytes(value.head) for value in array.values if isinstance(value, Value)] == [b"head", b"HEAD"]
+    assert [bytes(body) for body in bodies] == [b"body", b"BODY"]
+    assert array.others == [b"x"]
+
+
 def test_errors_are_values() -> None:
-    replies = reading(b"-OOM no room\r\n-WRONGTYPE other\r\n-ERR x\r\n")
+    replies = reading(b"-OOM no room\r\n-ERR x\r\n*2\r\n-WRONGTYPE other\r\n$1\r\nx\r\n")
     room = memoryview(bytearray(4))
-    for found in (replies.read_response(), *replies.read_values(4, [room]), replies.read_array_head()):
+    for found in (replies.read_response(), replies.read_array(4, [room], [])):
         assert isinstance(found, ResponseError)
+    array = replies.read_array(4, [room], [b"x"])
+    assert isinstance(array, Array)
+    assert isinstance(array.values[0], ResponseError)
+    assert array.others == [b"x"]
 
 
 @pytest.mark.parametrize("data", [b"what\r\n", b"$3\r\nabcde\r\n", b"x" * 8000, b"$x\r\n", b":x\r\n", b"*y\r\n"])
@@ -164,8 +187,17 @@ def test_commands_that_are_taken_too_slowly_are_given_up() -> None:
         send_commands(cast("socket.socket", Sips()), [[as_record(bytes(1 << 30))]], until_s=time.monotonic() + 0.05)
 
 
-def test_a_value_that_is_longer_than_it_said_is_refused() -> None:
-    for data in (b"$8\r\nheadbodyx\r\n$8\r\nheadbody\r\n", b"$8\r\nheadbody\r\n$8\r\nheadbodyx\r\n"):
-        bodies = [memoryview(bytearray(4)) for _ in range(2)]
-        with pytest.raises(InvalidResponse, match="longer"):
-            reading(data + bytes(64)).read_values(4, bodies)
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"*2\r\n$8\r\nheadbodyx\r\n$8\r\nheadbody\r\n", "longer"),
+        (b"*2\r\n$8\r\nheadbody\r\n$8\r\nheadbodyx\r\n", "longer"),
+        (b"*1\r\n$8\r\nheadbody\r\n", "2 values were asked for, and 1 come"),
+        (b"$8\r\nheadbody\r\n", "an array was expected"),
+        (b"*2\r\n:8\r\n", "a value was expected"),
+    ],
+)
+def test_an_array_that_is_none_of_ours_is_refused(data: bytes, why: str) -> None:
+    bodies = [memoryview(bytearray(4)) for _ in range(2)]
+    with pytest.raises(InvalidResponse, match=why):
+        reading(data + bytes(64)).read_array(4, bodies, [])

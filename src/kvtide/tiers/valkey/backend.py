@@ -201,21 +201,19 @@ class ValkeyBackend(Backend):
         return (b"MGET", *(self._names.record(generation, item.key) for item in group), *self._generation.names)
 
     def _read_group(self, link: Link, generation: bytes, group: Sequence[Item]) -> list[Reading | Outcome]:
-        link.more_time()
-        link.array()
-        readings = self._read(link, group)
-        copies = [link.value() for _ in self._generation.names]
-        return readings if self._generation.still(generation, copies) else [_CLEARED] * len(group)
-
-    def _read(self, link: Link, group: Sequence[Item]) -> list[Reading | Outcome]:
         """Read values and verify them while they are still in the processor's cache."""
+        link.more_time()
         bodies = [item.buffer.cast("B") for item in group]
-        values = link.values_into(HEADER_BYTES, bodies)
+        values, copies = link.array(HEADER_BYTES, bodies, [generation] * len(self._generation.names))
+        if not self._generation.still(generation, copies):
+            return [_CLEARED] * len(group)
         return [self._verified(item.key, body, value) for item, body, value in zip(group, bodies, values, strict=True)]
 
-    def _verified(self, key: TierKey, body: memoryview, value: Value | None) -> Reading | Outcome:
+    def _verified(self, key: TierKey, body: memoryview, value: Value | ResponseError | None) -> Reading | Outcome:
         if value is None:
             return MISS
+        if isinstance(value, ResponseError):
+            raise BackendDown(f"it says: {value}")
         is_whole = value.length == HEADER_BYTES + len(body)
         return self._sealer.open(key, value.head, body if is_whole else b"", body)
 

@@ -16,7 +16,7 @@ from valkey.exceptions import ResponseError, ValkeyError
 
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.valkey.options import Access
-from kvtide.tiers.valkey.replies import Replies, Reply, Value
+from kvtide.tiers.valkey.replies import Array, Replies, Reply
 from kvtide.tiers.valkey.wire import Command, send_commands
 
 _SILENCES_MAX = 10
@@ -90,26 +90,13 @@ class Link:
         self._received(reply)
         return reply
 
-    def array(self) -> int:
-        """Read the beginning of a reply that is an array: how many values follow, by `values_into` or `value`."""
-        length = self._replies.read_array_head()
-        self._received(length)
-        if isinstance(length, ResponseError):
-            raise length
-        return length
-
-    def value(self) -> Reply:
-        """Read a value of an array."""
-        return self._replies.read_response()
-
-    def values_into(self, head_bytes: int, bodies: Sequence[memoryview]) -> list[Value | None]:
-        """Read values of an array into memory. See `Replies.read_values`."""
-        values: list[Value | None] = []
-        for value in self._replies.read_values(head_bytes, bodies):
-            if isinstance(value, ResponseError):
-                raise value
-            values.append(value)
-        return values
+    def array(self, head_bytes: int, bodies: Sequence[memoryview], others: Sequence[bytes]) -> Array:
+        """Read the reply to a command that asks for values. See `Replies.read_array`."""
+        array = self._replies.read_array(head_bytes, bodies, others)
+        self._received(array)
+        if isinstance(array, ResponseError):
+            raise array
+        return array
 
     def more_time(self) -> None:
         """Begin the time of the next batch."""

@@ -25,6 +25,13 @@ class Value(NamedTuple):
     """Its own, which need not be that of the memory."""
 
 
+class Array(NamedTuple):
+    """An array that was read: values in memory, and what came behind them."""
+
+    values: Sequence[Value | ResponseError | None]
+    others: Sequence[Reply]
+
+
 class Replies:
     """A parser for the client's connections, its `parser_class`.
 
@@ -56,49 +63,59 @@ class Replies:
         """Read one reply of any kind."""
         return self._reply()
 
-    # ------------------------------------------------------------------ values
+    # ------------------------------------------------------------------ arrays of values
 
-    def read_array_head(self) -> int | ResponseError:
-        """Read the beginning of an array: how many replies follow."""
+    def read_array(
+        self, head_bytes: int, bodies: Sequence[memoryview], others: Sequence[bytes]
+    ) -> Array | ResponseError:
+        """Read an array of values: one for each body, then others, which are expected to be these and may not be.
+
+        Of the former, the head is kept in memory of its own, and the rest goes into the body. Of a value that has not
+        the length of both, nothing but the head is kept.
+        """
+        values, is_all = self._read_expected(head_bytes, bodies, others)
+        if is_all:
+            return Array(values, others)
+        if not values:
+            count = self._array_head()
+            if isinstance(count, ResponseError):
+                return count
+            if count != len(bodies) + len(others):
+                raise InvalidResponse(f"{len(bodies) + len(others)} values were asked for, and {count} come")
+        more = [self._read_value(head_bytes, body) for body in bodies[len(values) :]]
+        return Array([*values, *more], [self._reply() for _ in others])
+
+    def _read_expected(
+        self, head_bytes: int, bodies: Sequence[memoryview], others: Sequence[bytes]
+    ) -> tuple[list[Value], bool]:
+        """Read values as long as they are as expected, which is the rule; say whether the whole array was.
+
+        Then it is known beforehand where each byte of the reply belongs, and the system can put it there.
+        """
+        pieces: list[memoryview] = []
+        beginnings: list[bytes] = []
+        before = b"*%d\r\n" % (len(bodies) + len(others))
+        for body in bodies:
+            beginning = b"%b$%d\r\n" % (before, head_bytes + len(body))
+            pieces += memoryview(bytearray(len(beginning) + head_bytes)), body
+            beginnings += beginning, b""
+            before = b"\r\n"  # the end of this one
+        end = before + b"".join(b"$%d\r\n%b\r\n" % (len(other), other) for other in others)
+        good = self._incoming.read_expected([*pieces, memoryview(bytearray(len(end)))], [*beginnings, end])
+        came = good // 2
+        is_all = good > len(pieces)
+        if came and not is_all:
+            self._skip_line_end()
+        heads = (piece[-head_bytes:] for piece in pieces[: 2 * came : 2])
+        return [Value(head, head_bytes + len(body)) for head, body in zip(heads, bodies, strict=False)], is_all
+
+    def _array_head(self) -> int | ResponseError:
         line = self._incoming.line()
         if line[:1] == b"*":
             return int(line[1:])
         if line[:1] == b"-":
             return _error(line)
         raise InvalidResponse(f"an array was expected, and {line[:32]!r} came")
-
-    def read_values(self, head_bytes: int, bodies: Sequence[memoryview]) -> list[Value | ResponseError | None]:
-        """Read a value for each body: its head into memory of its own, the rest into the body. None: there is no value.
-
-        Of a value that has not the length of both, nothing but the head is kept.
-        """
-        values: list[Value | ResponseError | None] = [*self._read_expected(head_bytes, bodies)]
-        values += [self._read_value(head_bytes, body) for body in bodies[len(values) :]]
-        return values
-
-    def _read_expected(self, head_bytes: int, bodies: Sequence[memoryview]) -> list[Value]:
-        """Read values as long as they have the expected lengths, which is the rule.
-
-        Then it is known beforehand where each byte of the reply belongs, and the system can put it there.
-        """
-        pieces: list[memoryview] = []
-        beginnings: list[bytes] = []
-        end = b""  # of the value before
-        for body in bodies:
-            beginning = b"%b$%d\r\n" % (end, head_bytes + len(body))
-            pieces += memoryview(bytearray(len(beginning) + head_bytes)), body
-            beginnings += beginning, b""
-            end = b"\r\n"
-        pieces.append(memoryview(bytearray(len(end))))
-        beginnings.append(end)
-        good = self._incoming.read_expected(pieces, beginnings)
-        came = good // 2
-        if came and good < len(pieces):
-            self._skip_line_end()
-        return [
-            Value(piece[-head_bytes:], head_bytes + len(body))
-            for piece, body in zip(pieces[: 2 * came : 2], bodies, strict=False)
-        ]
 
     def _read_value(self, head_bytes: int, body: memoryview) -> Value | ResponseError | None:
         line = self._incoming.line()
