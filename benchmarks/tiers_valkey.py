@@ -21,7 +21,7 @@ import valkey
 from valkey._parsers import Encoder
 from valkey.connection import PythonRespSerializer
 
-from kvtide.tiers import Item, open_tiers, parse_tiers
+from kvtide.tiers import Item, Tier, open_tiers, parse_tiers
 from tiers_common import NAMESPACE, Blocks, Row, Settings, Times, run_calls
 
 
@@ -51,27 +51,37 @@ def rows(settings: Settings) -> Iterator[Row]:
 
 def measure(settings: Settings, block_bytes: int, kind: str, port: int) -> Row:
     blocks, times = Blocks(block_bytes, settings.round_bytes), Times()
-    options = {"type": "valkey", "url": f"valkey://127.0.0.1:{port}", "deadline_ms": DEADLINE_MS}
-    (tier,) = open_tiers(parse_tiers([options]), NAMESPACE, rank=0, slot_bytes_max=block_bytes)
     client = plain_client(port)
-    plain_per_call = max(1, PLAIN_CALL_BYTES // block_bytes)
-    per_call = max(1, settings.call_bytes // block_bytes)
     for round_ in range(settings.rounds + 1):
         items = blocks.items(round_)
-        times.take("put", lambda items=items: run_calls(tier.put, tier, items, per_call))  # type: ignore[misc]
-        times.take("get", lambda items=items: run_calls(tier.get, tier, items, per_call))  # type: ignore[misc]
+        empty(client)
+        with opened(port, block_bytes) as tier:
+            per_call = max(1, settings.call_bytes // block_bytes)
+            times.take("put", lambda: run_calls(tier.put, tier, items, per_call))  # noqa: B023 - called at once
+            times.take("get", lambda: run_calls(tier.get, tier, items, per_call))  # noqa: B023
         blocks.check()
-        assert tier.clear(0)
-        assert tier.wait(60.0)
-        tier.poll()
-        times.take("plain_put", lambda items=items: plain_put(client, items, plain_per_call))  # type: ignore[misc]
-        times.take("plain_get", lambda items=items: plain_get(client, items, plain_per_call))  # type: ignore[misc]
-        client.delete(*(item.key for item in items))
+        empty(client)
+        per_call = max(1, PLAIN_CALL_BYTES // block_bytes)
+        times.take("plain_put", lambda: plain_put(client, items, per_call))  # noqa: B023
+        times.take("plain_get", lambda: plain_get(client, items, per_call))  # noqa: B023
         if not round_:  # the first round warms up
             times = Times()
-    tier.close()
     client.close()
     return times.row(kind, blocks)
+
+
+@contextmanager
+def opened(port: int, block_bytes: int) -> Iterator[Tier]:
+    options = {"type": "valkey", "url": f"valkey://127.0.0.1:{port}", "deadline_ms": DEADLINE_MS}
+    (tier,) = open_tiers(parse_tiers([options]), NAMESPACE, rank=0, slot_bytes_max=block_bytes)
+    yield tier
+    assert tier.close()
+
+
+def empty(client: Any) -> None:
+    """Empty the server, so that both begin alike: memory it has kept need not be asked of the system again."""
+    client.flushall(asynchronous=False)
+    client.memory_purge()
 
 
 def plain_client(port: int) -> Any:
