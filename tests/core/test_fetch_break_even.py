@@ -33,6 +33,26 @@ def test_few_tokens_do_not_pay_for_the_lookup() -> None:
     assert even.pays(51)
 
 
+def test_f19_steps_of_few_tokens_do_not_make_computing_look_dear() -> None:
+    """Seen on a GPU: after each fetch the last 16 tokens of a prompt were computed, at 40 times the price of others."""
+    even = learned(compute_s_per_token=25e-6, fetch_s_per_token=37e-6)
+    for _ in range(50):
+        even.computed(8000, 0.2)
+        even.computed(16, 0.02)
+    assert not even.pays(8000)
+    for _ in range(200):
+        even.computed(16, 0.02)
+    assert not even.pays(8000)
+
+
+def test_f19_a_short_fetch_does_not_make_long_ones_look_slow() -> None:
+    even = learned(compute_s_per_token=25e-6, fetch_s_per_token=10e-6)
+    for _ in range(50):
+        even.fetched(128, 0.02)
+    even.fetched(100_000, 1.0)
+    assert even.pays(8000)
+
+
 def test_now_and_then_it_is_tried_again() -> None:
     even = learned(compute_s_per_token=1.0, fetch_s_per_token=2.0)
     tries = 0

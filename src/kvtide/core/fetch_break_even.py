@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtide.core.break_even import BreakEven, running_mean
+from kvtide.core.break_even import BreakEven, fade, running_mean
 
 
 class FetchBreakEven(BreakEven):
@@ -10,7 +10,7 @@ class FetchBreakEven(BreakEven):
 
     def __init__(self) -> None:
         super().__init__()
-        self._fetch_s_per_token: float | None = None
+        self._fetched_tokens = self._fetched_s = 0.0
         self._lookup_s = 0.0
 
     def looked_up(self, seconds: float) -> None:
@@ -23,8 +23,10 @@ class FetchBreakEven(BreakEven):
         What counts is the rate of the tier, not how long one fetch took that had to wait behind others: computing would
         have had to wait as well.
         """
-        if tokens > 0:
-            self._fetch_s_per_token = running_mean(self._fetch_s_per_token, seconds / tokens)
+        self._fetched_tokens = fade(tokens) * self._fetched_tokens + tokens
+        self._fetched_s = fade(tokens) * self._fetched_s + (seconds if tokens else 0.0)
 
     def _cost_s(self, tokens: int) -> float | None:
-        return None if self._fetch_s_per_token is None else self._lookup_s + tokens * self._fetch_s_per_token
+        if not self._fetched_tokens:
+            return None
+        return self._lookup_s + tokens * self._fetched_s / self._fetched_tokens

@@ -20,6 +20,8 @@ from kvtide.vllm.wire import StepMetadata, WorkerMetadata
 
 PREFILL_TOKENS_MIN = 16
 """A step with at least so many tokens for each request mostly computes prompts."""
+STEPS_TIMED_MAX = 64
+"""Steps whose end is awaited at a time; what became of older ones is not asked any more."""
 
 
 class SchedulerSide:
@@ -36,8 +38,10 @@ class SchedulerSide:
         self._below = config.below is not None
         self._learns = self._below or config.min_load_tokens is None
         """Whether the core wants to know what takes how long."""
-        self._step_began: tuple[float, int] | None = None
-        """When the last step that computed prompts was planned, and how many tokens it had."""
+        self._timed: dict[int, tuple[float, int]] = {}
+        """When steps that compute prompts were handed out, and their tokens, by a number."""
+        self._last_timed = 0
+        self._heard_s = 0.0
         self._requests: dict[str, Tracked] = {}
         self._admitted_loads = False
         """Whether loads were admitted since the last plan: some may be over without any copy."""
@@ -153,10 +157,8 @@ class SchedulerSide:
         if not self._off:
             self._advance(step)
         self._idle = step.total_num_scheduled_tokens == 0
-        if self._learns:
-            self._time_step(step)
         plan = Plan(step=0) if self._off else self.manager.plan(idle=self._idle)
-        metadata = StepMetadata(plan, self.config.slots, self._idle)
+        metadata = StepMetadata(plan, self.config.slots, self._idle, self._time_step(step) if self._learns else 0)
         if self._admitted_loads:
             self._admitted_loads = False
             self._announce_loads_without_copies(metadata)
@@ -167,6 +169,8 @@ class SchedulerSide:
     def report(self, output: Any) -> None:
         """Take what the workers say, and see to it that vLLM learns of every load that came to nothing."""
         said = output.kv_connector_worker_meta
+        if self._learns:
+            self._learn_of_step(said.timed if isinstance(said, WorkerMetadata) else 0)
         outcome = self.manager.report(*(said.reports if isinstance(said, WorkerMetadata) else ()))
         for request_id in outcome.loaded:
             self._end_load(self._requests[request_id])
@@ -204,15 +208,26 @@ class SchedulerSide:
 
     # ------------------------------------------------------------------ inside
 
-    def _time_step(self, step: Any) -> None:
-        """Learn what computing a token of a prompt costs, from the time between two steps."""
-        now_s = time.monotonic()
-        if self._step_began is not None:
-            began_s, tokens = self._step_began
-            self.manager.computed(tokens, now_s - began_s)
+    def _time_step(self, step: Any) -> int:
+        """Return a number for a step that shall be timed, 0 for others."""
         tokens, requests = step.total_num_scheduled_tokens, len(step.num_scheduled_tokens)
-        # Steps that only decode cost as much for a few tokens as for many.
-        self._step_began = (now_s, tokens) if tokens >= PREFILL_TOKENS_MIN * max(1, requests) else None
+        if tokens < PREFILL_TOKENS_MIN * max(1, requests):
+            return 0  # steps that only decode cost as much for a few tokens as for many
+        self._last_timed += 1
+        self._timed[self._last_timed] = (time.monotonic(), tokens)
+        self._timed.pop(self._last_timed - STEPS_TIMED_MAX, None)
+        return self._last_timed
+
+    def _learn_of_step(self, timed: int) -> None:
+        """Learn what computing a token of a prompt costs: a step begins when it is handed out and the last one is over.
+
+        Not from one hand-out to the next: the next one may come at once, before this step, or much later.
+        """
+        now_s, heard_s = time.monotonic(), self._heard_s
+        self._heard_s = now_s
+        if timed in self._timed:
+            began_s, tokens = self._timed.pop(timed)
+            self.manager.computed(tokens, now_s - max(began_s, heard_s))
 
     def _end_load(self, tracked: Tracked) -> None:
         tracked.loading = False

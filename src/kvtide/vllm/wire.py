@@ -18,6 +18,8 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no ty
     """Host slots of each rank. The scheduler alone computes this; the workers obey (F22)."""
     idle: bool = False
     """There is no forward pass in this step, so copies need not wait for one."""
+    timed: int = 0
+    """Not 0: a number for the workers to say when the step is over."""
     announce: dict[str, int | None] = field(default_factory=dict)
     """Requests whose load is over without a worker's doing, to be announced to vLLM by every rank.
 
@@ -32,8 +34,10 @@ class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM h
     reports: tuple[Report, ...]
     off: bool = False
     """This rank cannot copy any more, ever: its device is lost."""
+    timed: int = 0
+    """The number of the step that is over, if that was asked for."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Join with what another rank says."""
         assert isinstance(other, WorkerMetadata)
-        return WorkerMetadata(self.reports + other.reports, self.off or other.off)
+        return WorkerMetadata(self.reports + other.reports, self.off or other.off, max(self.timed, other.timed))

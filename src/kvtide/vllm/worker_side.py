@@ -59,6 +59,7 @@ class WorkerSide:
         """Request and device blocks of each load that vLLM has not heard of."""
         self._certain: set[int] = set()
         """Loads that vLLM has heard of while their last bytes are on their way: compute has to come after them."""
+        self._timed = 0
         self._off = False
         self._finished: set[str] = set()
         self._failed: set[str] = set()
@@ -86,6 +87,7 @@ class WorkerSide:
             self._close()
             self._open(step.slots)
         self._step = step
+        self._timed = step.timed
         if self._worker is None or self._engine is None:
             return
         self._engine.share(compute=not step.idle)
@@ -186,10 +188,11 @@ class WorkerSide:
 
     def take_report(self) -> WorkerMetadata | None:
         """Return what the scheduler side has to hear."""
-        if not self._reports:
+        timed, self._timed = self._timed, 0
+        if not self._reports and not timed:
             return None
         reports, self._reports = tuple(self._reports), []
-        return WorkerMetadata(reports, off=self._off)
+        return WorkerMetadata(reports, self._off, timed)
 
     def take_stats(self) -> StepStats | None:
         """Return bytes and times of transfers since the last call, and what the tiers did."""
