@@ -181,7 +181,6 @@ def test_a_tier_that_refuses_has_nothing(near: ScriptedTier, far: ScriptedTier) 
     assert bench.hits(Lookup(1, NAMES)) == (0,)
     assert bench.hits(Fetch(2, NAMES, SLOTS)) == (0,)
     assert bench.hits(Sink(3, NAMES, SLOTS)) == (0, 1, 2)
-    assert bench.hits(Clear(4)) == ()
 
 
 def test_f18_a_fetch_that_stalls_is_late_once_and_answered_in_the_end(near: ScriptedTier) -> None:
@@ -248,14 +247,69 @@ def test_a_tier_gets_what_it_wants(
     ) == kept
 
 
-def test_a_clear_is_done_when_every_tier_is_empty(near: ScriptedTier, far: ScriptedTier) -> None:
+def test_f9_a_tier_that_could_not_be_cleared_is_left_alone_until_it_is_and_the_others_go_on(
+    near: ScriptedTier, far: ScriptedTier
+) -> None:
     bench = Bench(Level(near), Level(far))
     record(near, 0)
+    record(far, 1)
     far.fails = True
-    assert bench.hits(Clear(1)) == ()
-    far.fails = False
-    assert bench.hits(Clear(2)) == (0,)
+    assert bench.hits(Clear(1)) == (0,)
     assert not near.records
+    assert far.records
+    far.fails = False
+    assert bench.hits(Lookup(2, NAMES)) == ()
+    assert bench.hits(Fetch(3, NAMES, SLOTS)) == ()
+    assert bench.hits(Sink(4, NAMES, SLOTS)) == (0, 1, 2)
+    assert len(near.records) == 3
+    assert len(far.records) == 1, "it is not written to either: the clear would undo it"
+    bench.now_s += 1.0
+    assert bench.hits(Lookup(5, NAMES)) == (0, 1, 2)
+    assert not far.records, "the clear was made up for"
+    near.records.clear()
+    assert bench.hits(Sink(6, NAMES, SLOTS)) == (0, 1, 2)
+    assert len(far.records) == 3
+
+
+def test_f9_a_tier_that_refuses_to_clear_is_asked_again_once_a_second(near: ScriptedTier) -> None:
+    bench = Bench(Level(near))
+    near.refuses = True
+    record(near, 0)
+    assert bench.hits(Clear(1)) == (0,)
+    for number in range(2, 12):
+        assert bench.hits(Lookup(number, NAMES)) == ()
+    near.refuses = False
+    near.silent = True
+    bench.now_s += 1.0
+    for number in range(12, 22):
+        assert bench.hits(Lookup(number, NAMES)) == ()
+    assert [call for call, _ in near.calls.values()] == ["clear"]
+    near.speak()
+    bench.stack.poll()
+    near.silent = False
+    record(near, 2)
+    assert bench.hits(Lookup(22, NAMES)) == (2,)
+
+
+def test_waiting_is_for_the_tier_that_is_asked_and_not_for_one_that_has_nothing_to_do(
+    near: ScriptedTier, far: ScriptedTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a thread that waits for a shared store behind a disk would spin, and take the processor from that store."""
+    bench = Bench(Level(near), Level(far))
+    far.silent = True
+    record(far, 0)
+    bench.stack.start(Lookup(1, NAMES))
+    waited = []
+
+    def wait(timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        far.speak()
+        return True
+
+    monkeypatch.setattr(far, "wait", wait)
+    monkeypatch.setattr(near, "wait", lambda _: pytest.fail("it has nothing under way"))
+    assert bench.stack.wait([1], 1.0)
+    assert len(waited) == 1
 
 
 def test_a_plan_that_comes_twice_is_done_once(near: ScriptedTier) -> None:

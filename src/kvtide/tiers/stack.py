@@ -24,6 +24,8 @@ from kvtide.tiers.namespace import Namespace
 CALL_BYTES_MAX = 8 << 20
 """Fetches are cut into calls of about this size: each answer shows that the tier is alive."""
 _POLL_S = 0.0005
+_CLEAR_AGAIN_S = 1.0
+"""Between two tries to clear a tier that could not be cleared."""
 T = TypeVar("T")
 
 
@@ -119,6 +121,11 @@ class TierStack:
         self._last_ticket = 0
         self._progress_s = [0.0] * len(self._levels)
         """When each tier has last answered."""
+        self._uncleared: dict[int, float] = {}
+        """Tiers that could not be cleared, and when that was tried last. They are left alone until it has worked (F9),
+        and the others go on meanwhile."""
+        self._clearing_again: dict[int, int] = {}
+        """The tier of a ticket."""
         self._answers: list[Answer] = []
         self._late: list[int] = []
 
@@ -133,15 +140,16 @@ class TierStack:
             return  # the plan came twice
         job = _Job(errand, self._clock())
         self._jobs[errand.id] = job
+        self._clear_again()
         if isinstance(errand, Lookup):
             keys = [tier_key(name) for name in errand.names]
-            for index, level in enumerate(self._levels):
+            for index, level in self._usable():
                 self._call(job, index, range(len(keys)), partial(_ask, level.tier.lookup, keys))
         elif isinstance(errand, Fetch):
             self._descend(job, errand)
         elif isinstance(errand, Sink):
             items = self._items(errand, range(len(errand.slots)))
-            for index, level in enumerate(self._levels):
+            for index, level in self._usable():
                 if level.wants(errand):
                     self._call(job, index, range(len(items)), partial(_ask, level.tier.put, items))
         else:
@@ -172,9 +180,16 @@ class TierStack:
             self._answers += answers
             self._late += late
             if not self._answers and not self._late:
-                # Several tiers cannot be waited for at a time; the nearest is the one that is quick.
-                self._levels[0].tier.wait(min(left_s, _POLL_S))
+                self._levels[self._nearest_busy(waited)].tier.wait(min(left_s, _POLL_S))
         return True
+
+    def _nearest_busy(self, ids: Iterable[int]) -> int:
+        """Return the nearest level that has calls of these errands under way.
+
+        Several tiers cannot be waited for at a time, and one that has nothing to do would not wait at all.
+        """
+        tickets = (ticket for id_ in ids if id_ in self._jobs for ticket in self._jobs[id_].tickets)
+        return min((self._calls[ticket].level for ticket in tickets), default=0)
 
     def knows(self, id_: int) -> bool:
         """Whether an errand is under way."""
@@ -191,6 +206,19 @@ class TierStack:
 
     # ------------------------------------------------------------------ inside
 
+    def _usable(self) -> list[tuple[int, Level]]:
+        return [(index, level) for index, level in enumerate(self._levels) if index not in self._uncleared]
+
+    def _clear_again(self) -> None:
+        """Try once more to clear what could not be cleared, now and then."""
+        now = self._clock()
+        for index, tried_s in self._uncleared.items():
+            if now - tried_s >= _CLEAR_AGAIN_S and index not in self._clearing_again.values():
+                self._uncleared[index] = now
+                self._last_ticket += 1
+                if self._levels[index].tier.clear(self._last_ticket):
+                    self._clearing_again[self._last_ticket] = index
+
     def _call(self, job: _Job, level: int, positions: Iterable[int], make: Callable[[int], bool]) -> None:
         """Make a call; a tier that refuses it has nothing."""
         self._last_ticket += 1
@@ -205,6 +233,9 @@ class TierStack:
     def _descend(self, job: _Job, fetch: Fetch) -> None:
         """Ask the next tier for what has not come, until one takes the calls or there is none."""
         while job.level < len(self._levels) and not job.tickets:
+            if job.level in self._uncleared:
+                job.level += 1
+                continue
             tier = self._levels[job.level].tier
             missing = [position for position in range(len(fetch.slots)) if position not in job.hits]
             if not missing:
@@ -218,6 +249,9 @@ class TierStack:
                 job.level += 1
 
     def _hear(self, ticket: int, outcomes: tuple[Outcome, ...]) -> None:
+        cleared = self._clearing_again.pop(ticket, None)
+        if cleared is not None and outcomes[0].verdict is Verdict.HIT:
+            self._uncleared.pop(cleared, None)
         call = self._calls.pop(ticket, None)
         if call is None:
             return  # of a lookup that was answered without it
@@ -245,7 +279,8 @@ class TierStack:
         del self._jobs[errand.id]
         hits: tuple[int, ...] = tuple(sorted(job.hits))
         if isinstance(errand, Clear):
-            hits = (0,) if len(job.hits) == len(self._levels) else ()
+            self._uncleared = {index: self._clock() for index in range(len(self._levels)) if index not in job.hits}
+            hits = (0,)  # nothing of what was there will be read
         self._answers.append(Answer(errand.id, hits, self._clock() - job.begun_s))
 
     def _look_at_the_clock(self) -> None:
