@@ -6,11 +6,7 @@ import os
 
 import pytest
 
-from kvtide.tiers import Item
 from kvtide.tiers.hurry import in_no_hurry
-from kvtide.tiers.memory import MemoryBackend
-from kvtide.tiers.queued import QueuedTier
-from tests.contracts.tier_contract import block, get, key, put, room
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has such a policy")
 
@@ -35,22 +31,3 @@ def test_a_system_that_refuses_is_not_argued_with(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     with in_no_hurry():
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
-
-
-def test_puts_are_in_no_hurry_and_gets_are() -> None:
-    policies: dict[str, int] = {}
-
-    class Noting(MemoryBackend):
-        def put(self, items):  # type: ignore[no-untyped-def]
-            policies["put"] = os.sched_getscheduler(0)
-            return super().put(items)
-
-        def get(self, items):  # type: ignore[no-untyped-def]
-            policies["get"] = os.sched_getscheduler(0)
-            return super().get(items)
-
-    tier = QueuedTier(Noting(), threads=1)
-    put(tier, [Item(key(1), block(1))])
-    get(tier, [Item(key(1), room())])
-    assert tier.close()
-    assert policies == {"put": os.SCHED_BATCH, "get": os.SCHED_OTHER}

@@ -15,7 +15,7 @@ def in_no_hurry() -> Iterator[None]:
 
     For threads that move bytes which nobody waits for: where cores are scarce, they would mostly interrupt the server
     that they send to, at every portion that it makes room for. Their share of the processor stays what it is, so that
-    nobody who needs a lock of theirs waits longer.
+    nobody who needs a lock of theirs waits longer. Threads that are started meanwhile would stay like that for good.
     """
     switched = _switch(_USUAL, _BATCH)
     try:

@@ -14,7 +14,6 @@ from kvtide.options import parse_count
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import Answer, Item, Outcome, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.calls import Call, CallName, Lanes, Part, parts_of
-from kvtide.tiers.hurry import in_no_hurry
 from kvtide.tiers.meter import Meter
 
 _log = logging.getLogger(__name__)
@@ -297,10 +296,7 @@ class QueuedTier(Tier):
         if name == "clear":
             return [self._backend.clear()]
         ask: Callable[..., list[Outcome]] = getattr(self._backend, name)
-        if not _writes(name):
-            return ask(work)
-        with in_no_hurry():
-            return ask(work)
+        return ask(work)
 
     def _failure(self, error: BaseException) -> Outcome:
         if not isinstance(error, BackendDown):

@@ -314,3 +314,46 @@ def test_records_encrypted_with_another_key_are_misses_and_are_not_removed(
             assert verdicts(get(other, [Item(key(1), room())])) == [Verdict.MISS]
             assert other.stats().wrong_secret_records == 1
         assert get(one, [Item(key(1), room())]) == (HIT,)
+
+
+def test_f18_a_server_that_is_away_is_not_called_back_by_puts_that_ask_it_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After a failed put no more were sent for a while; they counted as answered, and the breaker closed."""
+    with Server() as server:
+        backend = ValkeyBackend(valkey_config(server.url, deadline_ms=50), fresh_namespace())
+        backend.join()
+        server.kill()
+        for number in range(6):
+            with pytest.raises(BackendDown):
+                backend.put([Item(key(number), block(number))])
+        backend.close()
+    assert not any("refuses to write" in line for line in tier_lines(caplog)), "it is away, which is something else"
+
+
+def test_a_server_that_refuses_to_write_is_still_asked_whether_it_is_there() -> None:
+    with Server() as server:
+        backend = ValkeyBackend(valkey_config(server.url), fresh_namespace())
+        backend.join()
+        server.raw.config_set("maxmemory", "1mb")
+        large = memoryview(bytearray(4 << 20))
+        assert backend.put([Item(key(1), large)])[0].verdict is not Verdict.HIT
+        assert backend.put([Item(key(2), large)])[0].verdict is Verdict.THROTTLED
+        server.kill()
+        with pytest.raises(BackendDown):
+            backend.put([Item(key(3), large)])
+        backend.close()
+
+
+def test_a_reply_too_many_is_not_taken_for_the_next_one() -> None:
+    """It came in one packet with the last one, so the socket alone does not show it."""
+    with Server() as server:
+        link = Link(valkey_config(server.url).access, 0.5)
+        assert link.ask([(b"ECHO", b"1")]) == [b"1"]
+        with link:
+            link.send([(b"ECHO", b"2"), (b"ECHO", b"99")])
+            time.sleep(0.05)
+            assert link.reply() == b"2"
+            link._awaited = 0  # as if nothing else had been asked
+        assert link.ask([(b"ECHO", b"3")]) == [b"3"]
+        link.close()

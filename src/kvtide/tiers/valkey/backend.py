@@ -12,6 +12,7 @@ from valkey.exceptions import ResponseError
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
 from kvtide.tiers.breaker import Breaker
+from kvtide.tiers.hurry import in_no_hurry
 from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.outage import Outage
 from kvtide.tiers.record import HEADER_BYTES, Reading, Sealer
@@ -88,14 +89,14 @@ class ValkeyBackend(Backend):
         """Write records, over whatever is there: a record that went bad is mended that way."""
         fits = [item.buffer.nbytes <= self._body_bytes_max for item in items]
         outcomes: list[Outcome] = []
-        with self._links.one() as link:
+        with self._links.one() as link, in_no_hurry():
             generation = self._generation.current or self._join(link)
             for batch in _by_bytes([item for item, fit in zip(items, fits, strict=True) if fit], PUT_BYTES):
-                outcomes += (
-                    self._put(link, generation, batch) if self._writing.allows() else [_NOT_WRITING] * len(batch)
-                )
+                put = self._put if self._writing.allows() else self._put_nothing
+                outcomes += put(link, generation, batch)
             self._generation.mend(link)
-            self._sweep.step(link, generation)
+            if self._generation.current == generation:  # or what is swept away would be what counts now
+                self._sweep.step(link, generation)
         done = iter(outcomes)
         return [next(done) if fit else _TOO_LARGE for fit in fits]
 
@@ -157,13 +158,19 @@ class ValkeyBackend(Backend):
         try:
             replies, seen = self._send(link, names, batch)
         except BackendDown:
-            self._writing.failed()
+            self._writing.succeeded()  # it did not refuse: that it is away is for the tier's own breaker to count
             raise
         outcomes = self._written(link, replies)
         if self._generation.still(generation, seen):
             return outcomes
         link.ask([(b"UNLINK", *names)])  # the sweep may have been there already
         return [_CLEARED] * len(batch)
+
+    def _put_nothing(self, link: Link, generation: bytes, batch: Sequence[Item]) -> list[Outcome]:
+        """Ask at least whether the server is there: a call that asked nothing would count as one that it answered."""
+        (seen,) = link.ask([self._generation.question])
+        self._generation.still(generation, seen)
+        return [_NOT_WRITING] * len(batch)
 
     def _send(self, link: Link, names: Sequence[bytes], batch: Sequence[Item]) -> tuple[list[Reply], Reply]:
         """Send records, sealing some while others are on their way, and return the replies."""

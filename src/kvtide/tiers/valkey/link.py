@@ -112,6 +112,8 @@ class Link:
         sock = self._connection._sock
         if sock is None:
             return False
+        if self._replies.can_read(0):
+            return True
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         return bool(poll.poll(0))
