@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from kvtide import __version__
 from kvtide.errors import ConfigError, KVTideError
+from kvtide.options import redacted
 
 EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130
@@ -25,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where to find out more."""
-        self.exit(EXIT_BAD_REQUEST, f"kvtide: error: {message} (see {self.prog} --help)\n")
+        self.exit(EXIT_BAD_REQUEST, f"kvtide: error: {_without_passwords(message)} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,8 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _without_passwords(message: str) -> str:
+    """Return what argparse says, which repeats what it did not understand: that may be the URL of a store."""
+    return " ".join(redacted(word) if "@" in word else word for word in message.split(" "))
+
+
 def _unknown_option(unknown: Sequence[str], command: str | None) -> ConfigError:
     option, has_value, value = unknown[0].partition("=")
     if not has_value and len(unknown) > 1:
         value = unknown[1]
+    option, value = redacted(option), redacted(value)
     return ConfigError(option, value, f"an option that `kvtide {command or ''}".rstrip() + " --help` lists")

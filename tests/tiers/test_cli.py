@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from kvtide import cli
-from tests.tiers.disk.test_faults import flip, places, segments
+from kvtide.tiers import cli as tier_cli
+from kvtide.tiers.disk.memory import PAGE
+from tests.tiers.disk.test_faults import flip, forbid, places, segments
 from tests.tiers.disk.test_store import items, served
 from tests.tiers.support import disk_store
 
@@ -102,6 +108,12 @@ def test_a_store_in_use_can_be_inspected_and_nothing_more(capsys: pytest.Capture
         ("tier inspect /no/such/place", "PLACE='/no/such/place': expected a folder that exists"),
         ("tier clear /etc", "PLACE='/etc': expected the folder of a disk tier"),
         ("tier inspect gopher://cache", "PLACE='gopher://…': expected a folder, or a URL that begins with one of"),
+        ("tier inspect null://x", "PLACE='null://…': expected a folder, or a URL that begins with one of"),
+        ("tier verify null://x", "PLACE='null://…': expected a folder, or a URL that begins with one of"),
+        ("tier clear null://x", "PLACE='null://…': expected a folder, or a URL that begins with one of"),
+        ("tier inspect disk:///tmp", "PLACE='disk://…': expected a folder, or a URL that begins with one of"),
+        ("tier verify ~nosuchuser/x", "PLACE='~nosuchuser/x': expected a path from the root: ~nosuchuser is no user's"),
+        (f"tier clear /{'a' * 300}", f"PLACE='/{'a' * 300}': expected a folder that can be used (File name too long)"),
         ("tier inspect /tmp --option password", "--option='password': expected a name and a value"),
         ("tier inspect /tmp --option password_file=x", "--option='password_file': expected none"),
         (
@@ -119,3 +131,158 @@ def test_what_cannot_be_done_costs_one_line_and_exit_code_2(
     assert (code, out) == (2, "")
     assert err.startswith(f"kvtide: error: {message}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "clear"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "valkey://kv:hunter2@127.0.0.1:1",
+        "valkey://kv:hunter2/x@127.0.0.1:1",
+        "valkey:/kv:hunter2@127.0.0.1:1",
+        "gopher://kv:hunter2@127.0.0.1:1",
+        "unix:///no/such/socket?password=hunter2",
+        "mooncake://kv:hunter2@127.0.0.1:1",
+    ],
+)
+def test_passwords_are_in_no_error(capsys: pytest.CaptureFixture[str], command: str, place: str) -> None:
+    code, out, err = run(capsys, "tier", command, place)
+    assert (code, out) == (2, "")
+    assert "hunter2" not in err
+
+
+def test_a_url_in_the_wrong_place_is_shown_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "tier", "inspect", "valkey://cache", "--option", "valkey://:hunter2@cache")
+    assert code == 2
+    assert "--option='valkey://:***@cache'" in err
+
+
+def test_what_clear_says_has_no_password_in_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Emptied:
+        URL_SCHEMES = ("valkey://",)
+
+        def clear(self, *_: object) -> int:
+            return 7
+
+    monkeypatch.setattr(tier_cli, "kind_of", lambda *_: Emptied())
+    code, out, err = run(capsys, "tier", "clear", "valkey://kv:hunter2@cache:6379")
+    assert (code, out, err) == (0, "7 records removed from valkey://kv:***@cache:6379\n", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *product(("inspect", "verify", "clear"), ("kvtide-store.json", "rank-0-of-1")),
+        *product(("verify", "clear"), ("lock", "rank-0-of-1/lock")),  # inspect takes no lock
+    ],
+)
+def test_a_store_of_another_user_is_refused_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, filled: Path, command: str, name: str
+) -> None:
+    with monkeypatch.context() as patch:
+        forbid(patch, filled / name)
+        code, out, err = run(capsys, "tier", command, filled)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"kvtide: error: PLACE='{filled}': expected a folder that this user may read and write (")
+    assert f"{filled / name}: Permission denied): run this as the user who owns" in err
+    assert "format" not in err
+    assert run(capsys, "tier", "verify", filled)[0] == 0
+
+
+def test_a_lock_that_cannot_be_taken_is_said_in_one_line(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
+    (filled / "lock").unlink()
+    (filled / "lock").mkdir()
+    for command in ("verify", "clear"):
+        code, out, err = run(capsys, "tier", command, filled)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"{filled / 'lock'}: Is a directory" in err
+
+
+def test_a_segment_that_cannot_be_read_is_named_and_the_others_are_looked_at(
+    capsys: pytest.CaptureFixture[str], filled: Path
+) -> None:
+    link = filled / "rank-0-of-1" / "segment-00000098"
+    link.symlink_to("/no/such/file")
+    code, out, _ = run(capsys, "tier", "verify", filled)
+    assert code == 1
+    assert out == f"10 records, 80 KiB: 1 do not verify\n  {link} cannot be read: No such file or directory\n"
+    code, out, _ = run(capsys, "tier", "inspect", filled)
+    assert code == 0
+    assert "records: 10\n" in out
+    assert "segments that cannot be read: 1\n" in out
+    code, out, _ = run(capsys, "tier", "clear", filled)
+    assert (code, out) == (0, f"10 records removed from {filled}\n")
+    assert list(filled.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_segment_that_cannot_be_opened_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, filled: Path, number: int
+) -> None:
+    (path,) = segments(filled)
+    forbid(monkeypatch, path, number)
+    code, out, _ = run(capsys, "tier", "verify", filled)
+    assert (code, out) == (1, f"0 records, 0 bytes: 1 do not verify\n  {path} cannot be read: {os.strerror(number)}\n")
+    code, out, _ = run(capsys, "tier", "inspect", filled)
+    assert code == 0
+    assert "segments that cannot be read: 1\n" in out
+
+
+def test_a_bad_sector_costs_verify_one_record(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, filled: Path
+) -> None:
+    (path,) = segments(filled)
+    bad, original = places(path)[3], os.preadv
+
+    def preadv(file: int, buffers: list[memoryview], offset: int) -> int:
+        if offset // PAGE == bad // PAGE:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(file, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    code, out, _ = run(capsys, "tier", "verify", filled)
+    assert code == 1
+    assert out.startswith("10 records, 80 KiB: 1 do not verify\n")
+    assert f"in {path}, record 3" in out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "shown"),
+    [(3 << 20, None, "3 MiB"), (1 << 20, 4 << 20, "25%"), (0, None, "0 bytes"), (0, 0, "0 bytes")],
+)
+def test_progress_on_a_terminal_is_a_count_where_nobody_knows_how_much_there_is(
+    monkeypatch: pytest.MonkeyPatch, done: int, total: int | None, shown: str
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with tier_cli._progress("verifying", tier_cli._size) as advance:
+        advance(done, total)
+    assert shown in terminal.getvalue()
+    assert ("%" in terminal.getvalue()) == ("%" in shown)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tier", "clear", "valkey://a", "valkey://:hunter2@b"],
+        ["tier", "valkey://:hunter2@b"],
+        ["tier", "inspect", "valkey://a", "--url=valkey://u:hunter2@b"],
+    ],
+)
+def test_what_the_command_line_does_not_understand_is_shown_without_passwords(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(cli.main(words))
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert "hunter2" not in said.out + said.err
+    assert ":***@b" in said.err

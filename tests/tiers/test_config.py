@@ -10,7 +10,8 @@ import pytest
 from kvtide.errors import ConfigError
 from kvtide.tiers import open_tiers, parse_tiers
 from kvtide.tiers.disk.kind import DiskConfig
-from tests.tiers.support import NAMESPACE, disk_config
+from tests.tiers.disk.test_faults import forbid
+from tests.tiers.support import NAMESPACE, disk_config, disk_store
 
 
 def disk(folder: Path, /, **options: object) -> dict[str, object]:
@@ -50,6 +51,7 @@ def test_no_tiers_are_tiers_too() -> None:
     ("options", "message"),
     [
         ({"deadline_ms": "50"}, "tiers[0].deadline_ms='50': expected a whole number of at least 1"),
+        ({"deadline_ms": 10**13}, "tiers[0].deadline_ms=10000000000000: expected at most 3600000, which is an hour"),
         ({"write": "back"}, "tiers[0].write='back': expected one of"),
         ({"admit": True}, "tiers[0].admit=True: expected one of"),
         ({"threads": 0}, "tiers[0].threads=0: expected a whole number of at least 1"),
@@ -63,6 +65,11 @@ def test_no_tiers_are_tiers_too() -> None:
         ({"path": 7}, "tiers[0].path=7: expected the path of a folder"),
         ({"path": "/no/such/folder"}, "tiers[0].path='/no/such/folder': expected a folder that exists: mkdir -p"),
         ({"path": "/etc/passwd"}, "tiers[0].path='/etc/passwd': expected a folder, and this is a file"),
+        (
+            {"path": "/" + "a" * 5000},
+            f"tiers[0].path='/{'a' * 5000}': expected a folder that can be used (File name too",
+        ),
+        ({"path": "~nosuchuser/x"}, "tiers[0].path='~nosuchuser/x': expected a path from the root: ~nosuchuser is no"),
         ({"io": "fast"}, "tiers[0].io='fast': expected one of auto, direct, buffered, cached"),
         ({"type": "dsik"}, "tiers[0].type='dsik': expected a known type; did you mean \"disk\"? known are"),
         ({"type": 5}, "tiers[0].type=5: expected a known type"),
@@ -117,6 +124,25 @@ def test_a_store_of_another_format_is_refused_with_what_to_do(tmp_path: Path) ->
     message = refusal([disk(tmp_path)])
     assert "has format 99" in message
     assert "kvtide tier clear" in message
+
+
+@pytest.mark.parametrize("content", ["nonsense", "{}", "[]", '{"format": "1"}'])
+def test_a_store_whose_format_cannot_be_told_is_refused_with_what_to_do(tmp_path: Path, content: str) -> None:
+    (tmp_path / "kvtide-store.json").write_text(content)
+    assert "has format unknown: choose another folder, or empty this one" in refusal([disk(tmp_path)])
+
+
+@pytest.mark.parametrize("name", ["kvtide-store.json", "rank-0-of-1"])
+def test_a_store_of_another_user_is_refused_and_not_called_one_of_another_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    disk_store(tmp_path).close()
+    forbid(monkeypatch, tmp_path / name)
+    message = refusal([disk(tmp_path)])
+    assert message.startswith(f"tiers[0].path='{tmp_path}': expected a folder that this user may read and write (")
+    assert f"{tmp_path / name}: Permission denied" in message
+    assert "run this as the user who owns" in message
+    assert "format" not in message
 
 
 def test_a_size_below_one_block_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, cast
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvtide.errors import ConfigError
+from kvtide.options import redacted
 from kvtide.tiers.config import KINDS, kind_of
 from kvtide.tiers.operate import Progress as Advance
 from kvtide.tiers.operate import Verified
@@ -92,7 +93,7 @@ def run_verify(args: argparse.Namespace) -> int:
     """Read every record and compare checksums."""
     operations = _operations(args.place)
     options = _options(operations, args.option)
-    with _progress("verifying") as advance:
+    with _progress("verifying", _size) as advance:
         found = operations.verify(args.place, options, advance)
     if args.json:
         shown = {"records": found.records, "bytes": found.bytes, "corrupt_records": found.corrupt_records}
@@ -108,9 +109,10 @@ def run_clear(args: argparse.Namespace) -> int:
     """Remove everything."""
     operations = _operations(args.place)
     options = _options(operations, args.option)
-    with _progress("removing") as advance:
+    with _progress("removing", lambda records: f"{records:,} records") as advance:
         removed = operations.clear(args.place, options, advance)
-    _put(json.dumps({"records": removed}) if args.json else f"{removed:,} records removed from {args.place}")
+    shown = redacted(args.place) if "://" in args.place else args.place
+    _put(json.dumps({"records": removed}) if args.json else f"{removed:,} records removed from {shown}")
     return 0
 
 
@@ -119,8 +121,8 @@ def _operations(place: str) -> Operations:
     if "://" not in place:
         return cast(Operations, kind_of("PLACE", "disk"))
     scheme = place.partition("://")[0]
-    if scheme in KINDS:
-        return cast(Operations, kind_of("PLACE", scheme))
+    if scheme in KINDS and f"{scheme}://" in (kind := cast(Operations, kind_of("PLACE", scheme))).URL_SCHEMES:
+        return kind
     known = {prefix: kind for kind in map(_quietly, KINDS) if kind is not None for prefix in kind.URL_SCHEMES}
     for prefix, kind in known.items():
         if place.startswith(prefix):
@@ -142,7 +144,9 @@ def _options(operations: Operations, pairs: Sequence[str]) -> dict[str, object]:
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise ConfigError("--option", pair, "a name and a value, such as password_file=/etc/kvtide/password")
+            raise ConfigError(
+                "--option", redacted(pair), "a name and a value, such as password_file=/etc/kvtide/password"
+            )
         if name not in known:
             expected = f"one of {', '.join(known)}" if known else "none: this kind of place has no such options"
             raise ConfigError("--option", name, expected)
@@ -160,6 +164,8 @@ def _described(found: dict[str, object]) -> Iterator[str]:
         used_by = rank.get("used_by")
         who = "in use by nobody" if used_by is None else f"in use by process {used_by or '?'}"
         yield f"rank {rank['rank']} of {rank['world']}: {rank['segments']} segments, {rank['disk_bytes']} bytes, {who}"
+        if rank.get("unreadable_segments"):
+            yield f"  segments that cannot be read: {rank['unreadable_segments']}"
     for namespace in _dicts(found.get("namespaces")):
         records, size = namespace.get("records"), namespace.get("bytes")
         yield f"namespace: {records} records, {_size(size) if isinstance(size, int) else size}"
@@ -173,12 +179,14 @@ def _dicts(value: object) -> list[dict[str, object]]:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Advance]:
-    """Show how far it is, on a terminal only."""
-    columns = (TextColumn(what), BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn())
+def _progress(what: str, count: Callable[[int], str]) -> Iterator[Advance]:
+    """Show how far it is, on a terminal only: `count` says it where nobody knows how much there is."""
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.fields[far]}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as shown:
-        task = shown.add_task(what, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+        task = shown.add_task(what, total=None, far="")
+        yield lambda done, total: shown.update(
+            task, completed=done, total=total, far=f"{done / total:.0%}" if total else count(done)
+        )
 
 
 def _size(size: int | float) -> str:

@@ -52,6 +52,8 @@ COMMON: Mapping[str, str] = {
 """Options that every type has."""
 
 THREADS_MAX = 64
+DEADLINE_MS_MAX = 3_600_000
+"""An hour. Sockets and locks raise errors of their own when they are to wait for much longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +175,13 @@ def common(index: int, options: Mapping[str, object], known: Mapping[str, str], 
     count = parse_count(f"{prefix}.threads", options.get("threads", threads))
     if count > THREADS_MAX:
         raise ConfigError(f"{prefix}.threads", count, f"at most {THREADS_MAX}")
+    deadline_ms = parse_count(f"{prefix}.deadline_ms", options.get("deadline_ms", 50))
+    if deadline_ms > DEADLINE_MS_MAX:
+        raise ConfigError(f"{prefix}.deadline_ms", deadline_ms, f"at most {DEADLINE_MS_MAX}, which is an hour")
     return Common(
         type=str(options["type"]),
         index=index,
-        deadline_ms=parse_count(f"{prefix}.deadline_ms", options.get("deadline_ms", 50)),
+        deadline_ms=deadline_ms,
         write="evict" if write == "evict" else "through",
         admit="second-touch" if admit == "second-touch" else "all",
         threads=count,

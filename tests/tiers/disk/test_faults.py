@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io as builtin_io
+import logging
 import os
 import random
 import shutil
@@ -10,9 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvtide.errors import ConfigError
 from kvtide.tiers import HIT, Item, Verdict
 from kvtide.tiers.disk.memory import PAGE
 from kvtide.tiers.disk.store import DiskStore
@@ -49,6 +53,21 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes([byte ^ (1 << bit)]))
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, path: Path, number: int = errno.EACCES) -> None:
+    """Let the system refuse one file or folder, also to root."""
+
+    def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(name: object, *arguments: object, **named: object) -> object:
+            if str(name) == str(path):
+                raise OSError(number, os.strerror(number), str(name))
+            return original(name, *arguments, **named)
+
+        return call
+
+    for module, name in ((os, "open"), (os, "scandir"), (builtin_io, "open")):
+        monkeypatch.setattr(module, name, guarded(getattr(module, name)))
 
 
 def places(path: Path) -> list[int]:
@@ -138,6 +157,59 @@ def test_files_that_are_not_ours_or_nonsense_are_survived(filled: Path) -> None:
     assert served(store, range(BLOCKS)) == list(range(BLOCKS))
     assert not (rank / "left-over.tmp").exists()
     store.close()
+
+
+def test_a_segment_that_the_system_does_not_let_read_is_skipped_with_one_line(
+    filled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank = filled / "rank-0-of-1"
+    next_number = len(segments(filled))
+    target = filled / "nothing"
+    (rank / f"segment-{next_number:08d}").symlink_to(target)
+    (rank / f"segment-{next_number + 1:08d}").mkdir()
+    with caplog.at_level(logging.WARNING):
+        store = disk_store(filled)
+    assert [record.message.count("segment-0000000") for record in caplog.records] == [1]
+    assert "and 1 more" in caplog.text
+    assert served(store, range(BLOCKS)) == list(range(BLOCKS))
+    # The name is taken: a new segment does not follow the link.
+    assert {outcome.verdict for outcome in store.put(items(range(100, 300)))} == {Verdict.HIT}
+    assert not target.exists()
+    store.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_segment_that_cannot_be_opened_costs_its_blocks_and_nothing_else(
+    filled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    path = segments(filled)[0]
+    lost = len(places(path))
+    forbid(monkeypatch, path, number)
+    with caplog.at_level(logging.WARNING):
+        store = disk_store(filled)
+    assert served(store, range(BLOCKS)) == list(range(lost, BLOCKS))
+    assert caplog.text.count(path.name) == 1
+    store.close()
+
+
+def test_a_segment_that_cannot_be_deleted_does_not_keep_the_store_from_getting_smaller(
+    filled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (filled / "rank-0-of-1" / "segment-00000077").mkdir()
+    with caplog.at_level(logging.WARNING):
+        store = disk_store(filled, 200_000)
+    assert "cannot be deleted" in caplog.text
+    # Nor does it keep new blocks out, when its room is wanted.
+    assert [store.put(items(range(number, number + 1))) for number in range(100, 140)] == [[HIT]] * 40
+    assert served(store, range(139, 140)) == [139]
+    assert store.bytes_used() <= 200_000
+    store.close()
+
+
+def test_f21_a_store_that_cannot_be_made_smaller_is_refused(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "unlink", _refuse)
+    with pytest.raises(ConfigError, match=r"tiers\[0\].path=.*: expected a folder that"):
+        disk_store(filled, 200_000)
 
 
 def test_f8_bytes_of_another_block_in_the_right_place_are_a_miss(filled: Path) -> None:

@@ -34,7 +34,10 @@ def test_all_options_are_read() -> None:
         ({"master": "h:port"}, "master"),
         ({"master": "user@h:1"}, "master"),
         ({"master": "h/path"}, "master"),
+        ({"master": "h:0"}, "master"),
         ({"master": "h", "metadata": 8080}, "metadata"),
+        ({"master": "h", "metadata": "nonsense"}, "metadata"),
+        ({"master": "h", "metadata": "p2phandshake"}, "metadata"),
         ({"master": "h", "segment": "lots"}, "segment"),
         ({"master": "h", "segment": False}, "segment"),
         ({"master": "h", "protocol": "udp"}, "protocol"),
@@ -50,6 +53,14 @@ def test_options_that_cannot_work_are_refused_by_name(options: dict[str, object]
 def test_places_are_read_as_operators_write_them() -> None:
     assert parse_place("mooncake://h:1") == ("h:1", "http://h:8080/metadata")
     assert parse_place("mooncake://h:1?metadata=http://h:2/metadata") == ("h:1", "http://h:2/metadata")
-    for place in ("mooncake://", "http://h", "mooncake://h?other=1"):
+    assert parse_place("mooncake://h:1?metadata=etcd.example:2379") == ("h:1", "etcd.example:2379")
+    for place in ("mooncake://", "http://h", "mooncake://h?other=1", "mooncake://h?metadata=x", "mooncake://[::1"):
         with pytest.raises(ConfigError, match="url"):
             parse_place(place)
+
+
+@pytest.mark.parametrize("place", ["mooncake://u:hunter2@h:1", "mooncake://h?other=redis://:hunter2@h"])
+def test_passwords_are_not_shown(place: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_place(place)
+    assert "hunter2" not in str(refusal.value)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvtide.errors import ConfigError
+from kvtide.options import redacted
 from kvtide.tiers.config import parse_tiers
 from kvtide.tiers.valkey import open as open_tier
-from kvtide.tiers.valkey.options import redacted
 from tests.tiers.shared.support import valkey_config
 from tests.tiers.support import NAMESPACE
 
@@ -41,6 +41,11 @@ def test_urls_are_read(url: str, place: str) -> None:
         "valkey://:6379",
         "valkey://cache:port",
         "valkey://cache:70000",
+        "valkey://cache:0",
+        "valkey://my cache:6379",
+        "valkey://cache..example",
+        f"valkey://{'a' * 300}",
+        f"valkey://cache/{'9' * 5000}",
         "valkey://cache/zero",
         "valkey://cache/0?ssl_cert_reqs=none",
         "unix://",
@@ -73,8 +78,11 @@ def test_a_url_is_needed() -> None:
         ({"tls_ca": "/etc/hostname"}, "tls_ca"),
         ({"ttl_s": 0}, "ttl_s"),
         ({"ttl_s": "1h"}, "ttl_s"),
+        ({"ttl_s": 10**30}, "ttl_s"),
+        ({"password_file": "a\0b"}, "password_file"),
         ({"max_value": "lots"}, "max_value"),
         ({"deadline_ms": 0}, "deadline_ms"),
+        ({"deadline_ms": 10**13}, "deadline_ms"),
     ],
 )
 def test_other_options_are_refused_by_name(options: dict[str, object], named: str) -> None:
@@ -85,7 +93,14 @@ def test_other_options_are_refused_by_name(options: dict[str, object], named: st
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"tls_ca": "/does/not/exist"}, "tls_ca"), ({"tls_key": "/etc/hostname"}, "tls_key")],
+    [
+        ({"tls_ca": "/does/not/exist"}, "tls_ca"),
+        ({"tls_ca": "a\0b"}, "tls_ca"),
+        ({"tls_key": "/etc/hostname"}, "tls_key"),
+        ({"tls_ca": "/etc"}, "tls_ca"),
+        ({"tls_cert": "/etc"}, "tls_cert"),
+        ({"tls_cert": "/etc/hostname", "tls_key": "/etc"}, "tls_key"),
+    ],
 )
 def test_tls_options_are_refused_by_name(options: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError) as refusal:
@@ -124,10 +139,27 @@ def test_passwords_are_in_no_text() -> None:
         "valkey://kv:hunter2@cache:port",
         "ftp://kv:hunter2@cache",
         "valkey://kv:hunter2@c/x",
+        ["valkey://kv:hunter2@cache"],
+        "unix:///run/valkey.sock?db=0&password=hunter2",
+        "valkey://cache?PASSWORD=hunter2",
     ):
         with pytest.raises(ConfigError) as refusal:
             parse_tiers([{"type": "valkey", "url": url}])
         assert "hunter2" not in "".join(traceback.format_exception(refusal.value))
+
+
+@pytest.mark.parametrize("scheme", ["valkey", "rediss"])
+@pytest.mark.parametrize("password", ["hunter/2", "hunter#2", "hunter?2", "12/34", "12#34", "12?34", "[hunter", "a℀b"])
+def test_a_password_that_has_to_be_encoded_is_not_shown_and_the_error_says_so(scheme: str, password: str) -> None:
+    with pytest.raises(ConfigError, match="percent-encoded") as refusal:
+        parse_tiers([{"type": "valkey", "url": f"{scheme}://kv:{password}@cache:6379"}])
+    assert refusal.value.value == f"{scheme}://kv:***@cache:6379"
+    shown = "".join(traceback.format_exception(refusal.value))
+    assert not any(part in shown for part in ("hunter", "12", "34", "a℀b"))
+
+
+def test_the_path_of_a_socket_may_have_an_at_sign() -> None:
+    assert valkey_config("unix:///run/a@b.sock").place == "unix:///run/a@b.sock?db=0"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +169,10 @@ def test_passwords_are_in_no_text() -> None:
         ("valkey://user@cache", "valkey://user@cache"),
         ("valkey://user:pass@cache", "valkey://user:***@cache"),
         ("valkey://:p@ss:w@cache", "valkey://:***@cache"),
+        ("user:pass@cache", "user:***@cache"),
+        ("valkey:/:pass@cache", "valkey:***@cache"),
+        ("unix:///run/s?db=1&password=a&b", "unix:///run/s?db=1&password=***"),
+        ("mooncake://h:1?metadata=redis://:pass@h", "mooncake://h:***@h"),
     ],
 )
 def test_urls_are_shown_without_passwords(url: str, shown: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from kvtide.tiers.disk.memory import pages
 from kvtide.tiers.disk.segment import Owner, Segment, read_owner
 from kvtide.tiers.record import BODY_BYTES_MAX
 
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"segment-(\d{8})")
 
 
@@ -38,25 +41,46 @@ def find_segments(folder: Path) -> Iterator[Found]:
         for entry in entries:
             if (match := _NAME.fullmatch(entry.name)) is not None:
                 path = Path(entry.path)
-                yield Found(int(match[1]), path, read_owner(path), cost_of(entry.stat()))
+                yield Found(int(match[1]), path, read_owner(path), cost_of(stat_of(entry)))
 
 
-def cost_of(stat: os.stat_result) -> int:
+def stat_of(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return what the system says of a file, of a link itself if it leads nowhere. None: nothing."""
+    for follow in (True, False):
+        with contextlib.suppress(OSError):
+            return entry.stat(follow_symlinks=follow)
+    return None
+
+
+def cost_of(stat: os.stat_result | None) -> int:
     """Return what a segment file takes of the budget."""
+    if stat is None:
+        return FILE_OVERHEAD_BYTES
     return max(stat.st_size, stat.st_blocks * 512) + FILE_OVERHEAD_BYTES
 
 
 def trim(folder: Path, budget_bytes: int) -> None:
-    """Delete the oldest segments of a folder that nobody uses, until it fits its share of the budget."""
+    """Delete the oldest segments of a folder that nobody uses, until it fits its share of the budget.
+
+    Raises `OSError` if it does not, because segments cannot be deleted.
+    """
     with os.scandir(folder) as entries:
-        used = OVERHEAD_BYTES + sum(cost_of(entry.stat()) for entry in entries if _NAME.fullmatch(entry.name))
+        used = OVERHEAD_BYTES + sum(cost_of(stat_of(entry)) for entry in entries if _NAME.fullmatch(entry.name))
     if used <= budget_bytes:
         return
+    kept: OSError | None = None
     for segment in sorted(find_segments(folder), key=lambda segment: segment.age):
         if used <= budget_bytes:
-            break
-        segment.path.unlink()
-        used -= segment.cost_bytes
+            return
+        try:
+            segment.path.unlink()
+        except OSError as error:
+            kept = error
+            _log.warning("kvtide: a segment cannot be deleted and still takes room: %s", error)
+        else:
+            used -= segment.cost_bytes
+    if used > budget_bytes and kept is not None:
+        raise kept
 
 
 class SegmentFolder:
@@ -69,6 +93,7 @@ class SegmentFolder:
         self._budget_bytes = budget_bytes
         self._mode = mode
         found = sorted(find_segments(folder), key=lambda segment: segment.age)
+        _tell_unreadable(folder, [segment.path.name for segment in found if segment.owner is None])
         self._others = [segment for segment in found if segment.owner is None or segment.owner.namespace != namespace]
         """Segments of other namespaces, oldest first: not read, and the first to go."""
         self._ours = [
@@ -113,7 +138,12 @@ class SegmentFolder:
             elif not self._others:
                 return None
             found = self._others.pop(0)
-            found.path.unlink(missing_ok=True)
+            try:
+                found.path.unlink(missing_ok=True)
+            except OSError:
+                if found.owner is not None:
+                    raise
+                continue  # whatever it is, it keeps its room and its name
             self._free(found.number)
 
     def _make(self) -> Segment:
@@ -164,3 +194,10 @@ class SegmentFolder:
         owner = Owner(self._namespace, self._next_sequence, self._layout)
         self._next_sequence += self._layout.capacity
         return owner
+
+
+def _tell_unreadable(folder: Path, names: list[str]) -> None:
+    """Say which files are skipped, in one line however many there are."""
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        _log.warning("kvtide: skipped what is no segment that can be read: %s%s in %s", names[0], more, folder)

@@ -18,7 +18,7 @@ from kvtide.tiers.disk.folder import SegmentFolder
 from kvtide.tiers.disk.layout import bytes_needed, segment_layout
 from kvtide.tiers.disk.manifests import note_namespace
 from kvtide.tiers.disk.operate import clear, inspect, verify
-from kvtide.tiers.disk.place import check_format, move_in, used_bytes
+from kvtide.tiers.disk.place import check_format, move_in, named_folder, usable, used_bytes
 from kvtide.tiers.disk.store import DiskStore
 from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.queued import QueuedTier
@@ -59,7 +59,8 @@ def parse(index: int, options: Mapping[str, object]) -> DiskConfig:
     shared = common(index, options, OPTIONS, threads=THREADS)
     path = _folder(f"{prefix}.path", options.get("path"))
     size = parse_size(f"{prefix}.size", options.get("size"))
-    room = _room(path)
+    with usable(f"{prefix}.path", str(path)):
+        room = _room(path)
     if size > room:
         raise ConfigError(
             f"{prefix}.size", options["size"], f"at most the {room} bytes that the disk of {path} has left"
@@ -121,12 +122,13 @@ def _tell(folder: Path, store: DiskStore, mode: IoMode, differences: list[str], 
 def _folder(option: str, value: object) -> Path:
     if not isinstance(value, str) or not value:
         raise ConfigError(option, value, "the path of a folder")
-    path = Path(value).expanduser()
+    path = named_folder(option, value)
     if not path.is_dir():
         what = "a folder, and this is a file" if path.exists() else f"a folder that exists: mkdir -p {path}"
         raise ConfigError(option, value, what)
     path = path.resolve()
-    read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    with usable(option, value):
+        read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     if read_only or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigError(option, value, "a folder that this user can write")
     check_format(option, path)

@@ -9,16 +9,18 @@ PATH/rank-0-of-2/namespace-…   what they depend on
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from kvtide.errors import ConfigError
 from kvtide.tiers.disk.files import FOLDER_MODE, replace_file
-from kvtide.tiers.disk.folder import find_segments, trim
+from kvtide.tiers.disk.folder import find_segments, stat_of, trim
 from kvtide.tiers.disk.lock import LOCK_NAME, FolderLock, Held, holder
 from kvtide.tiers.record import FORMAT_VERSION
 
@@ -39,6 +41,37 @@ class RankFolder(NamedTuple):
     world: int
 
 
+@contextmanager
+def usable(option: str, place: str) -> Iterator[None]:
+    """Turn errors of the system into what the person who named the folder is told."""
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(option, place, error) from error
+
+
+def _unusable(option: str, place: str, error: OSError) -> ConfigError:
+    which = "" if error.filename is None or str(error.filename) == place else f"{error.filename}: "
+    reason = f"{which}{error.strerror or error}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        fix = f"run this as the user who owns {place}, or give this user the rights to all of it"
+        return ConfigError(option, place, f"a folder that this user may read and write ({reason}): {fix}")
+    return ConfigError(option, place, f"a folder that can be used ({reason}): mend that, or choose another")
+
+
+def named_folder(option: str, value: str) -> Path:
+    """Return the folder that somebody named, whether or not there is one."""
+    with usable(option, value):
+        try:
+            path = Path(value).expanduser()
+        except RuntimeError:
+            user = Path(value).parts[0]
+            raise ConfigError(option, value, f"a path from the root: {user} is no user's home") from None
+        with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            path.stat()  # raises what keeps anybody from telling whether it is a folder
+        return path
+
+
 def rank_folders(root: Path) -> Iterator[RankFolder]:
     """Find the folders of all ranks, in order."""
     for path in sorted(root.iterdir()):
@@ -46,20 +79,23 @@ def rank_folders(root: Path) -> Iterator[RankFolder]:
             yield RankFolder(path, int(match[1]), int(match[2]))
 
 
-def stored_format(root: Path) -> int | None:
-    """Return the format of the store in a folder. None: there is no store. 0: that cannot be told."""
+def stored_format(option: str, root: Path) -> int | None:
+    """Return the format of the store in a folder. None: there is no store. 0: its file says none."""
+    with usable(option, str(root)):
+        try:
+            content = (root / FORMAT_NAME).read_bytes()
+        except FileNotFoundError:
+            return None
     try:
-        found = json.loads((root / FORMAT_NAME).read_bytes())["format"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads(content)["format"]
+    except (ValueError, KeyError, TypeError):
         return 0
     return found if isinstance(found, int) else 0
 
 
 def check_format(option: str, root: Path) -> None:
     """Refuse a store of another format version."""
-    found = stored_format(root)
+    found = stored_format(option, root)
     if found not in (None, FORMAT_VERSION):
         raise ConfigError(
             option,
@@ -72,9 +108,9 @@ def check_format(option: str, root: Path) -> None:
 def move_in(option: str, root: Path, rank: int, world: int, share_bytes: int) -> tuple[Path, FolderLock]:
     """Take a rank's folder, and make the whole store fit its budget before anything is added (F21)."""
     try:
-        with FolderLock(root, timeout_s=MOVING_TIMEOUT_S):
+        with usable(option, str(root)), FolderLock(root, timeout_s=MOVING_TIMEOUT_S):
             check_format(option, root)
-            if stored_format(root) is None:
+            if stored_format(option, root) is None:
                 replace_file(root / FORMAT_NAME, json.dumps({"format": FORMAT_VERSION}).encode())
             folder = root / f"rank-{rank}-of-{world}"
             folder.mkdir(FOLDER_MODE, exist_ok=True)
@@ -87,8 +123,6 @@ def move_in(option: str, root: Path, rank: int, world: int, share_bytes: int) ->
             return folder, lock
     except Held as held:
         raise in_use(option, root, held.pid) from None
-    except OSError as error:
-        raise ConfigError(option, str(root), f"a folder that can be written ({error})") from error
 
 
 def in_use(option: str, root: Path, pid: int | None) -> ConfigError:
@@ -130,9 +164,6 @@ def used_bytes(root: Path) -> int:
     total = 0
     for folder in [root, *(rank.path for rank in rank_folders(root))]:
         with os.scandir(folder) as entries:
-            total += sum(
-                entry.stat().st_blocks * 512
-                for entry in entries
-                if _OURS.fullmatch(entry.name) or entry.name in (FORMAT_NAME, LOCK_NAME)
-            )
+            ours = [entry for entry in entries if _OURS.fullmatch(entry.name) or entry.name in (FORMAT_NAME, LOCK_NAME)]
+            total += sum(stat.st_blocks * 512 for stat in map(stat_of, ours) if stat is not None)
     return total

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvtide.errors import ConfigError
+from kvtide.options import redacted
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.mooncake.names import ALL_MANIFESTS, ALL_RECORDS
 from kvtide.tiers.mooncake.native import check, connect, disconnect
@@ -25,7 +26,9 @@ def inspect(place: str, options: Mapping[str, object]) -> dict[str, object]:  # 
 def verify(place: str, options: Mapping[str, object], progress: Progress) -> Verified:  # noqa: ARG001 - see below
     """Refuse: there is no way to ask for all records."""
     raise ConfigError(
-        "url", place, "a place that can list its records; a Mooncake store verifies them when they are read"
+        "url",
+        redacted(place),
+        "a place that can list its records; a Mooncake store verifies them when they are read",
     )
 
 
@@ -44,12 +47,12 @@ def _store(place: str) -> Iterator[Any]:
     try:
         store = connect(parse(0, options))
     except BackendDown as down:
-        raise ConfigError("url", place, f"a store that can be used ({down})") from None
+        raise ConfigError("url", redacted(place), f"a store that can be used ({down})") from None
     is_up = True
     try:
         yield store
     except BackendDown as down:
         is_up = False
-        raise ConfigError("url", place, f"a store that can be used ({down})") from None
+        raise ConfigError("url", redacted(place), f"a store that can be used ({down})") from None
     finally:
         disconnect(store, is_up=is_up)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from kvtide.errors import ConfigError
-from kvtide.options import parse_choice, parse_size
+from kvtide.options import parse_choice, parse_size, redacted
 from kvtide.tiers.config import TierConfig, common
 
 URL_SCHEMES = ("mooncake://",)
@@ -26,6 +26,7 @@ THREADS = 6
 _MASTER_PORT = 50051
 _METADATA_PORT = 8080
 _MASTER_EXPECTED = "host:port of mooncake_master, for example cache.example:50051"
+_METADATA_EXPECTED = "a URL such as http://cache.example:8080/metadata, host:port of an etcd server, or P2PHANDSHAKE"
 
 
 class Address(NamedTuple):
@@ -58,10 +59,13 @@ def parse(index: int, options: Mapping[str, object]) -> MooncakeConfig:
     master = _text(prefix, "master", options)
     if master is None:
         raise ConfigError(f"{prefix}master", None, _MASTER_EXPECTED)
+    metadata = _text(prefix, "metadata", options)
+    if metadata is not None:
+        _check_metadata(f"{prefix}metadata", metadata)
     segment = options.get("segment", 0)
     return MooncakeConfig(
         **shared,
-        address=address_of(f"{prefix}master", master, _text(prefix, "metadata", options)),
+        address=address_of(f"{prefix}master", master, metadata),
         hostname=_text(prefix, "hostname", options) or "127.0.0.1",
         segment_bytes=0 if segment == 0 and segment is not False else parse_size(f"{prefix}segment", segment),
         protocol=parse_choice(f"{prefix}protocol", options.get("protocol", "tcp"), ("tcp", "rdma")),
@@ -71,10 +75,16 @@ def parse(index: int, options: Mapping[str, object]) -> MooncakeConfig:
 
 def parse_place(place: str) -> Address:
     """Read what operators write: mooncake://host:port, and ?metadata=URL if that is not the usual one."""
-    parts = urlsplit(place)
+    refusal = ConfigError("url", redacted(place), "mooncake://host:port, or mooncake://host:port?metadata=URL")
+    try:
+        parts = urlsplit(place)
+    except ValueError:
+        raise refusal from None
     query = dict(parse_qsl(parts.query))
     if parts.scheme != "mooncake" or set(query) - {"metadata"}:
-        raise ConfigError("url", place, "mooncake://host:port, or mooncake://host:port?metadata=URL")
+        raise refusal
+    if "metadata" in query:
+        _check_metadata("url", query["metadata"])
     return address_of("url", parts.netloc, query.get("metadata"))
 
 
@@ -82,13 +92,19 @@ def address_of(option: str, master: str, metadata: str | None) -> Address:
     """Complete an address with the usual ports."""
     try:
         parts = urlsplit(f"//{master}")
-        host, port = parts.hostname, parts.port or _MASTER_PORT
+        host, port = parts.hostname, parts.port
     except ValueError:
-        raise ConfigError(option, master, _MASTER_EXPECTED) from None
-    if not host or parts.path or parts.query or "@" in master:
-        raise ConfigError(option, master, _MASTER_EXPECTED)
+        raise ConfigError(option, redacted(master), _MASTER_EXPECTED) from None
+    if not host or port == 0 or parts.path or parts.query or "@" in master:
+        raise ConfigError(option, redacted(master), _MASTER_EXPECTED)
     shown = f"[{host}]" if ":" in host else host
-    return Address(f"{shown}:{port}", metadata or f"http://{shown}:{_METADATA_PORT}/metadata")
+    return Address(f"{shown}:{port or _MASTER_PORT}", metadata or f"http://{shown}:{_METADATA_PORT}/metadata")
+
+
+def _check_metadata(option: str, metadata: str) -> None:
+    """Refuse what is no address at all. Mooncake takes one without a scheme for that of etcd."""
+    if ":" not in metadata and metadata != "P2PHANDSHAKE":
+        raise ConfigError(option, metadata, _METADATA_EXPECTED)
 
 
 def _text(prefix: str, name: str, options: Mapping[str, object]) -> str | None:

@@ -10,13 +10,14 @@ from itertools import islice
 from valkey.exceptions import ResponseError
 
 from kvtide.errors import ConfigError
+from kvtide.options import redacted
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.operate import Progress, Verified
 from kvtide.tiers.record import HEADER_BYTES, checksum_of, unpack
 from kvtide.tiers.valkey.link import Link
 from kvtide.tiers.valkey.manifests import read_manifests
 from kvtide.tiers.valkey.names import PREFIX, RecordName, generation_names
-from kvtide.tiers.valkey.options import parse_access, redacted
+from kvtide.tiers.valkey.options import parse_access
 from kvtide.tiers.valkey.replies import Reply
 
 _SILENCE_S = 5.0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvtide.errors import ConfigError
-from kvtide.options import parse_count, parse_size
+from kvtide.options import parse_count, parse_size, redacted
 from kvtide.tiers.config import TierConfig, common
 
 PLAIN, TLS, UNIX = ("valkey", "redis"), ("valkeys", "rediss"), ("unix",)
@@ -32,7 +32,13 @@ ACCESS = ("username", "password_file", "password_env", "tls_ca", "tls_cert", "tl
 
 THREADS = 4
 DEFAULT_PORT = 6379
+TTL_S_MAX = 10 * 365 * 24 * 3600
+_DATABASE_DIGITS_MAX = 9
 _URL_EXPECTED = "a URL such as valkey://cache.example:6379, valkeys://… for TLS, or unix:///run/valkey.sock"
+_ENCODED_EXPECTED = (
+    "special characters in user and password percent-encoded (/ as %2F, # as %23, ? as %3F), "
+    "or the password in password_file or password_env"
+)
 
 
 class Address(NamedTuple):
@@ -84,11 +90,10 @@ def parse(index: int, options: Mapping[str, object]) -> ValkeyConfig:
     prefix = f"tiers[{index}]"
     if "url" not in options:
         raise ConfigError(f"{prefix}.url", None, _URL_EXPECTED)
-    ttl_s = parse_count(f"{prefix}.ttl_s", options["ttl_s"]) if "ttl_s" in options else None
     return ValkeyConfig(
         **shared,
         access=parse_access(prefix, options["url"], options),
-        ttl_s=ttl_s,
+        ttl_s=_ttl_s(f"{prefix}.ttl_s", options["ttl_s"]) if "ttl_s" in options else None,
         max_value_bytes=parse_size(f"{prefix}.max_value", options.get("max_value", 512 << 20)),
     )
 
@@ -115,37 +120,49 @@ def parse_access(prefix: str, url: object, options: Mapping[str, object]) -> Acc
     return Access(address=address, username=username, password=password, **tls)
 
 
-def redacted(url: str) -> str:
-    """Return a URL as it may be shown."""
-    head, at, tail = url.rpartition("@")
-    if not at:
-        return url
-    scheme, separator, who = head.partition("://")
-    user, colon, _ = who.partition(":")
-    return f"{scheme}{separator}{user}{':***' if colon else ''}@{tail}"
+def _ttl_s(option: str, value: object) -> int:
+    ttl_s = parse_count(option, value)
+    if ttl_s > TTL_S_MAX:
+        raise ConfigError(option, ttl_s, f"at most {TTL_S_MAX}, which is ten years; leave it out for never")
+    return ttl_s
 
 
 def _parse_url(option: str, url: object) -> tuple[SplitResult, Address]:
     if not isinstance(url, str):
-        raise ConfigError(option, url, _URL_EXPECTED)
+        raise ConfigError(option, redacted(str(url)) if "@" in str(url) else url, _URL_EXPECTED)
     shown = redacted(url)
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+        host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise ConfigError(option, shown, f"{_URL_EXPECTED} ({error})") from None  # its text may hold the password
+        # Neither the error nor its text is shown where it may hold a part of the password.
+        expected = _ENCODED_EXPECTED if "@" in url else f"{_URL_EXPECTED} ({error})"
+        raise ConfigError(option, shown, expected) from None
     if parts.scheme in UNIX:
         if not parts.path or host:
             raise ConfigError(option, shown, "the path of a socket with three slashes: unix:///run/valkey.sock")
         return parts, Address("", 0, unquote(parts.path), _database_of_query(option, shown, parts.query), False)
     if parts.scheme not in (*PLAIN, *TLS):
         raise ConfigError(option, shown, _URL_EXPECTED)
-    if not host:
+    if "@" in url and "@" not in parts.netloc:
+        raise ConfigError(option, shown, _ENCODED_EXPECTED)  # a password that begins with digits looked like a port
+    if not _can_be_host(host):
         raise ConfigError(option, shown, "a host: " + _URL_EXPECTED)
+    if port == 0:
+        raise ConfigError(option, shown, f"a port from 1 to 65535, or none for {DEFAULT_PORT}")
     if parts.query or parts.fragment:
         raise ConfigError(option, shown, "nothing after the database; tls_ca and the like are options of their own")
     database = _database(option, shown, parts.path.strip("/"))
-    return parts, Address(host, port, "", database, parts.scheme in TLS)
+    return parts, Address(host, port or DEFAULT_PORT, "", database, parts.scheme in TLS)
+
+
+def _can_be_host(host: str) -> bool:
+    """Say whether a name can be looked up at all; whether anybody has it is another matter."""
+    try:
+        host.encode("idna")  # as the system's resolver is asked
+    except UnicodeError:
+        return False
+    return bool(host) and host.isprintable() and not any(letter.isspace() for letter in host)
 
 
 def _database_of_query(option: str, shown: str, query: str) -> int:
@@ -158,7 +175,7 @@ def _database_of_query(option: str, shown: str, query: str) -> int:
 def _database(option: str, shown: str, text: str) -> int:
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit()) or len(text) > _DATABASE_DIGITS_MAX:
         raise ConfigError(option, shown, "the number of a database at the end, or nothing")
     return int(text)
 
@@ -170,7 +187,7 @@ def _password(dot: str, options: Mapping[str, object]) -> str | None:
     if file is not None:
         try:
             return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
             why = error.strerror if isinstance(error, OSError) else "not text"
             raise ConfigError(f"{dot}password_file", file, f"a file that can be read ({why})") from None
     if variable is not None:
@@ -191,6 +208,10 @@ def _text(dot: str, name: str, options: Mapping[str, object]) -> str | None:
 
 def _readable(dot: str, name: str, options: Mapping[str, object]) -> str | None:
     value = _text(dot, name, options)
-    if value is not None and not os.access(value, os.R_OK):
+    if value is None:
+        return None
+    if "\0" in value or not os.access(value, os.R_OK):
         raise ConfigError(f"{dot}{name}", value, "a file that exists and can be read")
+    if os.path.isdir(value):
+        raise ConfigError(f"{dot}{name}", value, f"a file, and this is a folder: {OPTIONS[name]}")
     return value
