@@ -21,7 +21,7 @@ from kvtide.tiers.base import Item, Outcome, Tier, TierKey, Verdict
 from kvtide.tiers.config import TierConfig, Write, open_tiers
 from kvtide.tiers.namespace import Namespace
 
-CALL_BYTES_MAX = 8 << 20
+CALL_BYTES_MAX = 4 << 20
 """Fetches are cut into calls of about this size: each answer shows that the tier is alive."""
 _POLL_S = 0.0005
 _CLEAR_AGAIN_S = 1.0

@@ -37,6 +37,7 @@ LABELLED_COUNTERS: dict[str, Labelled] = {
     "tier_keys": (("tier", "call", "outcome"), "Keys that a tier was asked for, by call and outcome, all ranks."),
     "tier_bytes": (("tier", "call"), "Bytes put into a tier and got from it, all ranks together."),
     "tier_corrupt_records": ("tier", "Records that did not verify, and count as misses."),
+    "tier_wrong_secret_records": ("tier", "Records that were encrypted with another key, and count as misses."),
     "transfers": ("direction", "Transfers between device and host, per rank."),
     "transfer_bytes": ("direction", "Bytes moved between device and host, all ranks together."),
 }

@@ -155,6 +155,7 @@ class TiersStats:
         self._count(stats, f"tier_bytes/{tier}/put", now.bytes_put)
         self._count(stats, f"tier_bytes/{tier}/get", now.bytes_got)
         self._count(stats, f"tier_corrupt_records/{tier}", now.corrupt_records)
+        self._count(stats, f"tier_wrong_secret_records/{tier}", now.wrong_secret_records)
         for call, counts in now.seconds.items():
             values = stats.data["observations"].setdefault(f"tier_seconds/{tier}/{call}", [])
             for seconds, calls in zip(_MIDDLES_S, counts, strict=True):

@@ -192,6 +192,22 @@ def test_two_engines_share_and_a_clear_is_seen_by_both(master: Master) -> None:
 
 
 @pytest.mark.usefixtures("_no_trial")
+def test_after_a_change_of_key_old_records_are_replaced(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE", "11" * 32)
+    monkeypatch.setenv("OTHER", "22" * 32)
+    namespace = fresh_namespace()
+    with mooncake_tier(master, namespace, encryption_key_env="ONE") as before:
+        assert put(before, [Item(key(1), block(1))]) == (HIT,)
+    with mooncake_tier(master, namespace, encryption_key_env="OTHER") as after:
+        assert verdicts(get(after, [Item(key(1), room())])) == [Verdict.MISS]
+        assert after.stats().wrong_secret_records == 1
+        assert put(after, [Item(key(1), block(1))]) == (HIT,)
+        wanted = Item(key(1), room())
+        assert get(after, [wanted]) == (HIT,)
+        assert wanted.buffer == block(1)
+
+
+@pytest.mark.usefixtures("_no_trial")
 def test_operators_can_reach_it_and_clear_it(master: Master) -> None:
     place = f"mooncake://{master.options['master']}?metadata={master.options['metadata']}"
     namespace = fresh_namespace()

@@ -21,6 +21,8 @@ from kvtide.tiers.record import HEADER_BYTES, Reading, Sealer
 TOGETHER_BYTES_MAX = 128 << 10
 """Larger blocks are carried in pieces: see `carry`."""
 _NO_ROOM = Outcome(Verdict.THROTTLED, "the store has no room")
+_IRREPLACEABLE = (Reading.CORRUPT, Reading.WRONG_SECRET)
+"""Records that no put could replace, because values do not change in this store: they are removed."""
 
 
 class MooncakeBackend(Backend):
@@ -82,8 +84,8 @@ class MooncakeBackend(Backend):
         outcomes: list[Outcome] = []
         for batch in _batches(items):
             readings = self._get(store, batch)
-            bad = [item.key for item, reading in zip(batch, readings, strict=True) if reading is Reading.CORRUPT]
-            if bad:  # or no put could ever replace it
+            bad = [item.key for item, reading in zip(batch, readings, strict=True) if reading in _IRREPLACEABLE]
+            if bad:
                 store.batch_remove([self._names.record(key) for key in bad], True)
             outcomes += [reading.outcome if isinstance(reading, Reading) else reading for reading in readings]
         return outcomes
