@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvtide.core.break_even import RETRY_EVERY
 from kvtide.core.fetch_break_even import FetchBreakEven
 
 
@@ -51,16 +50,6 @@ def test_f19_a_short_fetch_does_not_make_long_ones_look_slow() -> None:
         even.fetched(128, 0.02)
     even.fetched(100_000, 1.0)
     assert even.pays(8000)
-
-
-def test_now_and_then_it_is_tried_again() -> None:
-    even = learned(compute_s_per_token=1.0, fetch_s_per_token=2.0)
-    tries = 0
-    for _ in range(4 * RETRY_EVERY):
-        pays = even.pays(100)
-        even.decided(tried=pays)
-        tries += pays
-    assert tries == 4
 
 
 def test_a_tier_that_has_become_fast_is_used_again() -> None:

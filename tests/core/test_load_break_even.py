@@ -63,16 +63,6 @@ def test_what_happened_long_ago_fades() -> None:
     assert even.pays(150)
 
 
-def test_now_and_then_it_is_tried_again() -> None:
-    even = learned((100, 1.0))
-    tries = 0
-    for _ in range(4 * RETRY_EVERY):
-        pays = even.pays(100)
-        even.decided(tried=pays)
-        tries += pays
-    assert tries == 4
-
-
 def test_f19_a_short_prefix_is_computed_when_that_was_faster_so_far() -> None:
     world = World(min_load_tokens="auto")
     world.serve("r", text("a", 40))

@@ -23,8 +23,9 @@ class FetchBreakEven(BreakEven):
         What counts is the rate of the tier, not how long one fetch took that had to wait behind others: computing would
         have had to wait as well.
         """
-        self._fetched_tokens = fade(tokens) * self._fetched_tokens + tokens
-        self._fetched_s = fade(tokens) * self._fetched_s + (seconds if tokens else 0.0)
+        if tokens > 0:
+            self._fetched_tokens = fade(tokens) * self._fetched_tokens + tokens
+            self._fetched_s = fade(tokens) * self._fetched_s + seconds
 
     def _cost_s(self, tokens: int) -> float | None:
         if not self._fetched_tokens:

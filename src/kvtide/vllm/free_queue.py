@@ -20,7 +20,7 @@ class Place(KVCacheBlock):  # type: ignore[misc]  # vLLM has no type information
     """Marks where a block was. It is linked into the queue like a block, but is not counted or given out."""
 
 
-class KeepingQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]  # nor here
+class KeepingQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]  # vLLM has no type information here
     """A free queue to which blocks can come back where they were. O(1) for each block, places that are passed included.
 
     Made of a queue that is already in use by `adopt`, because the block pool holds on to it.

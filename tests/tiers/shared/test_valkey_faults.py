@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -357,3 +358,38 @@ def test_a_reply_too_many_is_not_taken_for_the_next_one() -> None:
             link._awaited = 0  # as if nothing else had been asked
         assert link.ask([(b"ECHO", b"3")]) == [b"3"]
         link.close()
+
+
+def test_a_sweep_does_not_go_on_after_somebody_else_has_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes what is not of the generation that it knows: that would be what the other engine has written since."""
+    with Server() as server:
+        namespace = fresh_namespace()
+        one, other = (ValkeyBackend(valkey_config(server.url), namespace) for _ in range(2))
+        one.join()
+        other.join()
+        swept: list[bytes] = []
+        monkeypatch.setattr(one._sweep, "step", lambda _, generation: swept.append(generation))
+        other.clear()
+        assert one.put([Item(key(1), block(1))])[0].verdict is Verdict.MISS, "it was cleared meanwhile"
+        assert not swept
+        assert one.put([Item(key(1), block(1))]) == [HIT]
+        assert swept == [other._generation.current]
+        one.close()
+        other.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has such a policy")
+def test_puts_are_in_no_hurry_and_gets_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    policies: dict[str, int] = {}
+    for name in ("_send", "_get"):
+        call = getattr(ValkeyBackend, name)
+
+        def noting(*arguments: Any, call: Any = call, name: str = name) -> Any:
+            policies[name] = os.sched_getscheduler(0)
+            return call(*arguments)
+
+        monkeypatch.setattr(ValkeyBackend, name, noting)
+    with Server() as server, valkey_tier(server.url) as tier:
+        put(tier, [Item(key(1), block(1))])
+        assert get(tier, [Item(key(1), room())]) == (HIT,)
+    assert policies == {"_send": os.SCHED_BATCH, "_get": os.SCHED_OTHER}

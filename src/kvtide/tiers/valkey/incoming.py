@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from valkey.exceptions import ConnectionError as ServerGone
 from valkey.exceptions import InvalidResponse
 
+from kvtide.tiers.valkey.wire import PIECES_MAX
+
 _SCRATCH_BYTES = 16 << 10
 """Room for lines, small replies, and the beginnings of values."""
 _LINE_BYTES_MAX = 4 << 10
-_PIECES_MAX = 512
-"""Pieces of memory per system call; systems take at least 1024."""
 
 
 class Incoming:
@@ -62,7 +62,7 @@ class Incoming:
         """
         at = inside = 0  # the piece that is being filled, and how much of it is
         while at < len(pieces):
-            room = [pieces[at][inside:], *pieces[at + 1 : at + _PIECES_MAX]]
+            room = [pieces[at][inside:], *pieces[at + 1 : at + PIECES_MAX]]
             inside += self._take(room) or self._receive(room)
             while inside:
                 piece, beginning = pieces[at], beginnings[at]

@@ -12,7 +12,7 @@ from kvtide.tiers.record import Sealed
 Command = Sequence[bytes | Sealed]
 """A command and its arguments. A record is one argument."""
 
-_PIECES_MAX = 512
+PIECES_MAX = 512
 """Pieces of memory per system call; systems take at least 1024."""
 
 
@@ -24,8 +24,8 @@ def send_commands(sock: socket.socket, commands: Iterable[Command], *, until_s: 
             _check(until_s)
             sock.sendall(piece)
         return
-    for first in range(0, len(pieces), _PIECES_MAX):
-        _send_all(sock, pieces[first : first + _PIECES_MAX], until_s)
+    for first in range(0, len(pieces), PIECES_MAX):
+        _send_all(sock, pieces[first : first + PIECES_MAX], until_s)
 
 
 def _joined(commands: Iterable[Command]) -> Iterator[bytes | memoryview]:

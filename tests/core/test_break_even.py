@@ -1,0 +1,39 @@
+"""What both break-evens do alike (F19)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtide.core.break_even import RETRY_EVERY, BreakEven
+from kvtide.core.fetch_break_even import FetchBreakEven
+from kvtide.core.load_break_even import LoadBreakEven
+
+
+def dear_fetches() -> FetchBreakEven:
+    even = FetchBreakEven()
+    even.computed(100, 100.0)
+    even.fetched(100, 200.0)
+    return even
+
+
+def dear_loads() -> LoadBreakEven:
+    even = LoadBreakEven()
+    even.computed(100, 0.1)
+    even.loaded(100, 1.0)
+    return even
+
+
+@pytest.mark.parametrize("even", [dear_fetches(), dear_loads()], ids=["fetches", "loads"])
+def test_now_and_then_it_is_tried_again(even: BreakEven) -> None:
+    tries = 0
+    for _ in range(4 * RETRY_EVERY):
+        pays = even.pays(100)
+        even.decided(tried=pays)
+        tries += pays
+    assert tries == 4
+
+
+@pytest.mark.parametrize("even", [dear_fetches(), dear_loads()], ids=["fetches", "loads"])
+def test_prompts_of_one_length_tell_the_price_of_a_token(even: BreakEven) -> None:
+    """No line goes through one length; then twice the tokens are taken to cost twice as much."""
+    assert even._compute_s(200) == 2 * even._compute_s(100)
