@@ -5,6 +5,13 @@ BIN    := $(VENV)/bin
 SOAK   ?= 10m
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
+# Programs and libraries that tests use and the system lacks (tools/system_packages.py).
+SYSTEM := $(CURDIR)/$(VENV)/system
+export PATH := $(SYSTEM)/bin:$(PATH)
+export LD_LIBRARY_PATH := $(SYSTEM)/lib$(addprefix :,$(LD_LIBRARY_PATH))
+# What tests may lack, by name; CI sets it, and other skipped tests fail then (tests/not_tested.py).
+STRICT := $(if $(filter-out undefined,$(origin MAY_LACK)),--may-lack="$(MAY_LACK)")
+
 # vLLM's CPU build has an environment of its own. There are builds for Linux on x86-64; what they need is known for
 # Python 3.11, which need not be the Python of the rest.
 VVENV  := .venv-vllm
@@ -35,25 +42,31 @@ test:           ## all tests: test-core, then test-vllm where vLLM's CPU build c
 	@$(MAKE) --no-print-directory test-core
 	@if why=$$($(MAKE) --no-print-directory --silent why-not-vllm) && [ -z "$$why" ]; \
 	then $(MAKE) --no-print-directory test-vllm; \
-	else echo "==> no tests on real vLLM: $$why"; fi
+	else echo "not tested: real vLLM. $$why" | tee $(VENV)/not-tested-vllm; [ -z '$(STRICT)' ]; fi
+	@echo "==> all tests passed"
+	@cat $(VENV)/not-tested-*
 
 test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests that need no vLLM (2 minutes)
+	@$(BIN)/python tools/system_packages.py $(SYSTEM)
 	@echo "==> formatting and lint (ruff)"
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@echo "==> types (mypy, strict)"
 	@$(BIN)/mypy
 	@echo "==> tests (pytest)"
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --not-tested=$(VENV)/not-tested-core $(STRICT)
 
 test-vllm: vllm   ## the connector on real vLLM, its CPU build (8 minutes)
 	@echo "==> tests on real vLLM (pytest)"
-	@$(VBIN)/python -m pytest -c tests/vllm/pytest.ini tests/vllm
+	@$(VBIN)/python -m pytest -c tests/vllm/pytest.ini --not-tested=$(VENV)/not-tested-vllm $(STRICT) tests/vllm
 
 test-gpu:       ## the CUDA copy engine, with the Python, torch, Triton and pytest of a CUDA machine
 	@PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -o filterwarnings=default
 
-soak: $(VENV)/.installed   ## fresh seeds of the simulator on all cores; SOAK=10m, 2h, ...
+soak: $(VENV)/.installed-dev   ## what tests do with fixed seeds, with fresh ones, on all cores; SOAK=10m, 2h, ...
+	@echo "==> property tests with fresh examples (pytest)"
+	@HYPOTHESIS_PROFILE=fresh $(BIN)/python -m pytest -n 2 -m hypothesis
+	@echo "==> worlds of fresh seeds, for $(SOAK)"
 	@$(BIN)/kvtide simulate --soak $(SOAK)
 
 bench: $(VENV)/.installed   ## scheduler-side cost per block, against host pool size
@@ -86,7 +99,10 @@ why-not-vllm:
 	@if [ "$$(uname -s)-$$(uname -m)" != Linux-x86_64 ]; \
 	then echo "$(VLLM) is built for Linux on x86-64, and this is $$(uname -s) on $$(uname -m)"; \
 	elif [ -z "$(VPYTHON)" ]; \
-	then echo "$(VLLM) is installed on Python 3.11, and neither $(PYTHON) nor python3.11 is one"; fi
+	then echo "$(VLLM) is installed on Python 3.11, and neither $(PYTHON) nor python3.11 is one"; \
+	elif $(VPYTHON) tools/system_packages.py $(SYSTEM) libnuma.so.1 >&2; \
+		! $(VPYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2> /dev/null; \
+	then echo "$(VLLM) needs libnuma.so.1: \`apt-get install libnuma1\`"; fi
 
 vllm:
 	@why=$$($(MAKE) --no-print-directory --silent why-not-vllm); \

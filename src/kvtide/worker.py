@@ -37,8 +37,8 @@ class Worker:
         >>> from kvtide.copy import NullCopyEngine
         >>> worker = Worker(rank=0, engine=NullCopyEngine())
         >>> worker.start(Plan(step=1, stores=(Copy(id=7, blocks=(3,), slots=(0,)),)))
-        >>> worker.poll()
-        Report(rank=0, done=(7,), failed=())
+        >>> worker.poll().done
+        (7,)
 
     """
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.sim.batch import run_seed
+from tests.not_tested import lacks
 
 SEEDS = 40
 SOURCE = Path(__file__).parents[2] / "src"
@@ -63,7 +64,7 @@ def test_seeds_differ() -> None:
 def test_every_python_writes_the_same_log(version: str) -> None:
     python = interpreter(version)
     if python is None:
-        pytest.skip(f"there is no Python {version} here")
+        lacks("other Pythons", f"Install Python {version}, for example by pyenv.")
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONHASHSEED": "random"}
     command = [python, "-c", PROGRAM]
     ran = subprocess.run(command, capture_output=True, check=False, text=True, env=environment)  # noqa: S603 (ours)

@@ -8,7 +8,7 @@ import pytest
 
 from kvtide.tiers.hurry import in_no_hurry
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has such a policy")
+pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="batch scheduling: Only Linux has it.")
 
 
 def test_a_thread_in_no_hurry_is_scheduled_as_a_batch_until_it_is_done() -> None:

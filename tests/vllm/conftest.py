@@ -12,6 +12,8 @@ from typing import Any
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["*"]
 
+pytest_plugins = ["tests.not_tested"]
+
 IS_APART = "KVTIDE_TEST_IS_APART"
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # scheduler and engine in reach of the tests
@@ -20,6 +22,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # copies and tests
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiles nothing, so no compiler is needed
 
 if importlib.util.find_spec("vllm") is not None:
     from tests.vllm.fixtures import *  # noqa: F403 (fixtures are found by name)

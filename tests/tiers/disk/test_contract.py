@@ -32,7 +32,7 @@ class DiskContract(KeepingContract):
 
 
 @pytest.mark.skipif(
-    probe(Path(tempfile.gettempdir())) is not IoMode.DIRECT, reason="no direct I/O in the temporary folder"
+    probe(Path(tempfile.gettempdir())) is not IoMode.DIRECT, reason="direct I/O: Set TMPDIR to a folder on a disk."
 )
 class TestDirect(DiskContract):
     io = "direct"

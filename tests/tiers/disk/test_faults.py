@@ -22,6 +22,7 @@ from kvtide.tiers.disk.memory import PAGE
 from kvtide.tiers.disk.store import DiskStore
 from kvtide.tiers.record import HEADER_BYTES
 from tests.contracts.tier_contract import block, key, room
+from tests.not_tested import lacks
 from tests.tiers.disk.test_store import items, served
 from tests.tiers.support import disk_store
 
@@ -330,7 +331,7 @@ def test_a_disk_that_fills_up_costs_puts_and_nothing_else(tmp_path: Path) -> Non
     script = f'mount -t tmpfs -o size=4m kvtide "{tmp_path}" && {fill}'
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-rm", "true"], check=False).returncode:  # noqa: S603 (our own)
-        pytest.skip("this system lets nobody mount a file system of his own")
+        lacks("a full disk", "It needs a file system of its own, which this system lets nobody mount.")
     command = [unshare, "-rm", "sh", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603 (our own)
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import resource
 import stat
 import subprocess
 import sys
@@ -299,7 +300,6 @@ def test_blocks_without_bytes_are_blocks(tmp_path: Path, io: str) -> None:
 
 
 def test_more_segments_than_files_that_may_be_open_are_no_problem(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     store = disk_store(tmp_path, 8 << 20, slot_bytes=250_000)
     try:

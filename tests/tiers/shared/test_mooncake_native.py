@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tools.system_packages import PACKAGES
 
 from kvtide.errors import ConfigError
 from kvtide.tiers.backend import BackendDown
@@ -15,6 +18,8 @@ from kvtide.tiers.mooncake import MooncakeConfig, native
 from kvtide.tiers.mooncake.backend import MooncakeBackend
 from tests.contracts.tier_contract import key
 from tests.tiers.shared.support import fresh_namespace
+
+ROOT = Path(__file__).parents[3]
 
 
 class Client:
@@ -100,5 +105,11 @@ def test_f18_leave_is_taken_of_masters_that_answer_only(
 
 def test_a_client_that_cannot_be_imported_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
-    with pytest.raises(ConfigError, match="libibverbs1"):
+    with pytest.raises(ConfigError, match=native.LIBRARIES):
         native.load(50)
+
+
+def test_the_error_the_tests_and_the_docs_name_the_same_libraries() -> None:
+    libraries = set(native.LIBRARIES.split())
+    assert libraries == set(PACKAGES.values()) - {"redis-server"}
+    assert libraries <= set(re.findall(r"lib[\w-]+", (ROOT / "docs/tiers.md").read_text()))

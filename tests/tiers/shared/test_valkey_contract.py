@@ -46,7 +46,6 @@ class TestEncrypted(KeepingContract):
 
     @pytest.fixture(autouse=True)
     def _server(self, server: Server, tmp_path: Path) -> None:
-        pytest.importorskip("cryptography")
         file = tmp_path / "key"
         file.write_text("5a" * 32)
         file.chmod(0o600)

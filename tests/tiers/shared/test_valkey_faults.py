@@ -303,7 +303,6 @@ def test_a_server_that_was_emptied_is_filled_again() -> None:
 def test_records_encrypted_with_another_key_are_misses_and_are_not_removed(
     monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
-    pytest.importorskip("cryptography")
     monkeypatch.setenv("ONE", "11" * 32)
     monkeypatch.setenv("OTHER", "22" * 32)
     namespace = replace(fresh_namespace(), attention="encrypted")
@@ -378,7 +377,7 @@ def test_a_sweep_does_not_go_on_after_somebody_else_has_cleared(monkeypatch: pyt
         other.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has such a policy")
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="batch scheduling: Only Linux has it.")
 def test_puts_are_in_no_hurry_and_gets_are(monkeypatch: pytest.MonkeyPatch) -> None:
     policies: dict[str, int] = {}
     for name in ("_send", "_get"):

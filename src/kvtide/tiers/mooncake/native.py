@@ -29,7 +29,8 @@ from mooncake.store import MooncakeDistributedStore
 status = MooncakeDistributedStore().setup(sys.argv[1], sys.argv[2], 0, 0, sys.argv[3], sys.argv[4], sys.argv[5])
 os._exit(1 if status else 0)
 """
-_LIBRARIES = "libibverbs1 librdmacm1 libnl-3-200 libnl-route-3-200 libnuma1"
+LIBRARIES = "libibverbs1 librdmacm1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4"
+"""Debian's names of what the client needs, even over TCP."""
 
 _abandoned: list[Any] = []
 """Clients whose master died: their destructors would take leave, too."""
@@ -49,7 +50,7 @@ def load(deadline_ms: int) -> Any:
     try:
         return importlib.import_module("mooncake.store")  # it is optional, and large
     except ImportError as error:
-        fix = f"pip install 'kvtide[mooncake]', and on Debian: apt install {_LIBRARIES}"
+        fix = f"pip install 'kvtide[mooncake]', and on Debian: apt install {LIBRARIES}"
         raise ConfigError("type", "mooncake", f"Mooncake's client: {fix} ({error})") from error
 
 

@@ -1,9 +1,6 @@
-"""Seeds that nobody has ever tried. Those that fail are printed with the command that shows them."""
+"""Worlds of fixed seeds: what fails here was changed. `make soak` tries fresh ones."""
 
 from __future__ import annotations
-
-import random
-import sys
 
 import pytest
 
@@ -16,13 +13,10 @@ PIECES = 4
 
 
 @pytest.mark.parametrize("piece", range(PIECES))
-def test_no_fresh_seed_violates_anything(piece: int, capfd: pytest.CaptureFixture[str]) -> None:
-    first = random.SystemRandom().getrandbits(40)
-    tally = run_chunk(first, SEEDS, {})
+def test_no_seed_violates_anything(piece: int) -> None:
+    tally = run_chunk(piece * SEEDS, SEEDS, {})
     lines = [line for found in tally.found for line in violation_lines(found, {})]
-    with capfd.disabled():
-        sys.stderr.write(f"\nsimulated seeds {first} to {first + SEEDS - 1}: {tally.steps} steps\n")
-    assert not tally.violations, "\n".join([f"seeds from {first} on", *lines])
+    assert not tally.violations, "\n".join(lines)
 
 
 def test_no_fault_and_no_reason_is_so_rare_that_it_never_happens() -> None:

@@ -1,0 +1,92 @@
+"""Bring what tests need of the system, without root: Debian's packages, unpacked below a virtual environment.
+
+    python tools/system_packages.py FOLDER [WHAT ...]
+
+Looks for each library and program first; what the system has is left alone. The rest is downloaded by apt-get with
+lists and cache of its own, and linked in FOLDER/bin and FOLDER/lib, which the Makefile puts on PATH and
+LD_LIBRARY_PATH. Where that cannot be done (no apt-get, no network), it says so and succeeds: tests that lack
+something are skipped, and the end of the run says which.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGES = {
+    "redis-server": "redis-server",
+    "libnuma.so.1": "libnuma1",
+    "libibverbs.so.1": "libibverbs1",
+    "librdmacm.so.1": "librdmacm1",
+    "libnl-3.so.200": "libnl-3-200",
+    "libnl-route-3.so.200": "libnl-route-3-200",
+    "libcurl.so.4": "libcurl4",
+}
+"""The package of each program and library."""
+TIMEOUT_S = 300
+
+
+def is_here(name: str) -> bool:
+    """Whether a program is on PATH, or a library is found by the loader."""
+    if ".so" not in name:
+        return shutil.which(name) is not None
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def run(command: list[str]) -> None:
+    """Run a program of Debian's; what it prints is in the exception if it fails."""
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)  # noqa: S603 (our own)
+
+
+def download(packages: list[str], folder: Path) -> list[Path]:
+    """Download packages with all that they need and the system has not; return the files."""
+    lists, cache = folder / "apt" / "lists", folder / "apt" / "cache"
+    for part in (lists, cache / "archives"):
+        (part / "partial").mkdir(parents=True, exist_ok=True)
+    # The state of installed packages is only read; nothing is locked, which is what needs root.
+    settings = (f"Dir::State::lists={lists}", f"Dir::Cache={cache}", "Debug::NoLocking=1")
+    apt = ["apt-get", "-qq", *(f"--option={setting}" for setting in settings)]
+    run([*apt, "update"])
+    run([*apt, "--yes", "--no-install-recommends", "--download-only", "install", *packages])
+    return sorted((cache / "archives").glob("*.deb"))
+
+
+def unpack(files: list[Path], folder: Path) -> None:
+    """Unpack packages, and link their programs and libraries in two flat folders."""
+    root = folder / "root"
+    for file in files:
+        run(["dpkg-deb", "--extract", str(file), str(root)])
+    found = {"bin": [*root.glob("usr/bin/*")], "lib": [*root.glob("**/lib/**/*.so.*")]}
+    for name, paths in found.items():
+        (folder / name).mkdir(exist_ok=True)
+        for path in paths:
+            link = folder / name / path.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(path.resolve())
+
+
+def bring(names: list[str], folder: Path) -> None:
+    """Bring what is missing, or say in one line why not."""
+    missing = [name for name in names if not is_here(name)]
+    if not missing:
+        return
+    packages = [PACKAGES[name] for name in missing]
+    print(f"==> bringing {' '.join(packages)} into {folder}: Debian's packages, unpacked, not installed")
+    try:
+        unpack(download(packages, folder), folder)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"==> could not: {(getattr(error, 'stderr', '') or str(error)).strip().splitlines()[-1]}")
+        print(f"    What needs {', '.join(missing)} is not tested. `apt-get install {' '.join(packages)}` brings it.")
+    finally:
+        shutil.rmtree(folder / "apt", ignore_errors=True)  # 20 MB
+
+
+if __name__ == "__main__":
+    bring(sys.argv[2:] or list(PACKAGES), Path(sys.argv[1]).absolute())
