@@ -12,8 +12,6 @@ from typing import Any
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["*"]
 
-pytest_plugins = ["tests.not_tested"]
-
 IS_APART = "KVTIDE_TEST_IS_APART"
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # scheduler and engine in reach of the tests
@@ -25,7 +23,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiles nothing, so no compiler is needed
 
 if importlib.util.find_spec("vllm") is not None:
-    from tests.vllm.fixtures import *  # noqa: F403 (fixtures are found by name)
+    from tests.not_tested import *  # noqa: F403 (pytest finds hooks and fixtures by name)
+    from tests.vllm.fixtures import *  # noqa: F403
 
 
 def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
