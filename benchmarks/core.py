@@ -1,4 +1,4 @@
-"""Scheduler time that kvtide takes per block, and how it grows with the host pool.
+"""Scheduler time that kvtide takes per block, and how it grows with the host pool and with what waits to be stored.
 
     python benchmarks/core.py [--json] [--small]
 
@@ -6,6 +6,7 @@ Store path: `advance` + `plan` + `report` of prompts that are all new, with a fu
 block evicts another one. Load path: `match` + `reserve` + `admit` + `plan` + `report` of prompts that are cached.
 The device pool is the embedded engine's; its pin and unpin calls are part of the time.
 Memory is what the manager holds when the pool is full, keys included.
+Backlog: one `plan`, while so many chains wait for the pin budget, that starts as many blocks as one report has freed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from kvtide.engine.block_pool import BlockPool
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 256
 """4,096 tokens."""
+CHAIN_BLOCKS = 2
+STARTED_BLOCKS = 16
+"""What a plan starts out of the backlog."""
 
 
 @dataclass
@@ -34,6 +38,14 @@ class Row:
     store_us: float
     load_us: float
     bytes_per_slot: float
+
+
+@dataclass
+class BacklogRow:
+    """Cost of a plan at one length of the backlog."""
+
+    chains: int
+    plan_ms: float
 
 
 def make_manager(slots: int) -> tuple[OffloadManager, BlockPool]:
@@ -123,6 +135,44 @@ def measure(sizes: list[int], rounds: int) -> list[Row]:
     ]
 
 
+def make_backlog(chains: int, rounds: int) -> OffloadManager:
+    """Return a manager for which at least `chains` chains wait, also after `rounds` plans."""
+    requests = chains + (rounds + 1) * STARTED_BLOCKS // CHAIN_BLOCKS
+    device = BlockPool(requests * CHAIN_BLOCKS)
+    geometry = Geometry(groups=(FullAttention(BLOCK_TOKENS),), block_bytes=4096, device_blocks=device.num_blocks)
+    options = {"host": 4096 * device.num_blocks, "pin_budget": STARTED_BLOCKS}
+    manager = OffloadManager(OffloadConfig.build(geometry, options), device)
+    for prompt in range(requests):
+        keys, name = make_keys(prompt)[:CHAIN_BLOCKS], f"backlog-{prompt}"
+        blocks = device.allocate(CHAIN_BLOCKS)
+        assert blocks is not None
+        for index, block in enumerate(blocks):
+            device.register(block, 0, keys[index], keys[index - 1] if index else None, (index + 1) * BLOCK_TOKENS)
+        manager.add_request(name, [keys], [blocks])
+        manager.admit(name, 0)
+        manager.advance(name, CHAIN_BLOCKS * BLOCK_TOKENS)
+        manager.finish(name)
+        device.free(blocks)
+    return manager
+
+
+def measure_backlog(lengths: list[int], rounds: int) -> list[BacklogRow]:
+    """Time `rounds` plans; lengths take turns."""
+    managers = [(chains, make_backlog(chains, rounds)) for chains in lengths]
+    in_flight = {chains: manager.plan().stores for chains, manager in managers}
+    plan_s: dict[int, list[float]] = {chains: [] for chains in lengths}
+    for _ in range(rounds):
+        for chains, manager in managers:
+            manager.report(Report(0, tuple(copy.id for copy in in_flight[chains])))
+            begin = time.perf_counter()
+            plan = manager.plan()
+            plan_s[chains].append(time.perf_counter() - begin)
+            in_flight[chains] = plan.stores
+            assert sum(len(copy.slots) for copy in plan.stores) == STARTED_BLOCKS
+            assert manager.gauges().backlog_blocks >= (chains - 1) * CHAIN_BLOCKS
+    return [BacklogRow(chains, round(statistics.median(plan_s[chains]) * 1e3, 4)) for chains in lengths]
+
+
 def per_block_us(seconds: list[float]) -> float:
     return round(statistics.median(seconds) / PROMPT_BLOCKS * 1e6, 3)
 
@@ -133,13 +183,18 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small pools, a few rounds: shows that it runs")
     args = parser.parse_args()
     sizes, rounds = ([2_000, 5_000], 5) if args.small else ([10_000, 100_000, 1_000_000], 400)
+    lengths = [100, 300] if args.small else [1_000, 3_000, 10_000, 30_000]
+    backlog = measure_backlog(lengths, rounds)
     rows = measure(sizes, rounds)
     if args.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}))
+        print(json.dumps({"rows": [asdict(row) for row in rows], "backlog": [asdict(row) for row in backlog]}))
         return
     print(f"{'host slots':>12} {'store':>12} {'load':>12} {'metadata':>14}")
     for row in rows:
         print(f"{row.slots:>12,} {row.store_us:>9.2f} µs {row.load_us:>9.2f} µs {row.bytes_per_slot:>8.0f} B/slot")
+    print(f"\n{'chains wait':>12} {'plan':>12}")
+    for waiting in backlog:
+        print(f"{waiting.chains:>12,} {waiting.plan_ms:>9.3f} ms")
 
 
 if __name__ == "__main__":

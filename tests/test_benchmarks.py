@@ -23,6 +23,12 @@ def test_core_prints_a_row_per_size() -> None:
         assert min(row.values()) > 0
 
 
+def test_core_prints_a_row_per_length_of_the_backlog() -> None:
+    rows = json.loads(run("core.py", "--small", "--json"))["backlog"]
+    assert [row["chains"] for row in rows] == [100, 300]
+    assert all(row["plan_ms"] > 0 for row in rows)
+
+
 def test_core_prints_a_table() -> None:
     assert "host slots" in run("core.py", "--small")
 

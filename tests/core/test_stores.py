@@ -177,6 +177,20 @@ def test_a_window_block_is_of_use_without_the_block_before_it() -> None:
     assert world.manager.metrics.not_stored == {NotStored.EVICTED_FROM_DEVICE: 1}
 
 
+def test_what_was_begun_goes_on_before_others_of_its_length() -> None:
+    world = World(pin_budget=1)
+    first, second = computed(world, text("a", 8), "a"), computed(world, text("b", 8), "b")
+    (_, tail_of_a), (head_of_b, tail_of_b) = list(first.blocks[0]), list(second.blocks[0])
+    world.finish(first)
+    world.finish(second)
+    started: list[int] = []
+    for _ in range(4):
+        (copy,) = world.plan().stores
+        started += copy.blocks
+        world.run(copy)
+    assert started[1:] == [head_of_b, tail_of_b, tail_of_a]
+
+
 def test_what_waits_is_bounded_by_the_device_pool() -> None:
     world = World(pin_budget=1, device_blocks=4)
     for name in "abcd":  # each finds the device empty again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvtide.core.backlog import Backlog
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
@@ -54,15 +55,19 @@ class Stores:
         self._metrics = metrics
         remembered = (config.slots + config.geometry.device_blocks) // len(groups)
         self._second_use = [SecondUse(remembered) for _ in groups] if config.admission == "second-use" else None
-        self._backlog: list[tuple[Chain, int]] = []
+        self._backlog = Backlog(len(groups))
         self._planned: list[Store] = []
-        self.backlog_blocks = 0
         self.pinned_blocks = 0
 
     @property
     def room(self) -> int:
         """Device blocks that may still be pinned."""
         return self._budget - self.pinned_blocks
+
+    @property
+    def backlog_blocks(self) -> int:
+        """Blocks that wait to be stored later."""
+        return self._backlog.blocks
 
     def useful(self, chain: Chain) -> bool:
         """Whether the host has what a chain continues (or is about to), so that storing it makes sense."""
@@ -132,8 +137,11 @@ class Stores:
             return chain
         return chain.part(first, last, self._block_tokens[chain.group])
 
-    def defer(self, chain: Chain, attempt: int = 1) -> None:
-        """Store a chain later, when the pin budget allows it, from whatever block holds its content then."""
+    def defer(self, chain: Chain, attempt: int = 1, *, first: bool = False) -> None:
+        """Store a chain later, when the pin budget allows it, from whatever block holds its content then.
+
+        `first`: before others of its length.
+        """
         if self.backlog_blocks + len(chain) > self._backlog_max:
             self.lose(NotStored.QUEUE_FULL, len(chain))
             return
@@ -141,8 +149,7 @@ class Stores:
         chain.slots = []
         chain.anchor = None
         chain.filled = False  # looked up by key when its turn comes
-        self._backlog.append((chain, attempt))
-        self.backlog_blocks += len(chain)
+        self._backlog.add(chain, attempt, first=first)
 
     def take_over(self, chain: Chain, *, lost: bool) -> None:
         """Store what was to come from elsewhere and did not; `lost`: there was a reset meanwhile."""
@@ -153,7 +160,7 @@ class Stores:
 
     def defers(self, group: int, key: Key) -> bool:
         """Whether a key waits to be stored later."""
-        return any(key in chain.keys for chain, _ in self._backlog if chain.group == group)
+        return self._backlog.holds(group, key)
 
     def lose(self, why: NotStored, blocks: int) -> None:
         """Count blocks that are not stored."""
@@ -165,20 +172,12 @@ class Stores:
 
         Heads before tails: a tail is of no use, and given up, when what it continues is not on its way.
         """
-        if not self._backlog or self.room <= 0:
-            return
-        waiting = sorted(self._backlog, key=lambda entry: entry[0].end_tokens)
-        self._backlog = []
-        self.backlog_blocks = 0
-        for position, (chain, attempt) in enumerate(waiting):
-            if self.room <= 0:
-                self._backlog += waiting[position:]
-                break
+        while self._backlog and self.room > 0:
+            chain, attempt = self._backlog.pop()
             for run in self.runs(chain, self._find):
-                self.start_or_defer(run, attempt)
-        self.backlog_blocks = sum(len(chain) for chain, _ in self._backlog)
+                self.start_or_defer(run, attempt, first=True)
 
-    def start_or_defer(self, chain: Chain, attempt: int = 1) -> None:
+    def start_or_defer(self, chain: Chain, attempt: int = 1, *, first: bool = False) -> None:
         """Start a chain that nobody will offer again: what does not fit now waits, or is counted as lost."""
         if not self.useful(chain):
             self.lose(NotStored.PREFIX_MISSING, len(chain))
@@ -189,7 +188,7 @@ class Stores:
         if self.room > 0:
             self.lose(NotStored.HOST_FULL, len(chain) - started)
         else:
-            self.defer(self._part(chain, started, len(chain)), attempt)
+            self.defer(self._part(chain, started, len(chain)), attempt, first=first)
 
     def runs(self, chain: Chain, block_of: BlockOf) -> list[Chain]:
         """Cut out of a chain what the host does not know yet, with the device blocks it can be copied from."""
@@ -240,7 +239,6 @@ class Stores:
         """Let everything that waits or is in flight come to nothing."""
         self.lose(NotStored.RESET, self.backlog_blocks)
         self._backlog.clear()
-        self.backlog_blocks = 0
         for store in self._planned:
             store.abandoned = True
 
