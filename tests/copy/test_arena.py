@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import mmap
-from pathlib import Path
 
 import pytest
 
 from kvtide.copy import HostArena, arena
+from kvtide.copy.memory_left import MemoryLeft
 from kvtide.errors import ConfigError, CopyError
 
 
@@ -54,11 +54,10 @@ def test_a_mapping_that_fails_is_a_config_error(monkeypatch: pytest.MonkeyPatch)
         HostArena(4, 4)
 
 
-def test_the_limit_of_the_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    unlimited, limit = tmp_path / "memory.max", tmp_path / "limit"
-    unlimited.write_text("max\n")
-    limit.write_text("1000\n")
-    monkeypatch.setattr(arena, "_CGROUP_LIMITS", (unlimited, tmp_path / "missing", limit))
-    with pytest.raises(ConfigError, match="at most the 1000 bytes"):
+def test_the_limit_of_the_container_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = MemoryLeft(1000, "are left of the 4000 in /sys/fs/cgroup/app/memory.max")
+    monkeypatch.setattr(arena, "memory_left", lambda: left)
+    assert arena.available_bytes() == 1000
+    with pytest.raises(ConfigError, match=r"host=1010: .* at most the 1000 bytes .* of the 4000 in .*/app/memory.max"):
         HostArena(slots=10, slot_bytes=101)
     HostArena(slots=10, slot_bytes=100).close()

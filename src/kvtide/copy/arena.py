@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtide.copy.memory_left import memory_left
 from kvtide.errors import ConfigError, CopyError
 from kvtide.options import parse_count
-
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 class HostArena:
@@ -64,11 +61,11 @@ def _map(size: int) -> mmap.mmap:
     """Map `size` bytes, or say that the machine does not have them.
 
     A mapping larger than memory often succeeds and the process is killed when the pages are touched, hours
-    later. So the size is compared with what the machine has before it is mapped.
+    later. So the size is compared with what is left before it is mapped.
     """
-    available = available_bytes()
-    if size > available:
-        raise ConfigError("host", size, f"at most the {available} bytes that this machine has left")
+    left = memory_left()
+    if size > left.nbytes:
+        raise ConfigError("host", size, left.expected)
     try:
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
@@ -79,24 +76,5 @@ def _map(size: int) -> mmap.mmap:
 
 
 def available_bytes() -> int:
-    """Return how much memory this process can hope for: what is left, within the cgroup's limit."""
-    limits = [_machine_bytes(), *(_cgroup_bytes(path) for path in _CGROUP_LIMITS)]
-    return min(limit for limit in limits if limit is not None)
-
-
-def _cgroup_bytes(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no such file here, or the word "max"
-        return None
-
-
-def _machine_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name == "MemAvailable":
-                return int(rest.split()[0]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Return how much memory this process can hope for: what is left, in the machine and in its control groups."""
+    return memory_left().nbytes

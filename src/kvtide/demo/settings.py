@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtide.copy.arena import available_bytes
+from kvtide.copy.memory_left import memory_left
 from kvtide.core import OffloadConfig
 from kvtide.engine import EngineConfig, ModelConfig
 from kvtide.errors import ConfigError
@@ -85,10 +85,10 @@ class DemoSettings:
             raise ConfigError("device_blocks", self.device_blocks, expected)
 
     def _check_memory(self, offload: OffloadConfig) -> None:
-        available = available_bytes()
-        if offload.host_bytes > available:
-            raise ConfigError("host", self.host, f"at most the {available} bytes that this machine has left")
+        left = memory_left()
+        if offload.host_bytes > left.nbytes:
+            raise ConfigError("host", self.host, left.expected)
         unlimited = self.unlimited_blocks * offload.geometry.block_bytes * offload.geometry.ranks
-        if unlimited > available:
-            expected = f"fewer: the reference run would need {unlimited} bytes, and this machine has {available} left"
+        if unlimited > left.nbytes:
+            expected = f"fewer: the reference run needs {unlimited} bytes, {left.expected}"
             raise ConfigError("conversations", self.conversations, expected)
