@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
+import weakref
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtide.copy import libc
 from kvtide.copy.memory_left import memory_left
 from kvtide.errors import ConfigError, CopyError
 from kvtide.options import parse_count
@@ -16,7 +19,8 @@ from kvtide.options import parse_count
 class HostArena:
     """`slots` slots of `slot_bytes` bytes, zero at first. A page takes real memory once it is touched.
 
-    Pages are huge where the system has some to give: what reads or pins them is faster.
+    Pages are huge where the system has some to give: what reads or pins them is faster. It belongs to the process that
+    made it: after a fork the child has no memory there (see `_leave_behind`).
 
     Example:
         >>> with HostArena(slots=4, slot_bytes=16) as arena:
@@ -33,7 +37,9 @@ class HostArena:
         self.slot_bytes = slot_bytes
         self._mapping = _map(slots * slot_bytes)
         flat = np.frombuffer(self._mapping, dtype=np.uint8)
+        self._address = int(flat.ctypes.data)
         self._memory: npt.NDArray[np.uint8] | None = flat.reshape(slots, slot_bytes)
+        _ARENAS.add(self)
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
@@ -49,6 +55,7 @@ class HostArena:
         # process. Python unmaps it when the last view goes.
         with contextlib.suppress(BufferError):
             self._mapping.close()
+            _ARENAS.discard(self)
 
     def __enter__(self) -> HostArena:
         return self
@@ -70,9 +77,28 @@ def _map(size: int) -> mmap.mmap:
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError("host", size, f"memory that this machine can give ({error})") from error
-    with contextlib.suppress(OSError, AttributeError):  # a hint, which not every system knows
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+    # Without DONTFORK a child shares the pages, and each one that the parent writes to from then on is there twice.
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        with contextlib.suppress(OSError, AttributeError):  # hints, which not every system knows
+            mapping.madvise(getattr(mmap, advice))
     return mapping
+
+
+_ARENAS: weakref.WeakSet[HostArena] = weakref.WeakSet()
+
+
+def _leave_behind() -> None:
+    """In a child, close all arenas, and let nothing else be mapped at their addresses.
+
+    Python still holds the mappings and unmaps them one day, with whatever is there by then. And whoever kept a view of
+    an arena is stopped by the system, and does not read or write what became of it.
+    """
+    for arena in _ARENAS:
+        arena._memory = None
+        libc.reserve(arena._address, arena.slots * arena.slot_bytes)
+
+
+os.register_at_fork(after_in_child=_leave_behind)
 
 
 def available_bytes() -> int:

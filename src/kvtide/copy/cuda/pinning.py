@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import logging
 import os
 import threading
@@ -14,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
+from kvtide.copy import libc
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import describe
 from kvtide.copy.cuda.gpu import Gpu
@@ -117,18 +116,8 @@ class Pinner:
     def _populate(self, address: int, nbytes: int) -> None:
         """Make the pages. Most of the time of pinning goes here, and it is no business of the driver.
 
-        In short steps: each holds a lock of the process that other threads want when they allocate memory.
+        In short steps: each holds a lock of the process that other threads want when they allocate memory. What cannot
+        be made here, for want of memory, is found out by the pinning.
         """
         for at in range(0, nbytes, _PAGE_BYTES):
-            _madvise(address + at, min(_PAGE_BYTES, nbytes - at), _MADV_POPULATE_WRITE)
-
-
-def _madvise(address: int, nbytes: int, advice: int) -> None:
-    """Give the kernel a hint. One that does not know it, or has no memory, is found out by the pinning."""
-    with contextlib.suppress(OSError, AttributeError):
-        _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(advice))
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+            libc.madvise(address + at, min(_PAGE_BYTES, nbytes - at), _MADV_POPULATE_WRITE)
