@@ -6,7 +6,6 @@ import pytest
 
 from kvtide.copy import HostArena
 from kvtide.copy.cuda.pinning import Pinner
-from kvtide.copy.cuda.torch_gpu import parse_cpus
 from kvtide.core.wire import Copy
 from tests.contracts.copy_contract import PATIENCE_S, STORE, Shape
 from tests.copy.cuda.fake_gpu import FakeGpu
@@ -92,9 +91,3 @@ def test_closing_in_the_middle_stops_after_the_piece_at_hand_and_unpins() -> Non
     assert pinner.close(PATIENCE_S)
     assert not gpu.pinned
     assert pinner.usable_slots == 0
-
-
-def test_lists_of_cpus_are_read_as_the_kernel_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(10)))
-    assert parse_cpus("0-2,8,20-21\n") == {0, 1, 2, 8}
-    assert parse_cpus("\n") == frozenset()

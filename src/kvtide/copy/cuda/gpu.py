@@ -128,3 +128,7 @@ class Gpu(ABC):
     def local_cpus(self) -> frozenset[int]:
         """Return the CPUs whose memory is next to the GPU; none if that cannot be told."""
         return frozenset()
+
+    def local_node(self) -> int | None:
+        """Return the NUMA node whose memory is next to the GPU; None if that cannot be told."""
+        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from kvtide.copy import libc
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import describe
 from kvtide.copy.cuda.gpu import Gpu
+from kvtide.copy.cuda.placement import Placement
 from kvtide.errors import ConfigError
 from kvtide.options import parse_count
 
@@ -84,27 +84,21 @@ class Pinner:
         begin_s = time.monotonic()
         try:
             self._gpu.enter()
-            self._settle_down()
+            placement = Placement(self._gpu, self._address, self._size)
             with ThreadPoolExecutor(_POPULATING_THREADS, "kvtide-pages") as pool:
                 while self.pinned_bytes < self._size and not self._stop.is_set() and threading.main_thread().is_alive():
-                    self._pin_piece(pool)
+                    self._pin_piece(pool, placement)
         except BaseException as error:
             self.problem = describe(error)
             pinned, size = self.pinned_bytes / _GIB, self._size / _GIB
             _LOG.warning("pinned %.2f of %.2f GiB; the host tier stays at that: %s", pinned, size, self.problem)
         else:
             _LOG.info("pinned %.2f GiB in %.1f s", self.pinned_bytes / _GIB, time.monotonic() - begin_s)
+            placement.tell()
         finally:
             self._ended.set()
 
-    def _settle_down(self) -> None:
-        """Run where the GPU is: pages are taken from the memory next to the CPU that touches them first."""
-        cpus = self._gpu.local_cpus()
-        if cpus:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, cpus)
-
-    def _pin_piece(self, pool: ThreadPoolExecutor) -> None:
+    def _pin_piece(self, pool: ThreadPoolExecutor, placement: Placement) -> None:
         begin = self._address + self.pinned_bytes
         piece_bytes = min(self.piece_bytes, self._size - self.pinned_bytes)
         part_bytes = max(_PAGE_BYTES, self.piece_bytes // _POPULATING_THREADS // _PAGE_BYTES * _PAGE_BYTES)
@@ -112,6 +106,7 @@ class Pinner:
         list(pool.map(lambda at: self._populate(begin + at, min(part_bytes, piece_bytes - at)), offsets))
         self._gpu.pin(begin, piece_bytes)
         self.pinned_bytes += piece_bytes
+        placement.made(begin, piece_bytes)
 
     def _populate(self, address: int, nbytes: int) -> None:
         """Make the pages. Most of the time of pinning goes here, and it is no business of the driver.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtide.copy import numa
 from kvtide.copy.base import Direction
 from kvtide.copy.cuda.driver import Driver
 from kvtide.copy.cuda.geometry import Tiling
@@ -177,12 +176,22 @@ class TorchGpu(Gpu):
         self._driver.unpin(address)
 
     def local_cpus(self) -> frozenset[int]:
-        """Return the CPUs that the kernel calls local to the GPU's slot."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            about = self._torch.cuda.get_device_properties(self._device)
-            slot = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
-            return parse_cpus(Path("/sys/bus/pci/devices", slot, "local_cpulist").read_text())
-        return frozenset()
+        """Return the CPUs that the kernel calls local to the GPU's slot, and that this process may use."""
+        slot = self._slot()
+        return numa.cpus_of_device(slot) if slot is not None else frozenset()
+
+    def local_node(self) -> int | None:
+        """Return the NUMA node of the GPU's slot."""
+        slot = self._slot()
+        return numa.node_of_device(slot) if slot is not None else None
+
+    def _slot(self) -> str | None:
+        """Return the GPU's address on the PCI bus; None if torch does not tell, as old ones do not."""
+        about = self._torch.cuda.get_device_properties(self._device)
+        try:
+            return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
+        except AttributeError:
+            return None
 
 
 class _TritonMover:
@@ -212,12 +221,3 @@ class _TritonMover:
         else:
             # Types and alignments never change, so there is nothing for Triton to look up: 20 microseconds less.
             compiled[grid](*arguments)
-
-
-def parse_cpus(text: str) -> frozenset[int]:
-    """Read a list such as "0-3,8"."""
-    cpus: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return frozenset(cpus & os.sched_getaffinity(0))

@@ -1,0 +1,56 @@
+"""Has host memory come from the NUMA node next to a GPU: copies from another one are slower, and disturb its CPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+
+from kvtide.copy import numa
+from kvtide.copy.base import describe
+from kvtide.copy.cuda.gpu import Gpu
+
+_LOG = logging.getLogger(__name__)
+_GIB = 1 << 30
+
+
+class Placement:
+    """Where the pages of an arena are to come from. To be made, in the thread that makes the pages, before them.
+
+    Memory in the wrong place works. So nothing here fails: what cannot be had is said in one line.
+    """
+
+    def __init__(self, gpu: Gpu, address: int, nbytes: int) -> None:
+        self.node: int | None = None
+        """What the pages are bound to."""
+        self.far_bytes = 0
+        """What came from elsewhere all the same, because that node was full."""
+        cpus = gpu.local_cpus()
+        if cpus:  # clearing pages is faster from near, too
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, cpus)
+        if len(numa.nodes()) > 1:
+            self._bind(gpu.local_node(), address, nbytes)
+
+    def _bind(self, node: int | None, address: int, nbytes: int) -> None:
+        if node is None:
+            _LOG.warning("host memory is not bound to a NUMA node: the system does not say which is next to the GPU")
+            return
+        try:
+            numa.prefer_node(address, nbytes, node)
+            self.node = node
+        except OSError as error:
+            text = "host memory is not bound to NUMA node %d, next to the GPU: %s (containers may need CAP_SYS_NICE)"
+            _LOG.warning(text, node, describe(error))
+
+    def made(self, address: int, nbytes: int) -> None:
+        """Look where a piece came from, by its first page."""
+        with contextlib.suppress(OSError):
+            if self.node is not None and numa.node_of(address) != self.node:
+                self.far_bytes += nbytes
+
+    def tell(self) -> None:
+        """Say what is not where it should be."""
+        if self.far_bytes:
+            text = "about %.2f GiB of host memory are not on NUMA node %d, next to the GPU, which had no more"
+            _LOG.warning(text, self.far_bytes / _GIB, self.node)
