@@ -13,11 +13,12 @@ from typing import Any
 SOURCE = Path(__file__).parents[2] / "src"
 MIB = 1 << 20
 BEGIN = """
-import gc, json, mmap, os, sys
+import gc, json, mmap, os, resource
 from kvtide.copy import HostArena
 from kvtide.errors import CopyError
 
 SIZE = 64 << 20
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 def rss():
     with open("/proc/self/smaps_rollup") as file:
