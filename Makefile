@@ -54,7 +54,7 @@ test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests th
 	@echo "==> types (mypy, strict)"
 	@$(BIN)/mypy
 	@echo "==> tests (pytest)"
-	@$(BIN)/python -m pytest -n 2 --not-tested=$(VENV)/not-tested-core $(STRICT)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal --not-tested=$(VENV)/not-tested-core $(STRICT)
 
 test-vllm: vllm   ## the connector on real vLLM, its CPU build (8 minutes)
 	@echo "==> tests on real vLLM (pytest)"

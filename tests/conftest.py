@@ -11,7 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.not_tested"]
 
-# The same examples each time and no deadlines, so that a test fails only for what was changed; `make soak` tries others.
+# The same examples each time and no deadlines: a test fails only for what was changed. `make soak` tries others.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("fresh", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

@@ -319,4 +319,4 @@ class HostPoolMachine(RuleBasedStateMachine):
 
 
 TestHostPoolInAnyOrder = HostPoolMachine.TestCase
-TestHostPoolInAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHostPoolInAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)

@@ -435,6 +435,4 @@ class Engine(RuleBasedStateMachine):
 
 
 TestEngine = Engine.TestCase
-TestEngine.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestEngine.settings = settings(max_examples=150, stateful_step_count=60, suppress_health_check=list(HealthCheck))

@@ -1,6 +1,6 @@
 """Kills a writer again and again, and looks at what is left. Run by the tests, in a process without threads.
 
-    python -m tests.tiers.disk.killed FOLDER ROUNDS
+    python -m tests.tiers.disk.killed FOLDER ROUNDS SEED
 
 What a writer was told is done is there after it was killed. What is served is what was put. The rest is a miss.
 """
@@ -27,10 +27,14 @@ PER_ROUND = 1 << 16
 MODES = ("auto", "buffered", "cached")
 
 
+def size(number: int) -> int:
+    return 2048 * (1 + number % 12)
+
+
 def content(number: int) -> memoryview:
-    """Return the bytes of a block; sizes differ."""
-    size = 2048 * (1 + number % 12)
-    return memoryview(bytearray((number.to_bytes(4, "little") + b"kvtide--") * (size // 12 + 1))[:size])
+    """Return the bytes of a block."""
+    text = number.to_bytes(4, "little") + b"kvtide--"
+    return memoryview(bytearray(text * (size(number) // len(text) + 1))[: size(number)])
 
 
 def write(folder: Path, first: int, done: mmap.mmap, io: str, rng: random.Random) -> NoReturn:
@@ -55,7 +59,7 @@ def check(folder: Path, first: int, last_done: int, io: str) -> int:
     assert disk_bytes(folder) <= SIZE
     store = disk_store(folder, SIZE, slot_bytes=SLOT_BYTES, io=io)
     numbers = range(max(1, first - 300), first + 600)
-    wanted = [Item(key(number), room(content(number).nbytes)) for number in numbers]
+    wanted = [Item(key(number), room(size(number))) for number in numbers]
     outcomes = store.get(wanted)
     for number, item, outcome in zip(numbers, wanted, outcomes, strict=True):
         assert outcome.verdict in (Verdict.HIT, Verdict.MISS), outcome
@@ -66,10 +70,10 @@ def check(folder: Path, first: int, last_done: int, io: str) -> int:
     return outcomes.count(HIT)
 
 
-def main(folder: Path, rounds: int) -> None:
+def main(folder: Path, rounds: int, seed: int) -> None:
     """Kill as often as asked."""
     done = mmap.mmap(-1, mmap.PAGESIZE)
-    rng = random.Random(6)
+    rng = random.Random(seed)
     hits = 0
     for round_ in range(rounds):
         io = rng.choice(MODES)
@@ -77,7 +81,7 @@ def main(folder: Path, rounds: int) -> None:
         done[:9] = bytes(9)
         writer = os.fork()
         if not writer:
-            write(folder, first, done, io, random.Random(round_))
+            write(folder, first, done, io, random.Random(f"{seed} {round_}"))
         while round_ % 4 and not done[8]:  # every fourth is killed while it opens the store, or soon after
             time.sleep(0.001)
         time.sleep(rng.uniform(0.0, 0.025))
@@ -88,4 +92,4 @@ def main(folder: Path, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

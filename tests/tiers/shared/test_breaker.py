@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtide.tiers.breaker import Breaker
@@ -157,7 +157,6 @@ def test_of_many_threads_one_gets_the_probe() -> None:
 EVENTS = st.lists(st.one_of(st.sampled_from(["ask", "good", "bad"]), st.floats(0.0, 20.0)), max_size=60)
 
 
-@settings(deadline=None)
 @given(events=EVENTS, failures_max=st.integers(1, 4))
 def test_whatever_happens_it_can_be_tried_again_and_never_by_two_at_a_time(
     events: list[str | float], failures_max: int

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from valkey.exceptions import ConnectionError as ServerGone
 from valkey.exceptions import InvalidResponse, ResponseError
@@ -60,14 +60,12 @@ REPLIES = st.recursive(SIMPLE, lambda each: st.lists(each, max_size=4), max_leav
 STEPS = st.lists(st.integers(1, 20_000), max_size=50)
 
 
-@settings(deadline=None)
 @given(sent=st.lists(REPLIES, max_size=6), steps=STEPS)
 def test_replies_come_out_as_they_went_in_however_they_are_cut(sent: list[Any], steps: list[int]) -> None:
     replies = reading(b"".join(map(encoded, sent)), steps)
     assert [replies.read_response() for _ in sent] == sent
 
 
-@settings(deadline=None)
 @given(
     kinds=st.lists(st.one_of(st.none(), st.just("fits"), st.binary(max_size=30_000)), min_size=1, max_size=300),
     sizes=st.tuples(st.integers(1, 200), st.integers(1, 30_000)),
@@ -158,7 +156,6 @@ def as_record(word: bytes) -> Sealed:
 WORDS = st.one_of(st.binary(max_size=50), st.binary(min_size=1, max_size=300_000))
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(WORDS, min_size=1, max_size=6), max_size=4))
 def test_commands_arrive_as_they_were_sent(commands: list[list[bytes]]) -> None:
     here, there = socket.socketpair()
