@@ -32,7 +32,7 @@ from tests.contracts.tier_contract import (
     room,
     verdicts,
 )
-from tests.tiers.shared.servers import PATIENCE_S, Master, mooncake, until
+from tests.tiers.shared.servers import PATIENCE_S, Master, mooncake, mooncake_program, until
 from tests.tiers.shared.support import DEADLINE_MS, fresh_namespace
 
 GIVEN_UP = {Verdict.FAILED, Verdict.THROTTLED}
@@ -265,6 +265,7 @@ def test_f18_an_owner_that_is_stopped_is_waited_for_a_bounded_time_and_used_agai
 
 
 def test_a_store_that_is_not_there_at_start_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    mooncake_program()  # or skip
     master = Master()
     with mooncake_tier(master) as tier:
         assert set(verdicts(lookup(tier, [key(1)]))) <= GIVEN_UP
