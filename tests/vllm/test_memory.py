@@ -65,3 +65,43 @@ def test_an_allocation_that_is_too_small_is_refused() -> None:
     config.kv_cache_tensors = [placed]
     with pytest.raises(ConfigError, match="layer0"):
         memory.stripes_of(tensors, config)
+
+
+def placed_together(blocks: int, *, heads_first: bool, side_by_side: bool = False) -> str:
+    """Return the layout of two layers in one allocation, as vLLM has them since 0.29."""
+    page = 2 * 16 * 8
+    size = (2, 16, 8) if heads_first else (16, 2, 8)
+    lying = torch.zeros(blocks, 2, *size) if side_by_side else torch.zeros(2, blocks, *size)
+    layers = lying.unbind(1 if side_by_side else 0)
+    if heads_first:
+        layers = tuple(each.transpose(1, 2) for each in layers)
+    stride = 4 * page * (2 if side_by_side else 1)
+    placed = SimpleNamespace(
+        layers=["a", "b"], layer_stride=4 * page * (1 if side_by_side else blocks), block_stride=stride, offset=0
+    )
+    config = SimpleNamespace(num_blocks=blocks, kv_cache_tensors=[placed])
+    tensors = dict(zip(placed.layers, layers, strict=True))
+    return memory.layout_of(tensors, memory.stripes_of(tensors, config), blocks)
+
+
+def test_f23_a_layout_says_how_numbers_lie_and_not_how_many_blocks_there_are() -> None:
+    ways = [(first, side) for first in (False, True) for side in (False, True)]
+    few = [placed_together(6, heads_first=first, side_by_side=side) for first, side in ways]
+    assert len(set(few)) == 4
+    assert few == [placed_together(50, heads_first=first, side_by_side=side) for first, side in ways]
+    assert few[0] == "torch.float32 1 by block 16 by 64 2 by 32 8 by 4: a 0+0, b 1+0; stripes 1024,1024"
+    assert few[1] == "torch.float32 1 by block 16 by 64 2 by 32 8 by 4: a 0+0, b 0+1024; stripes 2048"
+
+
+def test_f23_a_layout_of_an_allocation_per_layer_tells_orders_and_kinds_apart() -> None:
+    def layout(tensor: torch.Tensor, blocks: int = BLOCKS) -> str:
+        placed = [SimpleNamespace(size=tensor.nbytes, shared_by=["layer"], block_stride=0)]
+        config = SimpleNamespace(num_blocks=blocks, kv_cache_tensors=placed)
+        return memory.layout_of({"layer": tensor}, memory.stripes_of({"layer": tensor}, config), blocks)
+
+    tokens_first = torch.zeros(2, BLOCKS, 16, 2, 8)
+    heads_first = torch.zeros(2, BLOCKS, 2, 16, 8).transpose(2, 3)
+    kernel_blocks = torch.zeros(2, 2 * BLOCKS, 8, 2, 8)
+    texts = [layout(each) for each in (tokens_first, heads_first, kernel_blocks, tokens_first.int())]
+    assert len(set(texts)) == 4
+    assert texts[0] == layout(torch.zeros(2, 9, 16, 2, 8), 9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from kvtide.errors import ConfigError
 from kvtide.tiers import LATENCY_BOUNDS_S, parse_tiers
 from kvtide.vllm.stats import BOUNDS_S
-from kvtide.vllm.tiers import fingerprint, refuse_unstable_keys
+from kvtide.vllm.tiers import refuse_unstable_keys
+from kvtide.vllm.weights import fingerprint, weights_part
 from tests.tiers.shared.servers import Server, free_port, until
 from tests.vllm.fixtures import PROMPTS, Says
 from tests.vllm.llm import Engine, engine
@@ -98,6 +100,38 @@ def test_f23_blocks_of_other_weights_are_never_read(llama: Path, gemma: Path, ge
         assert cached_tokens(second, prompts, gemma_says(*prompts)) == [0] * 2
 
 
+def test_f23_blocks_of_another_model_configuration_are_never_read(
+    llama: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = PROMPTS[1:3]
+    options = {"tiers": [disk(folder)]}
+    ropes = {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}
+    with engine(llama, None, blocks=96, hf_overrides=ropes) as plain:
+        expected = plain.generate(*prompts)
+    with engine(llama, blocks=96, options=options) as first:
+        assert [result.tokens for result in first.generate(*prompts)] != [result.tokens for result in expected]
+        first.drain()
+        assert first.metrics.sunk_blocks > 0
+    with engine(llama, blocks=96, options=options, hf_overrides=ropes) as second:
+        assert cached_tokens(second, prompts, expected) == [0] * 2
+        assert second.metrics.fetched_blocks == 0
+        second.drain()
+    assert re.search(r"another namespace.*: model\.hf\.rope_parameters: stored .*10000.*, now .*500000", caplog.text)
+    with engine(llama, blocks=96, options=options, hf_overrides=ropes) as third:
+        assert cached_tokens(third, prompts, expected) == [hit(tokens) for tokens in prompts]
+
+
+def test_a_restart_with_other_room_and_other_names_stays_warm(llama: Path, llama_says: Says, folder: Path) -> None:
+    prompts = PROMPTS[1:3]
+    options = {"tiers": [disk(folder)]}
+    with engine(llama, blocks=96, options=options) as first:
+        first.generate(*prompts)
+        first.drain()
+    other: dict[str, Any] = {"max_num_seqs": 3, "gpu_memory_utilization": 0.5, "seed": 7, "served_model_name": "other"}
+    with engine(llama, blocks=70, options={**options, "host": "20MiB", "mode": "lazy"}, **other) as second:
+        assert cached_tokens(second, prompts, llama_says(*prompts)) == [hit(tokens) for tokens in prompts]
+
+
 def test_f23_tiers_are_refused_when_keys_do_not_outlive_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     config = SimpleNamespace(cache_config=SimpleNamespace(prefix_caching_hash_algo="xxhash"))
@@ -116,6 +150,41 @@ def test_f23_other_weights_in_the_same_folder_are_another_namespace(tmp_path: Pa
     assert fingerprint(tmp_path) == before, "copies of a file are the same file"
     weights.write_bytes(bytes(50_000) + b"\1" * 50_000)
     assert fingerprint(tmp_path) != before
+
+
+@pytest.mark.parametrize("name", ["hf_quant_config.json", "modeling_mine.py", "consolidated.00.pth"])
+def test_f23_files_that_say_what_is_computed_belong_to_the_weights(tmp_path: Path, name: str) -> None:
+    before = fingerprint(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert fingerprint(tmp_path) == before, "keys are made of tokens"
+    (tmp_path / name).write_text("{}")
+    assert fingerprint(tmp_path) != before
+
+
+def test_f23_a_model_that_is_one_file_is_known_by_its_content(tmp_path: Path) -> None:
+    file, copied = tmp_path / "model.gguf", tmp_path / "copy.gguf"
+    weights = bytearray(4 << 20)
+    file.write_bytes(weights)
+    copied.write_bytes(weights)
+    assert fingerprint(file) == fingerprint(copied)
+    for begin in range(0, 4 << 20, 64 << 10):
+        swapped = weights[:]
+        swapped[begin : begin + (64 << 10)] = b"\1" * (64 << 10)
+        copied.write_bytes(swapped)
+        assert fingerprint(file) != fingerprint(copied), "a 64th of it is other"
+
+
+def test_f23_weights_are_known_by_their_own_commit_when_the_configuration_comes_from_elsewhere(tmp_path: Path) -> None:
+    refs = tmp_path / "models--me--model" / "refs"
+    refs.mkdir(parents=True)
+    model = SimpleNamespace(
+        model="me/model", hf_config_path="you/other", hf_config=SimpleNamespace(), revision=None, quantization=None
+    )
+    parts = set()
+    for commit in ("abc", "def"):
+        (refs / "main").write_text(commit)
+        parts.add(weights_part(model, SimpleNamespace(download_dir=str(tmp_path))))
+    assert len(parts) == 2
 
 
 def test_two_engines_share_a_store(llama: Path, llama_says: Says) -> None:

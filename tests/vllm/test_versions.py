@@ -123,6 +123,8 @@ NAMES: dict[str, list[str]] = {
     "distributed/kv_events.py": ["class BlockStored", "class BlockRemoved", "class AllBlocksCleared", "group_idx"],
     "config/scheduler.py": ["scheduler_reserve_full_isl: bool = True"],
     "config/kv_transfer.py": ["kv_load_failure_policy", "kv_connector_extra_config"],
+    "config/compilation.py": ["static_forward_context"],
+    "model_executor/layers/attention_layer_base.py": ["def get_attn_backend("],
     "version.py": ["__version__"],
 }
 

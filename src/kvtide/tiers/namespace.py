@@ -41,6 +41,8 @@ class Namespace:
     rank: int = 0
     format: int = FORMAT_VERSION
     """kvtide's own."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """What else the engine was told that the bytes depend on: names with a dot, and values."""
 
     def for_rank(self, rank: int) -> Namespace:
         """Return the namespace of one rank's part of each block."""
@@ -53,7 +55,9 @@ class Namespace:
 
     def manifest(self) -> dict[str, str | int]:
         """Return the parts by name: what a store keeps, so that people can read what it holds."""
-        return asdict(self)
+        parts = asdict(self)
+        settings = parts.pop("settings")
+        return {**parts, **dict(settings)}
 
     def to_json(self) -> str:
         """Return the manifest as text; the same parts give the same text."""

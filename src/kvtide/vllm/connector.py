@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
@@ -21,7 +20,11 @@ from kvtide.vllm.wire import StepMetadata
 from kvtide.vllm.worker_side import OpenTiers, WorkerSide
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from kvtide.tiers import TierConfig
+    from kvtide.tiers.stack import TierStack
 
 NOTHING = StepMetadata(Plan(step=0), slots=0)
 
@@ -37,7 +40,12 @@ def tiers_opener(
     from kvtide.vllm.tiers import namespace_of, refuse_unstable_keys  # noqa: PLC0415
 
     refuse_unstable_keys(configs, vllm_config)
-    return partial(open_stack, configs, namespace_of(vllm_config, kv_cache_config, block_bytes))
+
+    def open_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: str) -> TierStack:
+        namespace = namespace_of(vllm_config, kv_cache_config, block_bytes, layout)
+        return open_stack(configs, namespace, rank, memory)
+
+    return open_tiers
 
 
 class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no type information here

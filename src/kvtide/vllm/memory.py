@@ -70,6 +70,41 @@ def _by_storage(tensors: Mapping[str, torch.Tensor], blocks: int) -> Iterator[St
             yield Stripe(memory, index * piece_bytes, piece_bytes // blocks)
 
 
+def layout_of(kv_caches: Mapping[str, Any], stripes: list[Stripe], blocks: int) -> str:
+    """Say where the numbers of each layer are in a slot, which holds the stripes of a block one after the other.
+
+    The same for every number of blocks: two servers whose texts are the same can read each other's slots.
+    """
+    layers: dict[str, list[str]] = {}
+    for name, value in kv_caches.items():
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            shape, place = _place(tensor, stripes, blocks)
+            layers.setdefault(shape, []).append(f"{name} {place}")
+    sizes = ",".join(str(stripe.block_stride) for stripe in stripes)
+    return "; ".join([*(f"{shape}: {', '.join(names)}" for shape, names in layers.items()), f"stripes {sizes}"])
+
+
+def _place(tensor: torch.Tensor, stripes: list[Stripe], blocks: int) -> tuple[str, str]:
+    """Return how a layer's numbers lie within a block, in bytes, and where in which stripe they begin."""
+    number, stripe = next(
+        (number, stripe) for number, stripe in enumerate(stripes) if 0 <= _begins(tensor, stripe) < stripe.block_stride
+    )
+    dims = []
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        step = stride * tensor.element_size()
+        if step >= blocks * stripe.block_stride:
+            dims.append(f"{size} stripes")
+        elif (size - 1) * step >= stripe.block_stride:  # it goes over the blocks: those of a kernel may be smaller
+            dims.append(f"{size // blocks} by block")
+        else:
+            dims.append(f"{size} by {step}")
+    return f"{tensor.dtype} {' '.join(dims)}", f"{number}+{_begins(tensor, stripe)}"
+
+
+def _begins(tensor: torch.Tensor, stripe: Stripe) -> int:
+    return int(tensor.data_ptr() - stripe.memory.data_ptr()) - stripe.offset
+
+
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return all of a tensor's allocation as bytes, without a copy."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import vllm.v1.core.kv_cache_utils as cache_utils
@@ -14,14 +12,16 @@ from vllm.version import __version__
 
 from kvtide.errors import ConfigError
 from kvtide.tiers import Namespace, TierConfig, hashing_part, unstable_keys
+from kvtide.vllm import versions
+from kvtide.vllm.settings import draft_model_of, settings_of, shortened, text_of
+from kvtide.vllm.weights import weights_part
 
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "config.json")
-SAMPLES, SAMPLE_BYTES = 16, 4096
-"""Of each file of weights so many pieces are looked at: all of it would take minutes at every start."""
+TEXT_CHARS_MAX = 400
+"""Of parts that name every layer: large models have many."""
 
 
 def refuse_unstable_keys(configs: Sequence[TierConfig], vllm_config: Any) -> None:
-    """Refuse tiers that outlive this process if nobody will ever compute the same keys again (F23)."""
+    """Refuse tiers that outlive this process if the next one computes other keys, or reads bytes otherwise (F23)."""
     why = unstable_keys(
         vllm_config.cache_config.prefix_caching_hash_algo,
         os.environ.get("PYTHONHASHSEED"),
@@ -29,73 +29,66 @@ def refuse_unstable_keys(configs: Sequence[TierConfig], vllm_config: Any) -> Non
     )
     if why is not None:
         raise ConfigError("tiers", [config.type for config in configs], f"keys that outlive a process; {why}")
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):  # up to 0.27
+        raise ConfigError(
+            "calculate_kv_scales", True, "false beside tiers: each process measures scales of its own for its KV"
+        )
 
 
-def namespace_of(vllm_config: Any, kv_cache_config: Any, block_bytes: int) -> Namespace:
-    """Return the namespace of this server's blocks. Ranks differ in their number only."""
+def namespace_of(vllm_config: Any, kv_cache_config: Any, block_bytes: int, layout: str) -> Namespace:
+    """Return the namespace of this server's blocks, as its configuration was resolved. Only ranks differ.
+
+    `layout`: where the numbers of each layer are in a slot (`memory.layout_of`), for that is where truth is known.
+    """
     model = vllm_config.model_config
-    groups = [
-        f"{type(group.kv_cache_spec).__name__} of {group.kv_cache_spec.block_size}: {','.join(group.layer_names)}"
-        for group in kv_cache_config.kv_cache_groups
-    ]
+    draft = draft_model_of(vllm_config)
+    weights = weights_part(model, vllm_config.load_config)
+    if draft is not None:
+        load = getattr(vllm_config.speculative_config, "draft_load_config", None) or vllm_config.load_config
+        weights += f"; draft: {weights_part(draft, load)}"
     return Namespace(
         model=str(model.model),
-        weights=weights_part(model, vllm_config.load_config),
+        weights=weights,
         dtype=f"{vllm_config.cache_config.cache_dtype} of {model.dtype}",
-        layout=_layout_part(kv_cache_config),
-        groups="; ".join(groups),
+        layout=shortened(layout, TEXT_CHARS_MAX),
+        groups=shortened(_groups_part(vllm_config, kv_cache_config), TEXT_CHARS_MAX),
         block_bytes=block_bytes,
-        attention=f"vllm {__version__}, {_backend(vllm_config)}",
+        attention=shortened(f"vllm {__version__}, {_backends(vllm_config, kv_cache_config)}", TEXT_CHARS_MAX),
         hashing=hashing_part(
             vllm_config.cache_config.prefix_caching_hash_algo,
             os.environ.get("PYTHONHASHSEED"),
             sys.version_info[:2],
         ),
         world=vllm_config.parallel_config.world_size,
+        settings=settings_of(vllm_config),
     )
 
 
-def weights_part(model: Any, load: Any) -> str:
-    """Return what the weights are: a revision where there is one, a fingerprint of the files, how they are loaded."""
-    parts = [f"quantization {model.quantization}", f"load {getattr(load, 'load_format', 'auto')}"]
-    commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
-    if commit:
-        parts.append(f"revision {commit}")
-    folder = Path(str(model.model))
-    if folder.is_dir():
-        parts.append(f"files {fingerprint(folder)}")
-    if "dummy" in str(getattr(load, "load_format", "")):
-        parts.append(f"seed {model.seed}")
-    return ", ".join(parts)
+def _groups_part(vllm_config: Any, kv_cache_config: Any) -> str:
+    _, _, hash_tokens = versions.group_block_tokens(vllm_config, kv_cache_config)
+    groups = [
+        f"{type(group.kv_cache_spec).__name__} of {group.kv_cache_spec.block_size}: {','.join(group.layer_names)}"
+        for group in kv_cache_config.kv_cache_groups
+    ]
+    return "; ".join([f"hashes of {hash_tokens}", *groups])
 
 
-def fingerprint(folder: Path) -> str:
-    """Return a digest of the files of a model, from their names, their sizes and pieces of their content.
-
-    Times are not looked at: copies of the same files on two servers must come to the same digest.
-    """
-    digest = blake2b(digest_size=16)
-    for path in sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern)):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:
-            for sample in range(SAMPLES):
-                file.seek(sample * max(0, size - SAMPLE_BYTES) // (SAMPLES - 1))
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
+def _backends(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Return the attention backend of each layer, as the loaded model says, or else as it was asked for."""
+    layers = getattr(vllm_config.compilation_config, "static_forward_context", {})
+    names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
+    found: dict[str, list[str]] = {}
+    for name in names:
+        backend = getattr(layers.get(name), "get_attn_backend", None)
+        found.setdefault(_asked_backend(vllm_config) if backend is None else backend().get_name(), []).append(name)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{backend}: {','.join(of)}" for backend, of in found.items())
 
 
-def _layout_part(kv_cache_config: Any) -> str:
-    """Return how layers lie in a block: strides do not depend on how many blocks there are."""
-    blocks = kv_cache_config.num_blocks
-    parts = []
-    for tensor in kv_cache_config.kv_cache_tensors:
-        stride = tensor.block_stride or tensor.size // blocks
-        layers = getattr(tensor, "layers", None) or tensor.shared_by
-        parts.append(f"{stride}: {','.join(layers)}")
-    return "; ".join(parts)
-
-
-def _backend(vllm_config: Any) -> str:
-    backend = getattr(getattr(vllm_config, "attention_config", None), "backend", None)
-    return str(getattr(backend, "name", backend or os.environ.get("VLLM_ATTENTION_BACKEND", "default")))
+def _asked_backend(vllm_config: Any) -> str:
+    asked = getattr(vllm_config, "attention_config", None)
+    backend = getattr(asked, "backend", None)
+    kinds = getattr(asked, "backend_per_kind", None)
+    default = os.environ.get("VLLM_ATTENTION_BACKEND", "default")
+    return f"{getattr(backend, 'name', backend) or default}{text_of(kinds) if kinds else ''}"

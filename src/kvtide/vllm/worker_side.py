@@ -26,8 +26,8 @@ STORE_WAIT_S = 0.003
 """How long an idle step waits for copies. A request that comes meanwhile waits too, for the scheduler to look again."""
 
 
-OpenTiers = Callable[[int, "npt.NDArray[np.uint8]"], "TierStack"]
-"""Opens the tiers of a rank, from the rank and its host slots as rows of bytes."""
+OpenTiers = Callable[[int, "npt.NDArray[np.uint8]", str], "TierStack"]
+"""Opens the tiers of a rank, from the rank, its host slots as rows of bytes, and what is where in a slot."""
 
 
 class WorkerSide:
@@ -51,6 +51,7 @@ class WorkerSide:
         self._kv_cache_config = kv_cache_config
         self._copying = copying
         self._stripes: list[memory.Stripe] = []
+        self._layout = ""
         self._engine: CopyEngine | None = None
         self._worker: Worker | None = None
         self._arena: HostArena | None = None
@@ -73,6 +74,8 @@ class WorkerSide:
         if kv_caches:
             self._close()
             self._stripes = memory.stripes_of(kv_caches, self._kv_cache_config)
+            if self._open_tiers is not None:
+                self._layout = memory.layout_of(kv_caches, self._stripes, self._kv_cache_config.num_blocks)
             if self._slots:
                 self._open(self._slots)
 
@@ -120,7 +123,7 @@ class WorkerSide:
         blocks = self._kv_cache_config.num_blocks
         self._slots = slots
         self._engine, self._arena = memory.make_copy_engine(self._stripes, blocks, slots, self._copying)
-        tiers = None if self._open_tiers is None else self._open_tiers(self._rank, self._arena.memory)
+        tiers = None if self._open_tiers is None else self._open_tiers(self._rank, self._arena.memory, self._layout)
         self._worker = Worker(self._rank, self._engine, tiers=tiers, wait_timeout_s=STORE_WAIT_S)
         size = self._arena.slots * self._arena.slot_bytes
         logger.info("kvtide: rank %d maps %d slots, %.2f GiB of host memory", self._rank, slots, size / 2**30)

@@ -8,7 +8,9 @@ from pathlib import Path
 from kvtide.tiers.disk.files import replace_file
 from kvtide.tiers.namespace import Namespace, manifest_from_json
 
-MANIFESTS_MAX = 8
+MANIFESTS_MAX = 4
+MANIFEST_BYTES_MAX = 12 << 10
+"""What an engine may write into one: all of them, and one that is being replaced, are within the overhead of a rank."""
 _NAME = re.compile(r"namespace-([0-9a-f]{32})\.json")
 
 
