@@ -148,7 +148,7 @@ class OffloadConfig:
 
 
 OPTIONS: Mapping[str, str] = {
-    "host": 'host memory of the whole server, in bytes or as text ("64GiB"); shared evenly by the ranks',
+    "host": 'host memory of one engine, in bytes or as text ("64GiB"); shared evenly by its ranks',
     "host_per_rank": "host memory of each rank, instead of host",
     "mode": "eager: store blocks once they are computed (default); lazy: store blocks that are about to be evicted",
     "policy": f"which block leaves the host first: {', '.join(POLICIES)} (default: prefix)",

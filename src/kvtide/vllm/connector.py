@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
@@ -12,7 +12,8 @@ from kvtide.vllm import versions
 from kvtide.vllm.events import as_vllm_events
 from kvtide.vllm.groups import Layout, read_layout
 from kvtide.vllm.log import logger
-from kvtide.vllm.options import read_options
+from kvtide.vllm.options import Options, read_options
+from kvtide.vllm.placement import placement_of
 from kvtide.vllm.prometheus import PromMetrics
 from kvtide.vllm.scheduler_side import SchedulerSide
 from kvtide.vllm.stats import StepStats, summary
@@ -61,6 +62,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         options = read_options(
             self._kv_transfer_config.kv_connector_extra_config or {},
             events=events is not None and events.enable_kv_cache_events,
+            placement=placement_of(vllm_config.parallel_config),
         )
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -75,7 +77,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._kv_transfer_config.kv_load_failure_policy = "recompute"
             self._layout = read_layout(vllm_config, kv_cache_config)
             self._scheduler = SchedulerSide(options.build(self._layout.geometry), self._layout)
-            self._log_start(self._scheduler, self._layout, [tier.type for tier in options.tiers])
+            self._log_start(self._scheduler, self._layout, options)
         else:
             # The same sum as the scheduler's, so that the host tier is there from the start; what counts is its word.
             geometry = read_layout(vllm_config, kv_cache_config).geometry
@@ -89,21 +91,22 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             )
 
     @staticmethod
-    def _log_start(scheduler: SchedulerSide, layout: Layout, tiers: Sequence[str]) -> None:
+    def _log_start(scheduler: SchedulerSide, layout: Layout, options: Options) -> None:
         config, geometry = scheduler.config, layout.geometry
         logger.info(
-            "kvtide: %d host blocks of %d bytes on each of %d ranks (%.2f GiB in all), mode %s, policy %s, "
+            "kvtide: %d host blocks of %d bytes on each of %d ranks (%.2f GiB in all%s), mode %s, policy %s, "
             "admission %s, %d device blocks, at most %d of them pinned by stores, tiers below: %s, groups: %s",
             config.slots,
             geometry.block_bytes,
             geometry.ranks,
             config.host_bytes / 2**30,
+            options.where(config),
             config.mode,
             config.policy,
             config.admission,
             geometry.device_blocks,
             config.pin_budget_blocks,
-            ", ".join(tiers) or "none",
+            ", ".join(tier.type for tier in options.tiers) or "none",
             ", ".join(map(str, geometry.groups)),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,10 +11,14 @@ from kvtide.copy.arena import available_bytes
 from kvtide.core import OPTIONS, BelowConfig, Geometry, OffloadConfig
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
+from kvtide.vllm.placement import Placement
 
 if TYPE_CHECKING:
     from kvtide.tiers import TierConfig
 
+ALONE = Placement()
+DP_RANK = "{dp_rank}"
+"""In a path: the number of the engine."""
 DEFAULT_HOST = "8GiB"
 """What SimpleCPUOffloadConnector takes when nobody says how much."""
 
@@ -48,6 +53,7 @@ class Options:
     """For `OffloadConfig.build`."""
     copying: Copying
     tiers: tuple[TierConfig, ...] = ()
+    placement: Placement = ALONE
 
     @property
     def below(self) -> BelowConfig | None:
@@ -59,16 +65,44 @@ class Options:
         return below_of(self.tiers)
 
     def build(self, geometry: Geometry) -> OffloadConfig:
-        """Return the whole configuration, or refuse what this machine does not have."""
+        """Return the whole configuration, or refuse what this machine does not have.
+
+        What other engines take already cannot be told from what others have: all of them together are compared with
+        all memory, this one with what is left.
+        """
         config = OffloadConfig.build(geometry, self.core, self.below)
-        available = available_bytes()
-        if config.host_bytes > available:
-            name = "host" if "host" in self.core else "host_per_rank"
+        here = self.bytes_here(config)
+        name = "host" if "host" in self.core else "host_per_rank"
+        available, total, engines = available_bytes(), physical_bytes(), self.placement.engines_here
+        if here > available:
             raise ConfigError(name, self.core[name], f"at most the {available} bytes that this machine has left")
+        if here * engines > total:
+            what = f"at most the {total} bytes of this machine for {engines} engines (--data-parallel-size) together"
+            raise ConfigError(name, self.core[name], f"{what}, each of which takes {here}")
         return config
 
+    def bytes_here(self, config: OffloadConfig) -> int:
+        """Return the host memory that this engine takes of this machine: its other ranks may be elsewhere."""
+        geometry = config.geometry
+        return config.slots * geometry.block_bytes * self.placement.here(geometry.ranks)
 
-def read_options(extra: Mapping[str, object], *, events: bool) -> Options:
+    def where(self, config: OffloadConfig) -> str:
+        """Say for the log what of it is on this machine, and that other engines take as much. Empty: it is alone."""
+        here, placement = self.bytes_here(config), self.placement
+        said = f", {here / 2**30:.2f} GiB on this machine" if here < config.host_bytes else ""
+        if placement.engine or placement.engines_here > 1:
+            total = here * placement.engines_here / 2**30
+            engines = f"{placement.engines_here} or more here, {total:.2f} GiB"
+            said += f"; engine {placement.engine}, each takes as much: {engines}"
+        return said
+
+
+def physical_bytes() -> int:
+    """Return all memory of this machine, used or not."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def read_options(extra: Mapping[str, object], *, events: bool, placement: Placement = ALONE) -> Options:
     """Read `kv_connector_extra_config`. `events`: vLLM publishes KV cache events."""
     for name in extra:
         if name not in VLLM_OPTIONS:
@@ -88,15 +122,34 @@ def read_options(extra: Mapping[str, object], *, events: bool) -> Options:
     copying = Copying(
         parse_count("copy_threads", extra.get("copy_threads", 1)), parse_size("staging", extra.get("staging", "64MiB"))
     )
-    return Options(core, copying, _read_tiers(extra))
+    return Options(core, copying, _read_tiers(extra, placement), placement)
 
 
-def _read_tiers(extra: Mapping[str, object]) -> tuple[TierConfig, ...]:
+def _read_tiers(extra: Mapping[str, object], placement: Placement) -> tuple[TierConfig, ...]:
     if "tiers" not in extra:
         return ()
     from kvtide.tiers import parse_tiers  # noqa: PLC0415 (only for those who have tiers)
 
-    return parse_tiers(extra["tiers"])
+    return parse_tiers(_own_paths(extra["tiers"], placement))
+
+
+def _own_paths(tiers: object, placement: Placement) -> object:
+    """Put the engine's number into paths. What is no list of tiers, others refuse."""
+    if not isinstance(tiers, list | tuple):
+        return tiers
+    return [
+        {**tier, "path": _own_path(f"tiers[{index}].path", tier["path"], placement)}
+        if isinstance(tier, Mapping) and isinstance(tier.get("path"), str)
+        else tier
+        for index, tier in enumerate(tiers)
+    ]
+
+
+def _own_path(option: str, path: str, placement: Placement) -> str:
+    if placement.engines_here > 1 and DP_RANK not in path:
+        fix = f"{DP_RANK} in it, which stands for the number of the engine, for example {path.rstrip('/')}/{DP_RANK}"
+        raise ConfigError(option, path, f"a folder for each engine of this server (--data-parallel-size): write {fix}")
+    return path.replace(DP_RANK, str(placement.engine))
 
 
 def _translate_sizes(extra: Mapping[str, object], core: dict[str, object]) -> None:

@@ -27,8 +27,8 @@ from kvtide.tiers.record import Sealer
 __all__ = ["OPTIONS", "URL_SCHEMES", "DiskConfig", "clear", "inspect", "open", "open_store", "parse", "verify"]
 
 OPTIONS: Mapping[str, str] = {
-    "path": "folder on a local disk, which has to exist; only one server may use it",
-    "size": 'bytes on the disk that the whole server takes at most ("500GiB"), shared evenly by the ranks',
+    "path": "folder on a local disk, which has to exist; only one engine may use it",
+    "size": 'bytes on the disk that the engine takes at most ("500GiB"), shared evenly by its ranks',
     "io": '"direct" past the page cache, "buffered" through it and dropped afterwards, "cached" through it and left '
     'there, or "auto": direct where the file system can (default: auto)',
 }
@@ -44,7 +44,7 @@ class DiskConfig(TierConfig):
 
     path: Path
     size: int
-    """Of the whole server."""
+    """Of the whole engine."""
     io: str
 
     @property
