@@ -45,7 +45,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "tiers": {"cryptography", "mooncake", "numpy", "rich", "valkey", "xxhash"},
     "worker": {"numpy"},
     "engine": {"numpy"},
-    "vllm": {"numpy", "torch", "vllm"},
+    "vllm": {"huggingface_hub", "numpy", "ray", "torch", "vllm"},  # the first and ray are vLLM's own
     "sim": set(),
     "traces": {"numpy", "rich"},
     "demo": {"numpy", "rich", "safetensors", "torch", "vllm"},

@@ -52,7 +52,7 @@ def test_ranks_on_other_machines_are_not_compared_with_the_memory_of_this_one(mo
 
 def test_each_engine_of_one_of_two_machines_counts_its_ranks_there() -> None:
     parallel = on_nodes(2, tensor_parallel_size=2, data_parallel_size=4, data_parallel_size_local=2)
-    assert placement_of(parallel) == Placement(0, 2, 2)
+    assert placement_of(parallel) == Placement(0, 2, 2, among_others=True)
 
 
 @pytest.mark.parametrize(("nodes", "here"), [("aabb", 2), ("abbb", 1), ("bbbb", 1), ("aaaaaa", 4)])
@@ -88,8 +88,13 @@ def independent(index: int, local: int) -> ParallelConfig:
 
 
 def test_the_last_engine_of_a_machine_knows_how_many_there_are() -> None:
-    assert placement_of(independent(2, 0)) == Placement(2, 1, 1)
-    assert placement_of(independent(3, 1)) == Placement(3, 2, 1)
+    assert placement_of(independent(2, 0)) == Placement(2, 1, 1, among_others=True)
+    assert placement_of(independent(3, 1)) == Placement(3, 2, 1, among_others=True)
+
+
+def test_the_first_engine_knows_from_its_id_that_there_are_others() -> None:
+    assert placement_of(independent(0, 0), "1234_dp0").among_others
+    assert not placement_of(ParallelConfig(), "1234").among_others
 
 
 def test_what_all_engines_take_is_compared_with_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +110,7 @@ def test_the_start_line_says_that_each_engine_takes_as_much(monkeypatch: pytest.
     machine(monkeypatch, left=100 * GIB, total=100 * GIB)
     for placement, said in (
         (Placement(), ""),
-        (Placement(1, 2, 1), "; engine 1, each takes as much: 2 or more here, 16.00 GiB"),
+        (Placement(1, 2, 1, among_others=True), "; engine 1, each takes as much: 2 or more here, 16.00 GiB"),
         (Placement(0, 1, 2), ", 4.00 GiB on this machine"),
     ):
         read = read_options({"host": "8GiB"}, events=False, placement=placement)

@@ -123,6 +123,8 @@ NAMES: dict[str, list[str]] = {
     "distributed/kv_events.py": ["class BlockStored", "class BlockRemoved", "class AllBlocksCleared", "group_idx"],
     "config/scheduler.py": ["scheduler_reserve_full_isl: bool = True"],
     "config/kv_transfer.py": ["kv_load_failure_policy", "kv_connector_extra_config"],
+    "v1/engine/core.py": ["data_parallel_index = dp_rank", "data_parallel_rank_local = local_dp_rank", "_dp{dp_rank}"],
+    "config/parallel.py": ["def local_world_size(", "data_parallel_size_local"],
     "config/compilation.py": ["static_forward_context"],
     "model_executor/layers/attention_layer_base.py": ["def get_attn_backend("],
     "version.py": ["__version__"],

@@ -62,7 +62,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         options = read_options(
             self._kv_transfer_config.kv_connector_extra_config or {},
             events=events is not None and events.enable_kv_cache_events,
-            placement=placement_of(vllm_config.parallel_config),
+            placement=placement_of(vllm_config.parallel_config, self._kv_transfer_config.engine_id),
         )
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None

@@ -90,7 +90,7 @@ class Options:
         """Say for the log what of it is on this machine, and that other engines take as much. Empty: it is alone."""
         here, placement = self.bytes_here(config), self.placement
         said = f", {here / 2**30:.2f} GiB on this machine" if here < config.host_bytes else ""
-        if placement.engine or placement.engines_here > 1:
+        if placement.among_others:
             total = here * placement.engines_here / 2**30
             engines = f"{placement.engines_here} or more here, {total:.2f} GiB"
             said += f"; engine {placement.engine}, each takes as much: {engines}"

@@ -18,21 +18,26 @@ class Placement:
     """So many engines of this server are on this machine, at least: see `placement_of`."""
     ranks_here: int | None = None
     """Ranks of this engine on this machine. None: all of them."""
+    among_others: bool = False
+    """Whether its server has other engines, here or elsewhere."""
 
     def here(self, ranks: int) -> int:
         """Return how many of an engine's ranks are on this machine."""
         return ranks if self.ranks_here is None else self.ranks_here
 
 
-def placement_of(parallel: Any) -> Placement:
-    """Read vLLM's `ParallelConfig`.
+def placement_of(parallel: Any, engine_id: str | None = None) -> Placement:
+    """Read vLLM's `ParallelConfig`, and the `engine_id` of its connectors.
 
-    Engines of models without experts are told that they are alone (`data_parallel_size` is 1), but not which one they
-    are: the last one on a machine knows how many there are from its own number.
+    Engines of models without experts are told that they are alone (`data_parallel_size` is 1), but also which one they
+    are: the last one on a machine knows how many there are from its own number, the first that there are others only
+    from the end of its id.
     """
     local = getattr(parallel, "data_parallel_rank_local", None) or 0
     engines = max(1, parallel.data_parallel_size_local, local + 1)
-    return Placement(getattr(parallel, "data_parallel_index", 0), engines, _ranks_here(parallel))
+    index = getattr(parallel, "data_parallel_index", 0)
+    others = parallel.data_parallel_size > 1 or index > 0 or (engine_id or "").endswith(f"_dp{index}")
+    return Placement(index, engines, _ranks_here(parallel), others)
 
 
 def _ranks_here(parallel: Any) -> int:
