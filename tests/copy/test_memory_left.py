@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtide.copy.memory_left import memory_left
+from kvtide.copy.memory_left import memory_left, memory_limit
 
 V1 = "35 31 0:32 {top} {place} rw,relatime shared:9 - cgroup cgroup rw,memory"
 V2 = "31 23 0:28 {top} {place} rw,relatime - cgroup2 cgroup2 rw,nsdelegate"
@@ -70,6 +70,11 @@ def test_f22_in_version_2_it_is_the_limit_less_the_usage(machine: Machine) -> No
     left = memory_left(machine.root)
     assert left.nbytes == 3000
     assert left.expected == f"at most the 3000 bytes that are left of the 5000 in {place}/memory.max"
+    assert memory_limit(machine.root) == 5000, "used or not"
+
+
+def test_without_groups_there_is_what_the_machine_has(machine: Machine) -> None:
+    assert memory_limit(machine.root) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_f22_in_version_1_it_is_the_limit_less_the_usage(machine: Machine) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from vllm.config import ParallelConfig
 
+from kvtide.copy.memory_left import MemoryLeft
 from kvtide.core import FullAttention, Geometry
 from kvtide.errors import ConfigError
 from kvtide.vllm import options
@@ -25,8 +26,8 @@ def geometry(ranks: int) -> Geometry:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, left: int, total: int) -> None:
-    monkeypatch.setattr(options, "available_bytes", lambda: left)
-    monkeypatch.setattr(options, "physical_bytes", lambda: total)
+    monkeypatch.setattr(options, "memory_left", lambda: MemoryLeft(left, "this machine has left"))
+    monkeypatch.setattr(options, "memory_limit", lambda: total)
 
 
 def on_nodes(nodes: int, **arguments: Any) -> ParallelConfig:

@@ -99,8 +99,3 @@ def _leave_behind() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_behind)
-
-
-def available_bytes() -> int:
-    """Return how much memory this process can hope for: what is left, in the machine and in its control groups."""
-    return memory_left().nbytes

@@ -24,6 +24,15 @@ class MemoryLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class _Limit:
+    """What a control group may use, and uses."""
+
+    nbytes: int
+    used: int
+    file: Path
+
+
+@dataclass(frozen=True, slots=True)
 class _Version:
     """How a version of control groups names what it knows of a group's memory."""
 
@@ -46,10 +55,16 @@ _MOUNT = re.compile(r"\S+ \S+ \S+ (?P<top>\S+) (?P<place>\S+) (?:\S+ )+- (?P<kin
 
 def memory_left(root: Path = Path("/")) -> MemoryLeft:
     """Return the least that the machine and the control groups have left. `root` is where /proc and /sys are."""
-    lefts = [_left_of_machine(root)]
-    for directory, version in _groups(root):
-        lefts += _left_of_group(directory, version)
-    return min(lefts, key=lambda left: left.nbytes)
+    of_groups = [
+        MemoryLeft(max(0, limit.nbytes - limit.used), f"are left of the {limit.nbytes} in {limit.file}")
+        for limit in _limits(root)
+    ]
+    return min([_left_of_machine(root), *of_groups], key=lambda left: left.nbytes)
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+    """Return how much there is for this process and all beside it, used or not."""
+    return min([_physical_bytes(), *(limit.nbytes for limit in _limits(root))])
 
 
 def _left_of_machine(root: Path) -> MemoryLeft:
@@ -58,24 +73,30 @@ def _left_of_machine(root: Path) -> MemoryLeft:
         available = _number(size.replace("kB", ""))
         if name == "MemAvailable" and available is not None:
             return MemoryLeft(available * 1024, "this machine has left")
-    return MemoryLeft(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine has")
+    return MemoryLeft(_physical_bytes(), "this machine has")
 
 
-def _left_of_group(directory: Path, version: _Version) -> Iterator[MemoryLeft]:
-    """Yield what each limit of one group leaves. Groups at the top, and those without the controller, have none.
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limits(root: Path) -> Iterator[_Limit]:
+    """Yield each limit of each group. Groups at the top, and those without the controller, have none.
 
     Usage counts the page cache, which the kernel drops before it kills anybody. So it does not count here, as it does
     not in MemAvailable: else an engine could not start again after the weights of its model were read.
     """
-    stat = dict(line.split(" ", 1) for line in _lines(directory / "memory.stat") if " " in line)
-    cache = sum(_number(stat.get(version.prefix + name)) or 0 for name in ("inactive_file", "active_file"))
-    usage = (_number(_read(directory / version.usage)) or 0) - cache
-    limits = [(directory / name, _number(_read(directory / name))) for name in version.limits]
-    # In a container the groups above may be out of sight. Version 1 still says what they allow.
-    limits.append((directory / "memory.stat", _number(stat.get("hierarchical_memory_limit"))))
-    for file, limit in limits:
-        if limit is not None:
-            yield MemoryLeft(max(0, limit - max(0, usage)), f"are left of the {limit} in {file}")
+    for directory, version in _groups(root):
+        stat = dict(line.split(" ", 1) for line in _lines(directory / "memory.stat") if " " in line)
+        cache = sum(_number(stat.get(version.prefix + name)) or 0 for name in ("inactive_file", "active_file"))
+        used = max(0, (_number(_read(directory / version.usage)) or 0) - cache)
+        texts = [(directory / name, _read(directory / name)) for name in version.limits]
+        # In a container the groups above may be out of sight. Version 1 still says what they allow.
+        texts.append((directory / "memory.stat", stat.get("hierarchical_memory_limit")))
+        for file, text in texts:
+            nbytes = _number(text)
+            if nbytes is not None:
+                yield _Limit(nbytes, used, file)
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Version]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtide.copy.arena import available_bytes
+from kvtide.copy.memory_left import memory_left, memory_limit
 from kvtide.core import OPTIONS, BelowConfig, Geometry, OffloadConfig
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
@@ -73,11 +72,11 @@ class Options:
         config = OffloadConfig.build(geometry, self.core, self.below)
         here = self.bytes_here(config)
         name = "host" if "host" in self.core else "host_per_rank"
-        available, total, engines = available_bytes(), physical_bytes(), self.placement.engines_here
-        if here > available:
-            raise ConfigError(name, self.core[name], f"at most the {available} bytes that this machine has left")
+        left, total, engines = memory_left(), memory_limit(), self.placement.engines_here
+        if here > left.nbytes:
+            raise ConfigError(name, self.core[name], left.expected)
         if here * engines > total:
-            what = f"at most the {total} bytes of this machine for {engines} engines (--data-parallel-size) together"
+            what = f"at most the {total} bytes there are for {engines} engines (--data-parallel-size) together"
             raise ConfigError(name, self.core[name], f"{what}, each of which takes {here}")
         return config
 
@@ -95,11 +94,6 @@ class Options:
             engines = f"{placement.engines_here} or more here, {total:.2f} GiB"
             said += f"; engine {placement.engine}, each takes as much: {engines}"
         return said
-
-
-def physical_bytes() -> int:
-    """Return all memory of this machine, used or not."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def read_options(extra: Mapping[str, object], *, events: bool, placement: Placement = ALONE) -> Options:
