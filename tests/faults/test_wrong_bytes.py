@@ -103,6 +103,20 @@ def test_f9_a_reset_while_copies_run_leaves_nothing_of_the_old_weights() -> None
     assert world.cached_blocks(text("a", 16)) == [0, 1, 2, 3]
 
 
+def test_f9_a_store_that_no_worker_has_heard_of_never_begins_after_a_reset() -> None:
+    world = World()
+    request = world.add("old", text("a", 16))
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    assert world.manager.gauges().store_pins == 4
+    world.reset()
+    assert world.manager.gauges().store_pins == 0
+    assert world.manager.metrics.not_stored[NotStored.RESET] == 4
+    assert not world.plan().stores
+    assert not world.manager.busy
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_f10_a_block_is_visible_only_when_every_rank_has_it(ranks: int) -> None:
     world = World(ranks=ranks)

@@ -236,11 +236,16 @@ class Stores:
             self._hand_on(store)
 
     def reset(self) -> None:
-        """Let everything that waits or is in flight come to nothing."""
+        """Let everything that waits or is in flight come to nothing.
+
+        What no worker has heard of never begins: the engine may be about to give up its memory.
+        """
         self.lose(NotStored.RESET, self.backlog_blocks)
         self._backlog.clear()
-        for store in self._planned:
+        planned, self._planned = self._planned, []
+        for store in planned:
             store.abandoned = True
+            self.settle(store)
 
     @property
     def waiting(self) -> bool:
@@ -274,7 +279,7 @@ class Stores:
     def _add_to_plan(self, chain: Chain, attempt: int) -> None:
         store = self._planned[-1] if self._planned else None
         full = store is not None and len(store.blocks) + len(chain) > STORE_BLOCKS_MAX
-        fits = store is not None and (store.attempt, store.filled, store.abandoned) == (attempt, chain.filled, False)
+        fits = store is not None and (store.attempt, store.filled) == (attempt, chain.filled)
         if store is None or full or not fits:
             store = Store(self._ledger.next_id(), attempt=attempt, filled=chain.filled)
             self._planned.append(store)
