@@ -113,7 +113,7 @@ class Engine:
     def forget_device(self) -> None:
         """Let vLLM forget its prefix cache, so that hits come from the host."""
         self.drain()
-        assert self.scheduler.kv_cache_manager.reset_prefix_cache()
+        assert type(self.pool).reset_prefix_cache(self.pool)  # not the one that kvtide hears of
 
     def check_at_rest(self) -> None:
         """No waiting, no running, no pins, free count as at the start."""

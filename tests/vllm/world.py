@@ -277,7 +277,7 @@ class World:
 
     def evict_device(self) -> None:
         """Let vLLM forget everything, and keep what the host has."""
-        assert self.scheduler.kv_cache_manager.reset_prefix_cache()
+        assert type(self.pool).reset_prefix_cache(self.pool)  # not the one that kvtide hears of
 
     def check_at_rest(self) -> None:
         """No waiting, no running, no pins, free count as at the start."""
@@ -482,15 +482,9 @@ class World:
                 self._expected[group, keys[index]] = np.stack([block + np.uint64(layer) for layer in range(LAYERS)])
 
     def new_weights(self) -> None:
-        """Change the weights as an operator would: reset until it works, then go on."""
-        while True:
-            self.process_all()
-            try:
-                if self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
-                    break
-            except RuntimeError:
-                pass
-            self.step()
+        """Change the weights as an operator would, whatever runs or is copied."""
+        assert self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        self.process_all()  # what was computed with the old weights
         self.weights += 1
         self._stamps.clear()
         self._expected.clear()

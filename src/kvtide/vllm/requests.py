@@ -22,6 +22,8 @@ class Tracked:
     placed: bool = False
     """vLLM has allocated blocks, and the core knows."""
     loading: bool = False
+    blocks_gone: bool = False
+    """A reset came while it loads: vLLM has its blocks back and counts nothing as computed, however the load ends."""
     load_tokens: int = 0
     load_began_s: float = 0.0
     """How many tokens its last load brings, and when vLLM took them."""

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from vllm.v1.request import RequestStatus
+
 from kvtide.core import NULL_BLOCK, FullAttention, OffloadConfig, OffloadManager, Plan, StateSpace
 from kvtide.core.events import Event
 from kvtide.vllm import versions
@@ -14,6 +16,7 @@ from kvtide.vllm.device_pool import VLLMDevicePool
 from kvtide.vllm.groups import Layout
 from kvtide.vllm.log import logger
 from kvtide.vllm.requests import Tracked
+from kvtide.vllm.resets import watch_resets
 from kvtide.vllm.stats import Snapshot, StepStats
 from kvtide.vllm.tables import BlockTable, FoundTable, Nulls, keys_of
 from kvtide.vllm.wire import StepMetadata, WorkerMetadata
@@ -49,6 +52,8 @@ class SchedulerSide:
         """Requests that were matched anew in this step, so that news of their preemption is old."""
         self._loaded: set[str] = set()
         """Requests that hold blocks for a load, and that vLLM has not scheduled since."""
+        self._aborted: dict[str, Any] = {}
+        """vLLM's requests that are over, whose blocks it keeps until their loads are."""
         self._first_steps: list[str] = []
         """Requests that had hits on the device when they were scheduled for the first time, in the last step."""
         self._announce: dict[str, int | None] = {}
@@ -57,6 +62,10 @@ class SchedulerSide:
         self._off = False
         """A rank has lost its device: nothing is offered or stored any more."""
         self._cache_manager: Any = None
+        self._fails_by_hand = False
+        """Whether a failed load is told to vLLM by giving its blocks back: there is no other way."""
+        self._is_reset = False
+        """Whether nothing was planned since the last reset, so that there is nothing to forget."""
         self._snapshot = Snapshot()
         self.bound = False
         """Whether vLLM's block pool is known; not so when the engine fails to start."""
@@ -68,9 +77,10 @@ class SchedulerSide:
         slots_ready = 0 if versions.on_gpu() else None
         self.manager = OffloadManager(self.config, self._device, slots_ready=slots_ready)
         self.bound = True
+        self._cache_manager = cache_manager or versions.find_cache_manager(pool)
         several_groups = len(self._layout.geometry.groups) > 1
-        if several_groups and not versions.FAILS_BY_REQUEST:
-            self._cache_manager = cache_manager or versions.find_cache_manager(pool)
+        self._fails_by_hand = several_groups and not versions.FAILS_BY_REQUEST
+        watch_resets(pool, self._cache_manager, self.device_resets)
 
     # ------------------------------------------------------------------ requests
 
@@ -139,6 +149,8 @@ class SchedulerSide:
         if tracked is None:
             return
         self._loaded.discard(request.request_id)
+        if tracked.loading:
+            self._aborted[request.request_id] = request
         if tracked.running and not self._off:
             for index, id_ in enumerate(self._layout.group_ids):
                 tracked.tables[index] = self._table_for_stores(tracked, index, block_ids[id_])
@@ -150,6 +162,7 @@ class SchedulerSide:
 
     def plan(self, step: Any) -> StepMetadata:
         """Return what the workers have to do in this step."""
+        self._is_reset = False
         if step.preempted_req_ids:
             self._preempt_all(step.preempted_req_ids)
         if self._placed_again:
@@ -179,6 +192,7 @@ class SchedulerSide:
             self._restart(tracked)
             self._ensure_failed(tracked, output)
         for request_id in tuple(output.finished_recving or ()):
+            self._aborted.pop(request_id, None)
             self._arrived(request_id, output)
         if isinstance(said, WorkerMetadata) and said.off and not self._off:
             self._off = True
@@ -187,7 +201,23 @@ class SchedulerSide:
 
     def reset(self) -> None:
         """Forget everything that is cached (F9)."""
-        self.manager.reset()
+        if not self._is_reset:
+            self.manager.reset()
+        self._is_reset = True
+
+    def device_resets(self) -> None:
+        """vLLM is about to forget what the device holds: nothing that was computed until now counts any more (F9).
+
+        It cannot while requests have blocks, and does not preempt those that hold blocks for a load and do not run
+        yet. They start again: their blocks go back, and those that a copy still writes to stay pinned until it ends.
+        """
+        self.reset()
+        if self._cache_manager is None:
+            return
+        for request in self._aborted.values():
+            self._cache_manager.free(request)
+        for request_id in tuple(self._loaded):
+            self._take_blocks_back(self._requests[request_id])
 
     @property
     def busy(self) -> bool:
@@ -207,6 +237,18 @@ class SchedulerSide:
         return self.manager.take_events() if self.config.events else []
 
     # ------------------------------------------------------------------ inside
+
+    def _take_blocks_back(self, tracked: Tracked) -> None:
+        """Let vLLM compute a request from its beginning, once it hears that the load is over, if one is under way."""
+        request = tracked.request
+        if request.status == RequestStatus.RUNNING:
+            return
+        self._cache_manager.free(request)
+        request.num_computed_tokens = 0
+        if tracked.loading:
+            tracked.blocks_gone = True
+        else:
+            self._restart(tracked)
 
     def _time_step(self, step: Any) -> int:
         """Return a number for a step that shall be timed, 0 for others."""
@@ -238,9 +280,7 @@ class SchedulerSide:
         """Whether a load could begin at `device_tokens` and, if it fails, be reported."""
         if device_tokens % self._layout.boundary_tokens:
             return False  # inside a block that others may share
-        if versions.FAILS_BY_REQUEST or len(self._layout.geometry.groups) == 1:
-            return True
-        return self._cache_manager is not None
+        return not self._fails_by_hand or self._cache_manager is not None
 
     def _table_for_stores(self, tracked: Tracked, index: int, blocks: Sequence[int]) -> Sequence[int]:
         group = self._layout.geometry.groups[index]
@@ -363,9 +403,10 @@ class SchedulerSide:
         """
         request = tracked.request
         first = self._first_unfilled(tracked)
-        if self._is_failed(tracked, output):
+        if tracked.blocks_gone or self._is_failed(tracked, output):
+            tracked.blocks_gone = False
             return
-        if self._cache_manager is not None:
+        if self._fails_by_hand:
             self._cache_manager.free(request)
             request.num_computed_tokens = 0
             return

@@ -121,8 +121,9 @@ def host_hit_source() -> Any:
 def find_cache_manager(pool: Any) -> Any:
     """Return the cache manager that owns `pool`, from the scheduler that is binding it right now, or None.
 
-    Needed only before 0.30 and only with several KV groups: there vLLM has no way to report that a load of such a
-    model failed, so the connector has to give the blocks back itself, and vLLM does not hand out the manager.
+    Needed only before 0.30, where vLLM does not hand out the manager: it knows whose blocks are in use, which a reset
+    has to know; and with several KV groups there is no way to report that a load failed, so that the connector has to
+    give the blocks back itself.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
