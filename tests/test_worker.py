@@ -32,6 +32,7 @@ class ScriptedEngine(NullCopyEngine):
         self.waited: list[tuple[tuple[int, ...], float]] = []
         self.raising: set[str] = set()
         self.busy = False
+        self.told_that_memory_goes = False
 
     def _may_raise(self, name: str) -> None:
         if name in self.raising:
@@ -50,6 +51,9 @@ class ScriptedEngine(NullCopyEngine):
         self._may_raise("wait")
         self.waited.append((tuple(ids), timeout_s))
         return not self.busy
+
+    def device_memory_goes(self) -> None:
+        self.told_that_memory_goes = True
 
     def close(self, timeout_s: float = 5.0) -> bool:
         self._may_raise("close")
@@ -120,6 +124,22 @@ def test_a_refused_transfer_is_reported_as_failed() -> None:
     report = worker.poll()
     assert report.done == (1,)
     assert [id_ for id_, _ in report.failed] == [2]
+
+
+def test_device_memory_may_go_once_no_copy_is_under_way() -> None:
+    engine = ScriptedEngine()
+    worker = Worker(0, engine)
+    worker.start(Plan(1, stores=(_copy(1), _copy(2))))
+    engine.busy = True
+    assert not worker.settle(0.5)
+    assert not engine.told_that_memory_goes
+    engine.busy = False
+    assert worker.settle(0.5)
+    assert engine.told_that_memory_goes
+    assert [sorted(ids) for ids, _ in engine.waited] == [[1, 2]] * 2
+    assert worker.poll().done == (1, 2), "what has ended is still reported"
+    engine.raising = {"wait"}
+    assert not worker.settle(0.5)
 
 
 @pytest.mark.parametrize("broken", ["submit", "poll", "wait", "close", "traffic"])

@@ -31,7 +31,7 @@ from kvtide.core import (
     SlidingWindow,
     StateSpace,
 )
-from kvtide.errors import ConfigError, CopyError, KVTideError, ProtocolError, RequestRefused
+from kvtide.errors import ConfigError, CopyError, KVTideError, ProtocolError, RequestRefused, StillCopying
 
 __version__ = "0.1.0"
 
@@ -64,5 +64,6 @@ __all__ = [
     "RequestRefused",
     "SlidingWindow",
     "StateSpace",
+    "StillCopying",
     "__version__",
 ]

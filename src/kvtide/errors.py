@@ -6,7 +6,8 @@ All that kvtide raises on purpose is in this tree:
     ├── ConfigError      an option is wrong: names the option, the value and what was expected
     ├── RequestRefused   one request cannot be served; the others go on
     ├── ProtocolError    the engine called kvtide in an order that has no meaning
-    └── CopyError        bytes could not be moved; always reported as a failed transfer
+    ├── CopyError        bytes could not be moved; always reported as a failed transfer
+    └── StillCopying     memory cannot be given back now: copies that run have not ended in time
 """
 
 from __future__ import annotations
@@ -41,3 +42,7 @@ class ProtocolError(KVTideError, RuntimeError):
 
 class CopyError(KVTideError, OSError):
     """A copy between device and host did not happen."""
+
+
+class StillCopying(KVTideError, RuntimeError):
+    """Memory was to be given back that copies still read or write. Nothing was done; it may be asked for again."""

@@ -99,6 +99,17 @@ class Worker:
         answers, late = self._tiers.poll() if self._tiers is not None else ((), ())
         return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), answers, late)
 
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no copy is under way, so that device memory may go. Returns whether that came true in time."""
+        try:
+            settled = self._engine.wait(tuple(self._in_flight), timeout_s)
+            if settled:
+                self._engine.device_memory_goes()
+        except Exception:
+            self._engine_errors += 1
+            return False
+        return settled
+
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close the copy engine and the tiers. A last `poll` reports what was in flight. May be called again.
 

@@ -114,6 +114,12 @@ class CopyEngine(ABC):
         If so, copies leave gaps for the small ones that go with compute, and are a little slower.
         """
 
+    def device_memory_goes(self) -> None:  # noqa: B027 (most engines keep nothing there)
+        """Tell that device memory, the engine's own too, may lose its content before the next transfer.
+
+        None is under way. Addresses stay what they are, and are good again when the next transfer comes.
+        """
+
     @property
     def lost(self) -> str | None:
         """Why nothing can be copied any more, ever, or None."""

@@ -16,6 +16,7 @@ from kvtide.vllm.options import Options, read_options
 from kvtide.vllm.placement import placement_of
 from kvtide.vllm.prometheus import PromMetrics
 from kvtide.vllm.scheduler_side import SchedulerSide
+from kvtide.vllm.sleeping import wait_before_sleep
 from kvtide.vllm.stats import StepStats, summary
 from kvtide.vllm.wire import StepMetadata
 from kvtide.vllm.worker_side import OpenTiers, WorkerSide
@@ -89,6 +90,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
                 slots,
                 tiers_opener(options.tiers, vllm_config, kv_cache_config, geometry.block_bytes),
             )
+            wait_before_sleep(vllm_config.parallel_config.worker_cls, self._worker)
 
     @staticmethod
     def _log_start(scheduler: SchedulerSide, layout: Layout, options: Options) -> None:

@@ -215,6 +215,10 @@ class WorkerSide:
         self.forward_issued()
         self._step = None
 
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no copy reads or writes device memory. Returns whether that came true in time."""
+        return self._worker is None or self._worker.settle(timeout_s)
+
     def shutdown(self) -> None:
         """End the copies and give memory and threads back."""
         self._close()

@@ -106,6 +106,8 @@ class FakeGpu(Gpu):
         self.clock = 0
         self._memory: dict[int, int] = {}
         self._kept: list[object] = []
+        self.allocated: list[npt.NDArray[np.uint8]] = []
+        """Device memory that was asked for."""
         self._rng = random.Random(seed)
         self._lock = threading.RLock()
         self._streams: list[FakeStream] = []
@@ -142,6 +144,7 @@ class FakeGpu(Gpu):
             memory = np.full(nbytes + 256, 0xA5, np.uint8)
             memory = memory[-memory.ctypes.data % 256 :][:nbytes]
             self.adopt(memory)
+            self.allocated.append(memory)
             return FakeMemory(memory)
 
     def allocate_pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:

@@ -152,6 +152,23 @@ def test_buffers_are_reused_hundreds_of_times_without_a_mix_up(route: Route, sha
     assert rig.engine.close(PATIENCE_S)
 
 
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize("direction", Direction)
+def test_what_was_in_gpu_memory_may_be_gone_after_the_engine_was_told(route: Route, direction: Direction) -> None:
+    rig = FakeRig(MIXED, route=route)
+    copy = Copy(1, (3, 5), (0, 6))
+    for slot in copy.slots:
+        rig.write_slot(slot, random.Random(slot).randbytes(MIXED.block_bytes))
+    assert rig.run(direction, Copy(0, (0,), (1,))).done == (0,)
+    rig.engine.device_memory_goes()
+    for memory in rig.gpu.allocated:
+        memory[:] = 0xEE
+    assert rig.run(direction, copy).done == (1,)
+    for block, slot in zip(copy.blocks, copy.slots, strict=True):
+        assert rig.read_block(block) == rig.read_slot(slot)
+    assert rig.engine.close(PATIENCE_S)
+
+
 def test_scattered_short_slots_go_by_a_kernel_on_pinned_memory_and_runs_by_dma() -> None:
     rig = FakeRig(MIXED)
     copies, moves = rig.gpu.calls["copy"], rig.gpu.calls["move"]

@@ -127,6 +127,11 @@ class CudaCopyEngine(CopyEngine):
         for lane in self._lanes.values():
             lane.shared = compute
 
+    def device_memory_goes(self) -> None:
+        """Remember to fetch again what has to be in GPU memory. See `CopyEngine.device_memory_goes`."""
+        for lane in self._lanes.values():
+            lane.table_lost = True
+
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""
         return self._jobs.traffic(direction)

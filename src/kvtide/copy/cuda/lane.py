@@ -64,6 +64,13 @@ class _Index:
     """Reached when the host's side may be written to again."""
 
 
+class _Table(NamedTuple):
+    """Where the fragments of a block are, on both sides of the link."""
+
+    host: npt.NDArray[np.int64]
+    device: DeviceMemory
+
+
 @dataclass(slots=True, eq=False)
 class _Buffer:
     memory: DeviceMemory
@@ -111,7 +118,10 @@ class Lane:
         self._indexes = [self._make_index() for _ in range(_INDEXES if self._staged else 0)]
         self._buffers = [self._make_buffer() for _ in range(staging_buffers if self._staged else 0)]
         tiles = tiling(cache)
-        self._move = gpu.mover(direction, tiles, self._upload_table(tiles))
+        self._table = self._make_table(tiles)
+        self._move = gpu.mover(direction, tiles, self._table.device)
+        self.table_lost = False
+        """GPU memory was given back, and taken again: the table has to be fetched before the next transfer."""
 
     def enter(self) -> None:
         """Get the calling thread ready, and the kernels compiled."""
@@ -130,6 +140,9 @@ class Lane:
         block_ids, slot_ids = checked_pairs(copy, blocks=self._cache.blocks, slots=slots, usable_slots=usable_slots)
         if after is not None:
             after()
+        if self.table_lost:
+            self.table_lost = False
+            self._gpu.fetch(self._table.device, self._table.host)
         # Making an event takes 25 microseconds.
         issued = spare or Issued(self._gpu.event(timing=True), self._gpu.event(timing=True))
         self._begin = issued.begin
@@ -260,12 +273,12 @@ class Lane:
         memory = self._allocate(self._rows_max * self._cache.block_bytes)
         return _Buffer(memory, self._gpu.event())
 
-    def _upload_table(self, tiles: Tiling) -> DeviceMemory:
-        """Return the table in GPU memory, its addresses counted from there."""
+    def _make_table(self, tiles: Tiling) -> _Table:
+        """Bring the table to GPU memory, its addresses counted from there."""
         memory = self._allocate(tiles.table.nbytes)
         table = self._gpu.allocate_pinned(tiles.table.nbytes).view(np.int64).reshape(tiles.table.shape)
         table[:] = tiles.table
         table[0] -= memory.address // tiles.element_bytes
         self._gpu.copy(self._copies, *np.array([[memory.address], [table.ctypes.data], [table.nbytes]], dtype=np.int64))
         self._copies.synchronize()
-        return memory
+        return _Table(table, memory)
