@@ -1,7 +1,7 @@
 """New weights never meet old KV, whichever way vLLM is told of them and whatever is being copied (F9).
 
-Weights are changed as RL frameworks do: a method of the worker, called with `collective_rpc`. vLLM's CPU build has no memory
-to give back when it sleeps, so there the worker's own part is a stand-in: it overwrites the KV cache.
+Weights are changed as RL frameworks do: a method of the worker, called with `collective_rpc`. vLLM's CPU build has no
+memory to give back when it sleeps, so there the worker's own part is a stand-in: it overwrites the KV cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.vllm.test_tiers import disk
 
 BEFORE, DURING = PROMPTS[2], PROMPTS[3]
 """Stored before the weights change; being stored when they do."""
-TRAINED = {"worker_extension_cls": "tests.vllm.test_reset.Trained"}
+TRAINED: dict[str, Any] = {"worker_extension_cls": "tests.vllm.test_reset.Trained"}
 
 
 class Trained:
@@ -112,16 +112,16 @@ ASK: list[Callable[[Engine], None]] = [reset, reset_running, reset_all, pause, p
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 def test_f9_whichever_way_vllm_is_asked_while_a_store_runs(
-    llama: Path, trained: Path, llama_says: Says, trained_says: Says, control: Control, tmp_path: Path, mode: str
+    llama: Path, trained: Path, llama_says: Says, trained_says: Says, *, control: Control, tmp_path: Path, mode: str
 ) -> None:
     prompts = [BEFORE, DURING]
     weights = cycle([(trained, trained_says), (llama, llama_says)])
-    with engine(llama, mode, options={"tiers": [disk(tmp_path)]}, **TRAINED) as offloading:
+    with engine(llama, mode, blocks=32, options={"tiers": [disk(tmp_path)]}, **TRAINED) as offloading:
         for times, (ask, (path, says)) in enumerate(zip(ASK, weights, strict=False), start=1):
-            offloading.generate(BEFORE, PROMPTS[4], PROMPTS[5])
+            offloading.generate(BEFORE)
             offloading.drain()
             control.engine.held.add(Direction.STORE)
-            offloading.generate(DURING, PROMPTS[9], PROMPTS[10])
+            offloading.generate(DURING)
             offloading.step()
             assert control.engine.waiting
             assert offloading.manager.gauges().slots_cached > 0
@@ -172,10 +172,11 @@ def test_f9_a_request_that_was_aborted_while_it_loads_does_not_stop_a_reset(
         offloading.generate(BEFORE)
         offloading.forget_device()
         control.engine.held.add(Direction.LOAD)
-        offloading.add(BEFORE)
+        name = offloading.add(BEFORE)
         for _ in range(2):
             offloading.step()
         assert control.engine.waiting
+        offloading.llm.llm_engine.abort_request([name])
         pause(offloading)
         train(offloading, trained)
         assert_same(offloading.generate(DURING), trained_says(DURING))
@@ -258,7 +259,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> list[int]:
     """Let workers overwrite the KV cache when they sleep. Returns, for each time, how many copies ran."""
     copying: list[int] = []
 
-    def sleep(worker: Any, level: int = 1) -> None:  # noqa: ARG001 (vLLM's signature)
+    def sleep(worker: Any, level: int = 1) -> None:
         copying.append(gate.copying)
         for layer in worker.model_runner.kv_caches:
             layer.fill_(1e4)
@@ -269,7 +270,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> list[int]:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_engine_sleeps_when_its_copies_are_over(
-    llama: Path, trained: Path, trained_says: Says, gate: Gate, memory: list[int], tmp_path: Path, level: int
+    llama: Path, trained: Path, trained_says: Says, *, gate: Gate, memory: list[int], tmp_path: Path, level: int
 ) -> None:
     prompts = [BEFORE, DURING]
     with engine(llama, options={"tiers": [disk(tmp_path)]}, **TRAINED) as offloading:
@@ -296,13 +297,14 @@ def test_what_a_request_leaves_behind_when_the_engine_falls_asleep_is_not_stored
     llama: Path, trained: Path, trained_says: Says, gate: Gate, memory: list[int]
 ) -> None:
     with engine(llama, **TRAINED) as offloading:
-        offloading.add(BEFORE)
+        name = offloading.add(BEFORE)
         for _ in range(2):
             offloading.step()
         offloading.llm.sleep(1)  # ends the request: what it has computed would be stored in the next step
         assert memory == [0]
         offloading.drain()
         assert offloading.metrics.stored_blocks == 0
+        offloading.llm.llm_engine.abort_request([name])  # or `generate` waits for it
         offloading.llm.wake_up()
         train(offloading, trained)
         assert_same(offloading.generate(BEFORE), trained_says(BEFORE))
@@ -310,7 +312,7 @@ def test_what_a_request_leaves_behind_when_the_engine_falls_asleep_is_not_stored
 
 
 def test_a_copy_that_never_ends_keeps_the_engine_awake_and_old_kv_is_not_served(
-    llama: Path, trained: Path, trained_says: Says, gate: Gate, memory: list[int], monkeypatch: pytest.MonkeyPatch
+    llama: Path, trained: Path, trained_says: Says, *, gate: Gate, memory: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sleeping, "COPIES_WAIT_S", 0.1)
     prompts = [BEFORE, DURING]

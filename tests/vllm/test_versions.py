@@ -22,6 +22,9 @@ CACHE_UTILS = "v1/core/kv_cache_utils.py"
 INTERFACE = "v1/kv_cache_interface.py"
 POOL = "v1/core/block_pool.py"
 SCHEDULER = "v1/core/sched/scheduler.py"
+CACHE_MANAGER = "v1/core/kv_cache_manager.py"
+COORDINATOR = "v1/core/kv_cache_coordinator.py"
+WORKER = "v1/worker/gpu_worker.py"
 
 # Methods of vLLM that kvtide overrides or calls: (file, class or "", function) → its arguments, without self.
 SIGNATURES: dict[tuple[str, str, str], list[str]] = {
@@ -77,6 +80,11 @@ SIGNATURES: dict[tuple[str, str, str], list[str]] = {
     (POOL, "BlockPool", "touch"): ["blocks"],
     (POOL, "BlockPool", "free_blocks"): ["ordered_blocks"],
     (POOL, "BlockPool", "evict_blocks"): ["block_ids"],
+    (POOL, "BlockPool", "reset_prefix_cache"): [],
+    (POOL, "BlockPool", "get_num_free_blocks"): [],
+    (CACHE_MANAGER, "KVCacheManager", "free"): ["request"],
+    (CACHE_MANAGER, "KVCacheManager", "reset_prefix_cache"): [],
+    (WORKER, "Worker", "sleep"): ["level"],
     (POOL, "BlockHashToBlockMap", "get_one_block"): ["key"],
 }
 
@@ -86,6 +94,7 @@ LATER: dict[tuple[str, str, str], tuple[str, list[str]]] = {
     (BASE, "KVConnectorBase_V1", "get_transfer_results"): ("0.30.0", ["finished_req_ids"]),
     (BASE, "KVConnectorBase_V1", "bind_kv_cache_manager"): ("0.30.0", ["kv_cache_manager"]),
     (BASE, "KVConnectorBase_V1", "has_pending_block_frees"): ("0.30.0", []),
+    (WORKER, "Worker", "discard"): ("0.31.0", ["tags"]),
     (BASE, "KVConnectorBase_V1", "get_loaded_kv_cache_group_ids"): ("0.32.0", ["request"]),
 }
 
@@ -110,7 +119,9 @@ NAMES: dict[str, list[str]] = {
         "kv_cache_groups",
         "num_blocks",
     ],
-    POOL: ["cached_block_hash_to_block", "free_block_queue", "self.blocks"],
+    POOL: ["cached_block_hash_to_block", "free_block_queue", "self.blocks", "self.num_gpu_blocks"],
+    COORDINATOR: ["self.single_type_managers"],
+    "v1/core/single_type_kv_cache_manager.py": ["self.req_to_blocks"],
     "v1/request.py": ["num_output_placeholders", "skip_reading_prefix_cache", "block_hashes", "num_computed_tokens"],
     "v1/core/sched/output.py": [
         "preempted_req_ids",
@@ -198,5 +209,35 @@ def test_what_the_connector_assumes_about_the_order_of_calls(version: str) -> No
     update = text[text.index("def _update_from_kv_xfer_finished") :]
     assert update.index("update_connector_output(") < update.index("finished_recving or ()")
     # The block lists that are handed out are the live ones.
-    coordinator = source(version, "v1/core/kv_cache_coordinator.py")
+    coordinator = source(version, COORDINATOR)
     assert "manager.req_to_blocks.get(request_id) or []" in coordinator
+
+
+def body(version: str, path: str, owner: str, name: str) -> str:
+    """Return the code of a method, without its docstring and comments."""
+    for node in ast.walk(ast.parse(source(version, path))):
+        if isinstance(node, ast.ClassDef) and node.name == owner:
+            [method] = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == name]
+            return "\n".join(map(ast.unparse, method.body[bool(ast.get_docstring(method)) :]))
+    raise AssertionError(f"{path} has no {owner}.{name}")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_reset_of_the_prefix_cache_comes_to_the_block_pool_and_counts_blocks_there(version: str) -> None:
+    """What `kvtide/vllm/resets.py` listens to, and what it lets vLLM count."""
+    assert "self.kv_cache_manager.reset_prefix_cache()" in body(version, SCHEDULER, "Scheduler", "reset_prefix_cache")
+    manager = body(version, CACHE_MANAGER, "KVCacheManager", "reset_prefix_cache")
+    if "self.block_pool.reset_prefix_cache()" not in manager:
+        assert "self.coordinator.reset_prefix_cache()" in manager
+        assert "pool.reset_prefix_cache() for pool in" in source(version, COORDINATOR)
+    reset = body(version, POOL, "BlockPool", "reset_prefix_cache")
+    assert reset.startswith(
+        "num_used_blocks = self.num_gpu_blocks - self.get_num_free_blocks()\nif num_used_blocks != 1:"
+    )
+    assert reset.count("num_free_blocks") == 1
+    free = body(version, POOL, "BlockPool", "get_num_free_blocks")
+    assert free == "return self.free_block_queue.num_free_blocks"
+    # `sleep` and `pause` clear caches by the same way.
+    core = source(version, "v1/engine/core.py")
+    assert "self.scheduler.reset_prefix_cache(" in core
+    assert "self.kv_cache_manager.block_pool" not in core

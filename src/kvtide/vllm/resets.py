@@ -15,8 +15,8 @@ from typing import Any
 def watch_resets(pool: Any, cache_manager: Any, heard: Callable[[], None]) -> None:
     """Call `heard` before every reset of `pool`, and let only blocks of requests stand in its way.
 
-    Blocks that nothing but copies hold stay taken until these are over, so nobody else writes to them or reads them. What
-    they are known by is forgotten like all the rest.
+    Blocks that nothing but copies hold stay taken until these are over, so nobody else writes to them or reads them.
+    What they are known by is forgotten like all the rest.
     """
     reset = pool.reset_prefix_cache
 

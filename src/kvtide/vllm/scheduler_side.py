@@ -206,7 +206,7 @@ class SchedulerSide:
         self._is_reset = True
 
     def device_resets(self) -> None:
-        """vLLM is about to forget what the device holds: nothing that was computed until now counts any more (F9).
+        """Hear that vLLM is about to forget what the device holds: nothing computed until now counts any more (F9).
 
         It cannot while requests have blocks, and does not preempt those that hold blocks for a load and do not run
         yet. They start again: their blocks go back, and those that a copy still writes to stay pinned until it ends.

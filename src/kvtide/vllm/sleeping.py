@@ -19,7 +19,7 @@ from kvtide.vllm.worker_side import WorkerSide
 COPIES_WAIT_S = 30.0
 """How long a worker that shall sleep waits for its copies: more than all of a large pool takes."""
 GIVES_MEMORY_BACK = ("sleep", "discard")
-"""Methods of a worker that unmap the KV cache. `discard` is since 0.32."""
+"""Methods of a worker that unmap the KV cache. `discard` is since 0.31."""
 
 _sides: WeakSet[WorkerSide] = WeakSet()
 
@@ -52,7 +52,7 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def wait_for_copies() -> None:
     """Return when no copy of this process reads or writes the KV cache; raise if that takes too long."""
-    if not all([side.settle(COPIES_WAIT_S) for side in tuple(_sides)]):
+    if not all(side.settle(COPIES_WAIT_S) for side in tuple(_sides)):
         raise StillCopying(
             f"KV blocks are still being copied after {COPIES_WAIT_S:.0f} s, so their memory cannot be given back; "
             "the engine is awake, ask it again later"
