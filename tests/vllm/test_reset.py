@@ -24,7 +24,7 @@ from kvtide.errors import StillCopying
 from kvtide.vllm import sleeping
 from tests.vllm.engines import Control
 from tests.vllm.fixtures import PROMPTS
-from tests.vllm.llm import Engine, Result, as_result, engine
+from tests.vllm.llm import Engine, Result, as_result, engine, prompt
 from tests.vllm.test_round_trip import assert_same, hit
 from tests.vllm.test_tiers import disk
 
@@ -121,7 +121,7 @@ def test_f9_whichever_way_vllm_is_asked_while_a_store_runs(
             offloading.generate(BEFORE)
             offloading.drain()
             control.engine.held.add(Direction.STORE)
-            offloading.generate(DURING)
+            offloading.generate(prompt(100 + times, 300))
             offloading.step()
             assert control.engine.waiting
             assert offloading.manager.gauges().slots_cached > 0

@@ -135,7 +135,7 @@ class SchedulerSide:
         own = [BlockTable(blocks.blocks[id_]) for id_ in self._layout.group_ids]
         tracked.tables[:] = tracked.own = own
         self._device.used(own)
-        tracked.placed = True
+        tracked.placed, tracked.blocks_gone = True, False
         tracked.loading = self.manager.admit(request.request_id, external_tokens)
         if tracked.loading:
             self._admitted_loads = True
@@ -404,7 +404,6 @@ class SchedulerSide:
         request = tracked.request
         first = self._first_unfilled(tracked)
         if tracked.blocks_gone or self._is_failed(tracked, output):
-            tracked.blocks_gone = False
             return
         if self._fails_by_hand:
             self._cache_manager.free(request)

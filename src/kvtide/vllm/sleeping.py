@@ -55,5 +55,5 @@ def wait_for_copies() -> None:
     if not all(side.settle(COPIES_WAIT_S) for side in tuple(_sides)):
         raise StillCopying(
             f"KV blocks are still being copied after {COPIES_WAIT_S:.0f} s, so their memory cannot be given back; "
-            "the engine is awake, ask it again later"
+            "this worker stays awake: ask again later, or wake the engine up"
         )
