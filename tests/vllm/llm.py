@@ -54,6 +54,12 @@ def as_result(output: Any) -> Result:
     return Result(tokens, logprobs, output.num_cached_tokens)
 
 
+def say(llm: LLM, *prompts: Sequence[int], max_tokens: int = 4) -> list[Result]:
+    """Run prompts to their end, all at a time."""
+    inputs = [{"prompt_token_ids": list(tokens)} for tokens in prompts]
+    return [as_result(output) for output in llm.generate(inputs, params(max_tokens), use_tqdm=False)]
+
+
 class Engine:
     """An engine and what tests want to see of it."""
 
@@ -85,9 +91,7 @@ class Engine:
         batches = [list(prompts)] if together else [[one] for one in prompts]
         results = []
         for batch in batches:
-            inputs = [{"prompt_token_ids": list(tokens)} for tokens in batch]
-            outputs = self.llm.generate(inputs, params(max_tokens), use_tqdm=False)
-            results += [as_result(output) for output in outputs]
+            results += say(self.llm, *batch, max_tokens=max_tokens)
         return results
 
     def add(self, tokens: Sequence[int], max_tokens: int = 4) -> str:
@@ -127,9 +131,8 @@ class Engine:
         assert self.pool.get_num_free_blocks() == self.free_at_start
 
 
-@contextmanager
-def engine(model: Path, mode: str | None = "eager", *, blocks: int = 64, **args: Any) -> Iterator[Engine]:
-    """Start an engine with kvtide in `mode` (None: without), and leave nothing behind."""
+def make_llm(model: Path, mode: str | None = "eager", *, blocks: int = 64, **args: Any) -> LLM:
+    """Start vLLM with kvtide in `mode` (None: without)."""
     options = {"host": "16MiB", **args.pop("options", {})}
     if mode is not None:
         args.setdefault(
@@ -141,7 +144,7 @@ def engine(model: Path, mode: str | None = "eager", *, blocks: int = 64, **args:
                 "kv_connector_extra_config": {"mode": mode, **options},
             },
         )
-    llm = LLM(
+    return LLM(
         str(model),
         skip_tokenizer_init=True,
         dtype="float32",
@@ -151,6 +154,12 @@ def engine(model: Path, mode: str | None = "eager", *, blocks: int = 64, **args:
         disable_log_stats=False,
         **{"max_model_len": MAX_TOKENS, "max_num_batched_tokens": 512, **args},
     )
+
+
+@contextmanager
+def engine(model: Path, mode: str | None = "eager", *, blocks: int = 64, **args: Any) -> Iterator[Engine]:
+    """Start an engine with kvtide in `mode` (None: without), and leave nothing behind."""
+    llm = make_llm(model, mode, blocks=blocks, **args)
     started = Engine(llm)
     try:
         yield started

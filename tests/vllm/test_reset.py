@@ -24,7 +24,7 @@ from kvtide.errors import StillCopying
 from kvtide.vllm import sleeping
 from tests.vllm.engines import Control
 from tests.vllm.fixtures import PROMPTS
-from tests.vllm.llm import Engine, Result, as_result, engine, prompt
+from tests.vllm.llm import Engine, Result, as_result, engine, make_llm, prompt, say
 from tests.vllm.test_round_trip import assert_same, hit
 from tests.vllm.test_tiers import disk
 
@@ -224,13 +224,42 @@ def test_f9_while_requests_run_vllm_refuses_and_the_host_is_empty_all_the_same(l
         offloading.check_at_rest()
 
 
+@pytest.mark.parametrize("ask", ["reset", "sleep"])
+def test_f9_an_engine_in_a_process_of_its_own_gets_new_weights_while_it_stores(
+    llama: Path, trained: Path, trained_says: Says, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    """As a server runs: the engine steps by itself, and a pause waits until it has nothing to do."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    prompts = [BEFORE, DURING]
+    llm = make_llm(llama, **TRAINED)
+    try:
+        say(llm, *prompts)
+        if ask == "reset":
+            assert llm.reset_prefix_cache(reset_running_requests=True)
+        else:
+            llm.sleep(1)
+            llm.wake_up()
+        llm.collective_rpc("new_weights", args=(str(trained),))
+        for _ in range(2):
+            assert_same(say(llm, *prompts), trained_says(*prompts))
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
 class Gate:
     """Stops copies in the middle, until it is opened."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
         self.open.set()
+        self.reached = threading.Event()
+        """A copy has begun since the gate was closed."""
         self.copying = 0
+
+    def close(self) -> None:
+        self.open.clear()
+        self.reached.clear()
 
     def mover(self, *args: Any) -> BlockMover:
         gate = self
@@ -238,6 +267,7 @@ class Gate:
         class Gated(BlockMover):
             def move(self, direction: Direction, copy: Copy) -> None:
                 gate.copying += 1
+                gate.reached.set()
                 assert gate.open.wait(60)
                 super().move(direction, copy)
                 gate.copying -= 1
@@ -276,9 +306,10 @@ def test_an_engine_sleeps_when_its_copies_are_over(
     with engine(llama, options={"tiers": [disk(tmp_path)]}, **TRAINED) as offloading:
         offloading.generate(BEFORE)
         offloading.drain()
-        gate.open.clear()
+        gate.close()
         offloading.generate(DURING)
-        assert offloading.manager.gauges().store_pins > 0
+        offloading.step()
+        assert gate.reached.wait(30)
         timer = threading.Timer(0.3, gate.open.set)
         timer.start()
         offloading.llm.sleep(level)
@@ -319,9 +350,10 @@ def test_a_copy_that_never_ends_keeps_the_engine_awake_and_old_kv_is_not_served(
     with engine(llama, **TRAINED) as offloading:
         offloading.generate(BEFORE)
         offloading.drain()
-        gate.open.clear()
+        gate.close()
         offloading.generate(DURING)
         offloading.step()
+        assert gate.reached.wait(30)
         with pytest.raises(StillCopying, match="still being copied"):
             offloading.llm.sleep(1)
         assert memory == []
