@@ -93,10 +93,36 @@ class ControlledEngine(CopyEngine):
         return Traffic(bytes=self.moved[direction])
 
 
+class LateEngine(ControlledEngine):
+    """A GPU's order of things at its worst: a load is certain at once, and its bytes move when compute waits for them.
+
+    Compute that does not wait finds whatever was in its blocks. Loads that nobody waits for end in a later poll.
+    """
+
+    POLLS = 3
+
+    def __init__(self, device: DeviceCache, arena: HostArena) -> None:
+        super().__init__(device, arena)
+        self._polls: dict[int, int] = {}
+
+    def certain(self) -> Mapping[int, Fence]:
+        self._certain |= {id_ for id_, (direction, _) in self.waiting.items() if direction is Direction.LOAD}
+        return super().certain()
+
+    def poll(self) -> Finished:
+        loads = [id_ for id_, (direction, _) in self.waiting.items() if direction is Direction.LOAD]
+        self._polls = {id_: self._polls.get(id_, 0) + 1 for id_ in loads}
+        early = {id_: self.waiting.pop(id_) for id_, polls in self._polls.items() if polls < self.POLLS}
+        finished = super().poll()
+        self.waiting.update(early)
+        return finished
+
+
 class Control:
     """Stands in for `memory.make_copy_engine` and keeps hold of the engines."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[ControlledEngine] = ControlledEngine) -> None:
+        self._kind = kind
         self.engines: list[ControlledEngine] = []
         self.setup: dict[str, Any] = {}
 
@@ -106,7 +132,7 @@ class Control:
         regions = [Region(s.memory.numpy(), s.block_stride, s.block_stride, s.offset) for s in stripes]
         cache = DeviceCache(regions, blocks=blocks)
         arena = HostArena(slots, cache.block_bytes)
-        engine = ControlledEngine(cache, arena)
+        engine = self._kind(cache, arena)
         for name, value in self.setup.items():
             setattr(engine, name, value)
         self.engines.append(engine)

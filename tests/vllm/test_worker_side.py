@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from kvtide.copy import CopyEngine, Direction, Fence, Finished, HostArena, Traffic
 from kvtide.core import Copy, Plan
@@ -18,6 +20,8 @@ from kvtide.vllm.wire import StepMetadata
 from kvtide.vllm.worker_side import WorkerSide
 
 SLOTS = 4
+FULL = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
+STATES = MambaSpec(block_size=16, shapes=((1,),), dtypes=(torch.float32,))
 COPYING = Copying(threads=1, staging_bytes=1)
 
 
@@ -78,7 +82,12 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[ToldEngine]:
 
 @pytest.fixture
 def side(engines: list[ToldEngine]) -> WorkerSide:
-    side = WorkerSide(0, SimpleNamespace(num_blocks=8), COPYING, SLOTS)
+    return make_side(FULL)
+
+
+def make_side(*specs: Any) -> WorkerSide:
+    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    side = WorkerSide(0, SimpleNamespace(num_blocks=8, kv_cache_groups=groups), COPYING, SLOTS)
     side.register({"layer": object()})
     return side
 
@@ -125,6 +134,19 @@ def test_a_load_is_announced_once_it_is_certain_and_compute_waits_for_its_end(
     waited = len(engines[0].waited)
     step(side)
     assert len(engines[0].waited) == waited
+
+
+def test_f7_vllm_hears_of_a_load_of_states_only_when_its_bytes_are_there(engines: list[ToldEngine]) -> None:
+    """It reads states before compute can be made to wait."""
+    side = make_side(FULL, STATES)
+    step(side, LOAD)
+    engines[0].sure.add(7)
+    step(side)
+    assert side.take_finished() == (set(), set()), "certain is not enough"
+    engines[0].done = (7,)
+    step(side)
+    assert side.take_finished() == ({"r"}, set())
+    assert engines[0].waited == []
 
 
 def test_f8_a_load_that_fails_after_its_request_was_let_go_is_never_served(

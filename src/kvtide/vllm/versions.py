@@ -109,6 +109,21 @@ def layer_specs(spec: Any) -> list[Any]:
     return [spec]
 
 
+def reads_before_bind(kv_cache_config: Any) -> bool:
+    """Whether vLLM may read or copy a request's KV in a step before the step's metadata is bound.
+
+    That is where compute is made to wait for the last bytes of a load, so such models must not hear of it sooner. The
+    runners copy states of state-space layers to the blocks of the next boundary first thing (`preprocess_mamba`,
+    `preprocess_state`), and blocks that are hit in part (copy-on-write, since 0.26, only where there are states).
+    tests/vllm/test_before_bind.py goes over all that comes before, in every version.
+    """
+    return any(
+        isinstance(spec, cache_interface.MambaSpec)
+        for group in kv_cache_config.kv_cache_groups
+        for spec in layer_specs(group.kv_cache_spec)
+    )
+
+
 def host_hit_source() -> Any:
     """Return what vLLM calls hits in host memory in its metrics (0.32), or None."""
     try:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvtide.copy import CopyEngine, Direction, HostArena
 from kvtide.core import Plan, Report
 from kvtide.errors import CopyError
-from kvtide.vllm import memory
+from kvtide.vllm import memory, versions
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
 from kvtide.vllm.stats import StepStats, TiersStats, TrafficStats
@@ -50,6 +50,8 @@ class WorkerSide:
         self._slots = slots
         self._kv_cache_config = kv_cache_config
         self._copying = copying
+        self._announces_early = not versions.reads_before_bind(kv_cache_config)
+        """Whether vLLM may hear of loads that are certain, for it reads no block before compute waits for them."""
         self._stripes: list[memory.Stripe] = []
         self._layout = ""
         self._engine: CopyEngine | None = None
@@ -107,7 +109,8 @@ class WorkerSide:
         self._start(Plan(plan.step, loads=plan.loads, stores=filled, errands=plan.errands))
         if step.idle and plan.wait_for:
             if self._loading:
-                self._engine.wait_certain(tuple(self._loading), LOAD_WAIT_S)
+                wait = self._engine.wait_certain if self._announces_early else self._engine.wait
+                wait(tuple(self._loading), LOAD_WAIT_S)
             elif not self._certain:  # otherwise a request is about to run
                 self._worker.start(Plan(plan.step, wait_for=plan.wait_for))
 
@@ -147,7 +150,7 @@ class WorkerSide:
         report = self._worker.poll()
         if report:
             self._take(self._worker, report)
-        if self._loading:
+        if self._loading and self._announces_early:
             for transfer_id in self._loading.keys() & self._engine.certain().keys():
                 request_id, _ = self._loading.pop(transfer_id)
                 self._finished.add(request_id)
