@@ -10,6 +10,7 @@ import vllm.v1.kv_cache_interface as cache_interface
 from kvtide.core import ChunkedLocal, FullAttention, Geometry, Group, SlidingWindow, StateSpace
 from kvtide.errors import ConfigError
 from kvtide.vllm import versions
+from kvtide.vllm.executors import refuse_unheard_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Layout:
 
 def read_layout(vllm_config: Any, kv_cache_config: Any) -> Layout:
     """Translate vLLM's configuration, or say what kvtide cannot work with."""
+    refuse_unheard_ranks(vllm_config)
     sizes, boundary, hash_tokens = versions.group_block_tokens(vllm_config, kv_cache_config)
     ids = versions.cacheable_group_ids(kv_cache_config)
     if any(versions.is_host_resident(kv_cache_config.kv_cache_groups[index]) for index in ids):
