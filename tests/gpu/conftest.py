@@ -11,3 +11,6 @@ else:
 
     if not importlib.import_module("torch").cuda.is_available():
         collect_ignore_glob.append("test_*.py")
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob.append("test_states.py")

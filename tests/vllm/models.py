@@ -96,12 +96,15 @@ def write_gemma3(path: Path, *, layers: int = 6, window: int = 64) -> Path:
     return random_model.write_model(path, shape, config, norms=norms, head_norms=("q_norm", "k_norm"))
 
 
-def write_lfm2(path: Path, *, layers: int = 4) -> Path:
+SMALL_LFM2 = Shape(layers=4, heads=2, kv_heads=2)
+
+
+def write_lfm2(path: Path, shape: Shape = SMALL_LFM2) -> Path:
     """Write an LFM2-shaped model: short convolutions, whose state vLLM keeps like Mamba's, and full attention.
 
     Mamba 2 itself does not run on the CPU build of 0.32: its prefill raises an IndexError with prefix caching.
     """
-    shape = Shape(layers=layers, heads=2, kv_heads=2)
+    layers = shape.layers
     config = {
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
@@ -120,7 +123,7 @@ def write_lfm2(path: Path, *, layers: int = 4) -> Path:
     random = torch.Generator().manual_seed(7)
 
     def weight(*sizes: int) -> torch.Tensor:
-        return torch.randn(*sizes, generator=random) * 0.25
+        return torch.randn(*sizes, generator=random) * 0.25 * (64 / shape.hidden) ** 0.5
 
     hidden, kv = shape.hidden, shape.kv_heads * shape.head_size
     tensors = {
