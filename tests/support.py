@@ -382,7 +382,7 @@ class World:
         assert gauges.slots_free + gauges.slots_cached + gauges.slots_writing == gauges.slots
         assert min(gauges.slots_free, gauges.slots_cached, gauges.slots_writing, gauges.slots_pinned) >= 0
         assert 0 <= gauges.store_pins <= self.config.pin_budget_blocks
-        assert gauges.transfers == len(self.pending)
+        assert gauges.transfers + gauges.transfers_unanswered == len(self.pending)
         if not self.manager.busy:
             assert gauges.slots_writing == gauges.store_pins == gauges.backlog_blocks == 0
             assert self.pool.num_pinned == 0

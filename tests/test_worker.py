@@ -229,3 +229,54 @@ def test_a_worker_reports_how_many_slots_are_ready_when_that_changes() -> None:
     engine.ready = 7
     assert worker.poll().slots_ready == 7
     assert not worker.poll()
+
+
+def test_a_rank_that_is_asked_about_an_overdue_transfer_says_when_it_does_not_copy_it() -> None:
+    engine = ScriptedEngine()
+    worker = Worker(1, engine)
+    worker.start(Plan(1, stores=(_copy(1), _copy(2))))
+    assert worker.poll().done == (1, 2)
+    engine.busy = True
+    worker.start(Plan(2, stores=(_copy(3),)))
+    worker.start(Plan(3, ask=(1, 3, 9)))
+    why = "this rank has no such transfer under way"
+    assert worker.poll() == Report(1, failed=((1, why), (9, why)))
+    engine.busy = False
+    assert worker.poll() == Report(1, done=(3,)), "its end, whenever that comes"
+
+
+def test_an_answer_is_not_given_twice_to_one_plan_that_asks_and_has_failed_already() -> None:
+    engine = ScriptedEngine()
+    engine.raising = {"submit"}
+    worker = Worker(0, engine)
+    worker.start(Plan(1, stores=(_copy(1),)))
+    worker.start(Plan(2, ask=(1,)))
+    assert [id_ for id_, _ in worker.poll().failed] == [1]
+
+
+def test_f17_an_engine_whose_poll_raises_is_used_no_more_and_the_worker_says_why() -> None:
+    engine = ScriptedEngine()
+    worker = Worker(0, engine)
+    worker.start(Plan(1, loads=(_copy(1),)))
+    engine.raising = {"poll"}
+    report = worker.poll()
+    assert [id_ for id_, _ in report.failed] == [1]
+    assert "poll is broken" in str(worker.over)
+    engine.raising = set()
+    worker.start(Plan(2, loads=(_copy(2),)))
+    assert len(engine.submitted) == 1
+    assert [id_ for id_, _ in worker.poll().failed] == [2]
+
+
+def test_a_worker_that_is_stopped_reports_what_is_under_way_when_nothing_moves_any_more() -> None:
+    engine = ScriptedEngine()
+    engine.busy = True
+    worker = Worker(0, engine)
+    worker.start(Plan(1, stores=(_copy(1),)))
+    worker.stop("told to")
+    worker.stop("another reason")
+    assert worker.poll() == Report(0), "its blocks may still be read"
+    engine.busy = False
+    report = worker.poll()
+    assert (*report.done, *(id_ for id_, _ in report.failed)) == (1,)
+    assert worker.over == "told to"

@@ -68,6 +68,8 @@ class Worker:
 
         `after` is the compute that the copies must come after. None: it has ended (F6, F7).
         """
+        for id_ in plan.ask:
+            self._answer(id_)
         for copy in plan.loads:
             self._submit(Direction.LOAD, copy, after)
         for copy in plan.stores:
@@ -86,7 +88,7 @@ class Worker:
             done, engine_failed = self._engine.poll()
         except Exception as error:
             self._engine_errors += 1
-            self._over = self._over or f"the copy engine broke: {describe(error)}"
+            self.stop(f"the copy engine broke: {describe(error)}")
         else:
             # What is not in flight was reported before, or was refused by a submit that raised.
             done = tuple(id_ for id_ in done if id_ in self._in_flight)
@@ -116,9 +118,18 @@ class Worker:
         Returns whether nothing moves any more, so that the memory on both sides may be given back. If not, what
         still moves is reported by a later `poll`.
         """
-        self._over = self._over or "the worker was closed"
+        self.stop("the worker was closed")
         closed = self._close_engine(timeout_s)
         return (self._tiers is None or self._tiers.close(timeout_s)) and closed
+
+    def stop(self, why: str) -> None:
+        """Take no more transfers. Those under way are reported as soon as nothing moves any more."""
+        self._over = self._over or why
+
+    @property
+    def over(self) -> str | None:
+        """Why no transfer is taken any more, ever; None as long as they are."""
+        return self._over
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -136,6 +147,16 @@ class Worker:
             waits_expired=self._waits_expired,
             engine_errors=self._engine_errors,
         )
+
+    def _answer(self, id_: int) -> None:
+        """Say of an overdue transfer that it is not under way here, so that its memory may be used again.
+
+        It ended and nobody heard of it, or it never began. If it is under way its end will be reported, whenever
+        that comes.
+        """
+        in_tiers = self._tiers is not None and self._tiers.knows(id_)
+        if id_ not in self._in_flight and not in_tiers:
+            self._failed.setdefault(id_, "this rank has no such transfer under way")
 
     def _submit(self, direction: Direction, copy: Copy, after: Fence | None) -> None:
         if copy.id in self._in_flight or copy.id in self._failed:

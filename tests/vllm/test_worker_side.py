@@ -15,6 +15,7 @@ from kvtide.copy import CopyEngine, Direction, Fence, Finished, HostArena, Traff
 from kvtide.core import Copy, Plan
 from kvtide.errors import CopyError
 from kvtide.vllm import memory
+from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
 from kvtide.vllm.wire import StepMetadata
 from kvtide.vllm.worker_side import WorkerSide
@@ -37,12 +38,16 @@ class ToldEngine(CopyEngine):
         """Loads that compute was made to wait for."""
         self.gone: str | None = None
         self.closed = False
+        self.broken = False
+        """Whether `poll` raises."""
 
     def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
         self.submitted.append(copy.id)
         return self.gone is None
 
     def poll(self) -> Finished:
+        if self.broken:
+            raise OSError("a bug")
         finished = Finished(self.done, self.failed)
         self.sure -= {*self.done, *dict(self.failed)}
         self.done, self.failed = (), ()
@@ -174,3 +179,108 @@ def test_a_lost_device_is_said_once_and_the_scheduler_hears_of_it(
         step(side, Copy(id_, (1,), (0,), request_id=f"r{id_}"))
         said.append(side.take_report())
     assert all(report is not None and report.off for report in said)
+
+
+def test_f15_a_copy_engine_that_breaks_is_said_once_and_the_scheduler_hears_of_it(
+    side: WorkerSide, engines: list[ToldEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[tuple[object, ...]] = []
+    monkeypatch.setattr(logger, "error", lambda *words: errors.append(words))
+    step(side, LOAD)
+    assert side.take_report() is None
+    engines[0].broken = True
+    said = []
+    for id_ in range(8, 11):
+        step(side, Copy(id_, (1,), (0,), request_id=f"r{id_}"))
+        said.append(side.take_report())
+    assert all(report is not None and report.off for report in said)
+    assert side.take_finished() == ({"r", "r8", "r9", "r10"}, {"r", "r8", "r9", "r10"})
+    assert engines[0].submitted == [7, 8], "from then on nothing is submitted"
+    [error] = errors
+    assert "OSError: a bug" in str(error[-1])
+
+
+def test_a_rank_that_turns_itself_off_says_so_though_it_has_nothing_else_to_say(
+    side: WorkerSide, engines: list[ToldEngine]
+) -> None:
+    step(side)
+    engines[0].gone = "the GPU is lost"
+    step(side)
+    report = side.take_report()
+    assert report is not None
+    assert (report.reports, report.off) == ((), True)
+    step(side)
+    assert side.take_report() is None, "once"
+
+
+def test_i8_an_overdue_load_is_announced_as_failed_once_and_its_end_is_for_the_core_alone(
+    side: WorkerSide, engines: list[ToldEngine]
+) -> None:
+    step(side, LOAD)
+    for _ in range(2):
+        side.begin_step(StepMetadata(Plan(2, ask=(7,)), SLOTS, idle=True))
+        side.poll()
+    assert side.take_finished() == ({"r"}, {"r"})
+    assert side.take_unfilled() == {1, 2}
+    assert side.take_report() is None, "it may still be copied: its pins stay"
+    engines[0].done = (7,)
+    side.poll()
+    assert side.take_finished() == (set(), set())
+    report = side.take_report()
+    assert report is not None
+    assert report.reports[0].done == (7,)
+
+
+def test_i8_a_rank_that_has_announced_an_overdue_load_does_not_do_so_again(
+    side: WorkerSide, engines: list[ToldEngine]
+) -> None:
+    step(side, LOAD)
+    engines[0].done = (7,)
+    side.poll()
+    assert side.take_finished() == ({"r"}, set())
+    side.take_report()  # and this is lost
+    side.begin_step(StepMetadata(Plan(2, ask=(7,)), SLOTS, idle=True))
+    side.poll()
+    assert side.take_finished() == (set(), set())
+    report = side.take_report()
+    assert report is not None
+    assert [id_ for id_, _ in report.reports[0].failed] == [7]
+
+
+STORE = Copy(8, (3,), (3,))
+
+
+def register(side: WorkerSide, monkeypatch: pytest.MonkeyPatch, address: int) -> None:
+    stripe = memory.Stripe(SimpleNamespace(data_ptr=lambda: address), 0, 1)
+    monkeypatch.setattr(memory, "stripes_of", lambda *_: [stripe])
+    side.register({"layer": object()})
+
+
+def test_f8_a_kv_cache_that_is_registered_again_does_not_replace_what_the_host_holds(
+    engines: list[ToldEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = make_side(FULL)
+    register(side, monkeypatch, 4096)
+    side.begin_step(StepMetadata(Plan(1, stores=(STORE,)), SLOTS, idle=True))
+    made = len(engines)
+    register(side, monkeypatch, 4096)
+    side.poll()
+    assert side.take_report() is None, "the same one: nothing has happened"
+    register(side, monkeypatch, 8192)
+    step(side, LOAD)
+    report = side.take_report()
+    assert report is not None
+    assert report.off, "another one: this rank copies no more"
+    assert len(engines) == made
+    assert 7 not in engines[-1].submitted
+
+
+def test_a_kv_cache_may_be_registered_again_before_anything_was_stored(
+    engines: list[ToldEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = make_side(FULL)
+    register(side, monkeypatch, 4096)
+    register(side, monkeypatch, 8192)
+    step(side, LOAD)
+    assert engines[-1].submitted == [7]
+    assert all(engine.closed for engine in engines[:-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from kvtide.core import wire
@@ -25,6 +25,8 @@ class Transfer:
     """Why it failed, on the first rank that said so."""
     abandoned: bool = False
     """After a reset: the bytes are of no use to anyone, whatever the ranks say."""
+    since_s: float = 0.0
+    """When it began, on the ledger's clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -128,20 +130,55 @@ class Clear(Errand):
         return wire.Clear(self.id)
 
 
+OVERDUE_S = 60.0
+"""After so long without a word of every rank, nobody waits for a transfer any more."""
+STEP_S_MAX = 1.0
+"""The most that one step counts for: ranks cannot report while the engine is paused, or compiles for a minute."""
+
+
 class Ledger:
-    """Transfers from the plan that starts them to the last rank's report."""
+    """Transfers from the plan that starts them to the last rank's report.
+
+    One that is overdue is failed, and nobody waits for it; but its pins stay until every rank has said that it does not
+    copy any more, for until then its blocks and slots may be read or written. The ranks are asked (`Plan.ask`).
+    """
 
     def __init__(self, ranks: int, metrics: Metrics) -> None:
         self._ranks = ranks
         self._metrics = metrics
         self._in_flight: dict[int, Transfer] = {}
+        """Oldest first."""
+        self._overdue: dict[int, Transfer] = {}
+        self._now_s = 0.0
         self._last_id = 0
 
     def __len__(self) -> int:
+        """Return how many transfers are waited for."""
         return len(self._in_flight)
 
     def __iter__(self) -> Iterator[Transfer]:
+        """Iterate over the transfers that are waited for, oldest first."""
         return iter(self._in_flight.values())
+
+    @property
+    def overdue(self) -> Collection[Transfer]:
+        """Transfers that nobody waits for any more, and that may still be copied."""
+        return self._overdue.values()
+
+    def passed(self, seconds: float) -> list[Transfer]:
+        """Let time pass; return the transfers that are overdue from now on."""
+        self._now_s += min(seconds, STEP_S_MAX)
+        late: list[Transfer] = []
+        for transfer in self._in_flight.values():
+            if self._now_s - transfer.since_s < OVERDUE_S:
+                break
+            late.append(transfer)
+        for transfer in late:
+            silent = ", ".join(str(rank) for rank in range(self._ranks) if transfer.ranks_left >> rank & 1)
+            transfer.failure = transfer.failure or f"rank {silent}: no report for {OVERDUE_S:.0f} s"
+            self._overdue[transfer.id] = self._in_flight.pop(transfer.id)
+            self._metrics.transfers_overdue += 1
+        return late
 
     def next_id(self) -> int:
         """Return an id that was never used."""
@@ -151,6 +188,7 @@ class Ledger:
     def start(self, transfer: Transfer) -> None:
         """Wait for every rank's word about `transfer` from now on."""
         transfer.ranks_left = (1 << self._ranks) - 1
+        transfer.since_s = self._now_s
         self._in_flight[transfer.id] = transfer
 
     def settle(self, report: Report) -> list[Transfer]:
@@ -164,12 +202,14 @@ class Ledger:
         return [transfer for transfer in heard if transfer is not None]
 
     def get(self, transfer_id: int) -> Transfer | None:
-        """Return a transfer that is in flight."""
-        return self._in_flight.get(transfer_id)
+        """Return a transfer that some rank has not reported."""
+        return self._in_flight.get(transfer_id) or self._overdue.get(transfer_id)
 
     def _hear(self, rank: int, transfer_id: int, failure: str | None, answer: Answer | None = None) -> Transfer | None:
         """Tick off one rank; return the transfer when it was the last one."""
-        transfer = self._in_flight.get(transfer_id)
+        transfer = self.get(transfer_id)
+        if isinstance(transfer, Errand) and failure is not None and transfer_id in self._overdue:
+            answer = Answer(transfer_id)  # it was asked, and knows nothing of it: so it has found nothing
         known = transfer is not None and isinstance(transfer, Errand) == (answer is not None)
         if transfer is None or not known or not 0 <= rank < self._ranks:
             self._metrics.reports_unknown += 1
@@ -184,4 +224,4 @@ class Ledger:
             transfer.failure = f"rank {rank}: {failure}"
         if transfer.ranks_left:
             return None
-        return self._in_flight.pop(transfer_id)
+        return self._in_flight.pop(transfer_id, None) or self._overdue.pop(transfer_id)

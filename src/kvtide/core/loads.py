@@ -51,9 +51,9 @@ class Loads:
 
     def match(self, request: Request, device_tokens: int, num_tokens: int) -> Match:
         """Look a request up. Changes nothing."""
-        if request.load_failed:
-            missed = {NotLoaded.COPY_FAILED: max(0, num_tokens - device_tokens)}
-            return Match(request.id, device_tokens, 0, (), missed, num_tokens)
+        if request.load_failed or self._ledger.overdue:
+            why = NotLoaded.NO_REPORT if self._ledger.overdue else NotLoaded.COPY_FAILED
+            return Match(request.id, device_tokens, 0, (), {why: max(0, num_tokens - device_tokens)}, num_tokens)
         match = self._matcher.match(request.id, request.keys, device_tokens, num_tokens)
         if self._searches.waits(request, match):
             return replace(match, waits=True)
@@ -129,6 +129,8 @@ class Loads:
         else:
             request.load_failed = True
             why = NotLoaded.RESET if load.abandoned else NotLoaded.COPY_FAILED
+            if load.ranks_left:
+                why = NotLoaded.NO_REPORT
             self._metrics.not_loaded[why] += load.tokens
         return succeeded
 

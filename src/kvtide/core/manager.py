@@ -42,8 +42,8 @@ class OffloadManager:
         every step:  plan() → workers copy → report(what the workers say)
 
     While a request `waits` for what is below host memory it is matched again step after step. An engine may let a
-    request go on before the last bytes of its load (`arrived`), say what left the device (`evicted`) and what computing
-    and loading cost (`computed`, `loaded`). `reset` forgets everything.
+    request go on before the last bytes of its load (`arrived`), say what left the device (`evicted`), what computing
+    and loading cost (`computed`, `loaded`) and how time goes by (`passed`). `reset` forgets everything.
     """
 
     def __init__(self, config: OffloadConfig, device: DevicePool, *, slots_ready: int | None = None) -> None:
@@ -75,6 +75,8 @@ class OffloadManager:
         self._planner = self._make_planner(device)
         self._requests: dict[str, Request] = {}
         self._clear: ClearState = "done"
+        self._overdue: list[Load] = []
+        """Loads that are overdue since the last report."""
         self._step = 0
 
     def _make_planner(self, device: DevicePool) -> StorePlanner:
@@ -205,7 +207,8 @@ class OffloadManager:
         stores = tuple(store.as_copy() for store in self._stores.take_planned())
         errands = tuple(errand.as_errand() for errand in self._take_errands(idle)) if self.config.below else ()
         oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
-        return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands)
+        ask = tuple(transfer.id for transfer in self._ledger.overdue)
+        return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands, ask)
 
     def _take_errands(self, idle: bool) -> list[Lookup | Fetch | Sink | Clear]:
         """Return what is to be done below host memory; from now on answers are expected.
@@ -236,6 +239,7 @@ class OffloadManager:
                 self._searches.late(fetch_id)
         loaded: list[str] = []
         failed: list[str] = []
+        overdue = self._fail_overdue()
         for transfer in settled:
             if isinstance(transfer, Store):
                 self._stores.settle(transfer)
@@ -245,7 +249,34 @@ class OffloadManager:
                     (loaded if succeeded else failed).append(transfer.request_id)
             else:
                 self._settle_errand(transfer)
-        return Outcome(tuple(loaded), tuple(failed))
+        return Outcome(tuple(loaded), (*failed, *overdue), overdue)
+
+    def passed(self, seconds: float) -> None:
+        """Tell how much time has passed since the last call, once per step. Optional: without it nothing is overdue.
+
+        A transfer that some rank has not reported for a minute is failed: the next `report` names the request that
+        waits for it, and its pins are returned when all ranks have said that they do not copy any more. Until then
+        nothing else is loaded or stored (I8).
+        """
+        for transfer in self._ledger.passed(seconds):
+            if isinstance(transfer, Load):
+                self._overdue.append(transfer)
+            self._searches.overdue(transfer)
+
+    def _fail_overdue(self) -> tuple[str, ...]:
+        """Return the requests that need not wait any longer for loads that do not come."""
+        overdue, self._overdue = self._overdue, []
+        waiting = [(load, self._requests.get(load.request_id)) for load in overdue if load.ranks_left]
+        waiting = [(load, request) for load, request in waiting if request is not None and request.load_id == load.id]
+        for load, request in waiting:
+            assert request is not None
+            self._loads.arrive(load, request)
+        return tuple(load.request_id for load, _ in waiting)
+
+    @property
+    def overdue(self) -> str | None:
+        """What some rank has not said for too long, so that nothing is loaded or stored; None if all is well."""
+        return next((f"transfer {each.id}: {each.failure}" for each in self._ledger.overdue), None)
 
     def _settle_errand(self, errand: Transfer) -> None:
         if isinstance(errand, Lookup):
@@ -289,7 +320,7 @@ class OffloadManager:
         if self.config.below is not None and below:
             self._clear = "due"
             self._sinks.open = False
-        for transfer in self._ledger:
+        for transfer in (*self._ledger, *self._ledger.overdue):
             transfer.abandoned = True
         for request in self._requests.values():
             self._searches.drop(request)
@@ -301,11 +332,21 @@ class OffloadManager:
         self._planner.reset()
         self.metrics.resets += 1
 
+    def stop(self) -> None:
+        """Forget everything, and store nothing any more: a rank cannot copy, and will not again.
+
+        To be called once, by an engine that asks for no match from then on. What is in flight is still settled.
+        """
+        self.reset(below=False)
+        self._stores.stopped = True
+
     @property
     def busy(self) -> bool:
         """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
-        below = self._searches.waiting or self._sinks.waiting_blocks or self._clear == "due"
-        return bool(len(self._ledger) or self._loads.waiting or self._stores.waiting or self._planner.waiting or below)
+        soon = self._loads.waiting or self._stores.waiting or self._searches.waiting or self._clear == "due"
+        if self._ledger.overdue or self._stores.stopped:  # what has to wait for that keeps no idle engine from resting
+            return bool(len(self._ledger) or soon)
+        return bool(len(self._ledger) or soon or self._planner.waiting or self._sinks.waiting_blocks)
 
     # ------------------------------------------------------------------ looking
 
@@ -320,6 +361,7 @@ class OffloadManager:
             slots_pinned=host.num_pinned(),
             store_pins=self._stores.pinned_blocks,
             transfers=len(self._ledger),
+            transfers_unanswered=len(self._ledger.overdue),
             backlog_blocks=self._stores.backlog_blocks,
             sink_queue_blocks=self._sinks.waiting_blocks,
             searches=len(self._searches),

@@ -28,6 +28,8 @@ class Metrics:
     """Reports about transfers that are not, or no longer, in flight (F16)."""
     reports_repeated: int = 0
     """Second reports of one rank about one transfer."""
+    transfers_overdue: int = 0
+    """Transfers and errands that some rank did not report in time. They are failed."""
     events_lost: int = 0
     not_stored: Counter[NotStored] = field(default_factory=Counter)
     """Blocks that were computed and are not stored, by reason."""
@@ -61,10 +63,12 @@ class Gauges:
     store_pins: int
     """Device blocks that stores keep pinned."""
     transfers: int
-    """In flight on at least one rank."""
+    """In flight on at least one rank, without those that are overdue."""
     backlog_blocks: int
     """Waiting for the pin budget."""
     sink_queue_blocks: int = 0
     """Waiting to sink below host memory."""
     searches: int = 0
     """Requests that wait for what is below host memory."""
+    transfers_unanswered: int = 0
+    """Overdue: not reported by some rank for so long that nobody waits. They keep their pins until it has spoken."""

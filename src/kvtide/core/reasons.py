@@ -47,6 +47,8 @@ class NotLoaded(str, Enum):
     """The copy failed, or an earlier load of the same request did."""
     RESET = "reset"
     """The cache was reset while it was being loaded."""
+    NO_REPORT = "no_report"
+    """A rank did not say in time what became of a copy. Until it has, nothing is loaded or stored."""
     TIER_LATE = "tier_late"
     """A tier below the host did not bring it in time."""
 

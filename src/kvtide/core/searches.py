@@ -14,7 +14,7 @@ from kvtide.core.config import OffloadConfig
 from kvtide.core.fetch_break_even import FetchBreakEven
 from kvtide.core.groups import FullAttention, Key, Present, common_boundary, longest_resumable
 from kvtide.core.host_pool import HostPool
-from kvtide.core.ledger import Fetch, Ledger, Lookup
+from kvtide.core.ledger import Fetch, Ledger, Lookup, Transfer
 from kvtide.core.match import Match
 from kvtide.core.metrics import Metrics
 from kvtide.core.requests import Request, Search
@@ -156,7 +156,8 @@ class Searches:
 
     def looked_up(self, lookup: Lookup) -> None:
         """Every rank has said what it has. The next plan begins to fetch."""
-        self.break_even.looked_up(lookup.seconds)
+        if lookup.failure is None:
+            self.break_even.looked_up(lookup.seconds)
         self._answered.append(lookup)
 
     def _begin(self, lookup: Lookup) -> None:
@@ -200,7 +201,8 @@ class Searches:
         self._metrics.fetched_blocks += len(arrived)
         if not fetch.abandoned:
             self._metrics.fetch_missed_blocks += len(fetch.slots) - len(arrived)
-            self.break_even.fetched(fetch.queued_tokens, fetch.seconds)
+            if fetch.failure is None:
+                self.break_even.fetched(fetch.queued_tokens, fetch.seconds)
         for search in fetch.waiting:
             if fetch.id in search.errands:
                 self._arrived(fetch, search, arrived)
@@ -215,6 +217,14 @@ class Searches:
             if not search.over:
                 search.late = True
                 self._end(search)
+
+    def overdue(self, errand: Transfer) -> None:
+        """Some rank does not answer at all."""
+        if isinstance(errand, Fetch):
+            self.late(errand.id)
+        elif isinstance(errand, Lookup) and errand.search is not None and not errand.search.over:
+            errand.search.late = True
+            self._end(errand.search)
 
     def take_planned(self) -> list[Lookup | Fetch]:
         """Return what begins now; from now on answers are expected."""

@@ -58,11 +58,13 @@ class Stores:
         self._backlog = Backlog(len(groups))
         self._planned: list[Store] = []
         self.pinned_blocks = 0
+        self.stopped = False
+        """Nothing is begun any more."""
 
     @property
     def room(self) -> int:
-        """Device blocks that may still be pinned."""
-        return self._budget - self.pinned_blocks
+        """Device blocks that may still be pinned. None while copies do not end: what is begun would wait with them."""
+        return 0 if self.stopped or self._ledger.overdue else self._budget - self.pinned_blocks
 
     @property
     def backlog_blocks(self) -> int:
@@ -250,7 +252,7 @@ class Stores:
     @property
     def waiting(self) -> bool:
         """Whether a later plan will have stores to start."""
-        return bool(self._planned or self._backlog)
+        return bool(self._planned or (self._backlog and not self.stopped and not self._ledger.overdue))
 
     def _hand_on(self, store: Store) -> None:
         """Let another try be made by whoever holds the same bytes then."""

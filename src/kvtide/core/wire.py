@@ -87,10 +87,12 @@ class Plan:
     """Transfers to be waited for (with a deadline) before this step ends: the engine has nothing else to do."""
     errands: tuple[Errand, ...] = ()
     """Below host memory. They touch no device block, so there is nothing to wait for."""
+    ask: tuple[int, ...] = ()
+    """Transfers that are overdue. A rank that does not copy them (any more) says that they failed."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.loads or self.stores or self.wait_for or self.errands)
+        return bool(self.loads or self.stores or self.wait_for or self.errands or self.ask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +140,9 @@ class Outcome:
 
     What their blocks hold is undefined, and where the load needed none of a window's blocks the table has
     NULL_BLOCK: allocate what computing needs, or preempt the request and start again.
+    """
+    overdue: tuple[str, ...] = ()
+    """Those among `failed` whose load may still be copied: its blocks are pinned until that is over.
+
+    Preempt these, so that they get other blocks.
     """

@@ -58,6 +58,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._completions: list[Completion] = []
         self._closed = False
+        self._stepped_s = time.perf_counter()
 
     def submit(self, request_id: str, prompt_token_ids: Sequence[int], max_new_tokens: int) -> None:
         """Queue a request. Raises RequestRefused if it can never be served; the others go on."""
@@ -89,6 +90,8 @@ class Engine:
         if self._closed:
             raise ProtocolError("the engine is closed")
         self._stats.steps += 1
+        before_s, self._stepped_s = self._stepped_s, time.perf_counter()
+        self._offloading.manager.passed(self._stepped_s - before_s)
         self._scheduler.take(self._offloading.collect())
         work = self._scheduler.schedule()
         self._offloading.start(self._offloading.manager.plan(idle=not work))

@@ -68,6 +68,9 @@ class NullManager:
     def loaded(self, tokens: int, seconds: float) -> None:
         """Do nothing."""
 
+    def passed(self, seconds: float) -> None:
+        """Do nothing."""
+
     def plan(self, *, idle: bool = False) -> Plan:
         """Ask for nothing."""
         return Plan(step=0)

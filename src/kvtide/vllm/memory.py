@@ -35,6 +35,11 @@ def stripes_of(kv_caches: Mapping[str, Any], kv_cache_config: Any) -> list[Strip
     return list(unique.values())
 
 
+def places_of(stripes: list[Stripe]) -> list[tuple[int, int, int]]:
+    """Return where stripes are, to be compared."""
+    return [(stripe.memory.data_ptr(), stripe.offset, stripe.block_stride) for stripe in stripes]
+
+
 def _by_placement(tensors: Mapping[str, torch.Tensor], kv_cache_config: Any) -> Iterator[Stripe]:
     """Since 0.29: one allocation, and `KVCacheTensor` says where each layer's pages are in it."""
     blocks = kv_cache_config.num_blocks

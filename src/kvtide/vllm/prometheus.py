@@ -20,6 +20,7 @@ COUNTERS = {
     "resets": "Times that the cache was emptied.",
     "reports_unknown": "Reports about transfers that are not in flight.",
     "reports_repeated": "Second reports of one rank about one transfer.",
+    "transfers_overdue": "Transfers that some rank did not report in time.",
     "events_lost": "KV cache events that nobody took in time.",
     "lookups": "Times that a request asked what is below host memory.",
     "fetched_blocks": "Blocks that came up from below host memory.",
@@ -52,6 +53,7 @@ GAUGES = {
     "backlog_blocks": "Blocks that wait to be stored because too many are pinned.",
     "sink_queue_blocks": "Blocks that wait to go below host memory.",
     "searches": "Requests that wait for what is below host memory.",
+    "transfers_unanswered": "Overdue transfers that some rank has not answered for: nothing is loaded or stored.",
     "pinned_blocks": "Device blocks that stores or loads keep from being reused.",
 }
 LABELLED_GAUGES: dict[str, Labelled] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from kvtide.core import NULL_BLOCK, FullAttention, OffloadConfig, OffloadManager, Plan, StateSpace
+from kvtide.core import NULL_BLOCK, FullAttention, OffloadConfig, OffloadManager, StateSpace
 from kvtide.core.events import Event
 from kvtide.vllm import versions
 from kvtide.vllm.device_pool import VLLMDevicePool
@@ -59,8 +59,11 @@ class SchedulerSide:
         self._announce: dict[str, int | None] = {}
         """See `StepMetadata.announce`."""
         self._idle = False
+        self._told_s = time.monotonic()
+        """When the core was told last how time goes by."""
+        self._overdue = False
         self._off = False
-        """A rank has lost its device: nothing is offered or stored any more."""
+        """A rank cannot copy any more: nothing is offered or stored."""
         self._cache_manager: Any = None
         self._fails_by_hand = False
         """Whether a failed load is told to vLLM by giving its blocks back: there is no other way."""
@@ -170,13 +173,15 @@ class SchedulerSide:
         if not self._off:
             self._advance(step)
         self._idle = step.total_num_scheduled_tokens == 0
-        plan = Plan(step=0) if self._off else self.manager.plan(idle=self._idle)
+        self._let_time_pass()  # here, for vLLM does not call `report` when no worker has anything to say
+        plan = self.manager.plan(idle=self._idle)
         metadata = StepMetadata(plan, self.config.slots, self._idle, self._time_step(step) if self._learns else 0)
-        if self._admitted_loads:
+        if self._admitted_loads or self._overdue:
             self._admitted_loads = False
             self._announce_loads_without_copies(metadata)
         if self._announce:
-            metadata.announce, self._announce = self._announce, {}
+            metadata.announce.update(self._announce)
+            self._announce = {}
         return metadata
 
     def report(self, output: Any) -> None:
@@ -196,8 +201,8 @@ class SchedulerSide:
             self._arrived(request_id, output)
         if isinstance(said, WorkerMetadata) and said.off and not self._off:
             self._off = True
-            self.manager.reset(below=False)  # what the host has cannot be had any more
-            logger.error("kvtide is off: a rank has lost its device")
+            self.manager.stop()  # what the host has cannot be had any more
+            logger.error("kvtide is off: a rank cannot copy any more, and has said why")
 
     def reset(self) -> None:
         """Forget everything that is cached (F9)."""
@@ -217,16 +222,16 @@ class SchedulerSide:
         for request in self._aborted.values():
             self._cache_manager.free(request)
         for request_id in tuple(self._loaded):
-            self._take_blocks_back(self._requests[request_id])
+            self._start_over(self._requests[request_id])
 
     @property
     def busy(self) -> bool:
         """Whether an idle engine has to go on stepping."""
-        return bool(self._announce) or (self.manager.busy and not self._off)
+        return bool(self._announce) or self.manager.busy
 
     def frees_soon(self) -> bool:
         """Whether waiting for copies makes room on the device."""
-        return self._device.frees_soon()
+        return self.manager.overdue is None and self._device.frees_soon()
 
     def take_stats(self) -> StepStats | None:
         """Return what happened since the last call, now and then."""
@@ -238,17 +243,27 @@ class SchedulerSide:
 
     # ------------------------------------------------------------------ inside
 
-    def _take_blocks_back(self, tracked: Tracked) -> None:
+    def _start_over(self, tracked: Tracked) -> None:
         """Let vLLM compute a request from its beginning, once it hears that the load is over, if one is under way."""
         request = tracked.request
         if request.status == RequestStatus.RUNNING:
             return
-        self._cache_manager.free(request)
-        request.num_computed_tokens = 0
+        self._take_blocks_back(request)
         if tracked.loading:
             tracked.blocks_gone = True
         else:
             self._restart(tracked)
+
+    def _let_time_pass(self) -> None:
+        """Let the core notice transfers that no rank reports, and say so, once as long as that lasts."""
+        before_s, self._told_s = self._told_s, time.monotonic()
+        self.manager.passed(self._told_s - before_s)
+        overdue = self.manager.overdue
+        if overdue is not None and not self._overdue:
+            logger.error("kvtide: %s; nothing is loaded or stored until all ranks have answered", overdue)
+        elif overdue is None and self._overdue:
+            logger.warning("kvtide: all ranks have answered: blocks are loaded and stored again")
+        self._overdue = overdue is not None
 
     def _time_step(self, step: Any) -> int:
         """Return a number for a step that shall be timed, 0 for others."""
@@ -367,14 +382,20 @@ class SchedulerSide:
                 self._device.remember_parents(table[:], keys[:])
 
     def _announce_loads_without_copies(self, metadata: StepMetadata) -> None:
-        """Let the workers tell vLLM of loads that are over already: no worker will hear of them otherwise."""
+        """Let the workers tell vLLM of loads that are over already: no worker will hear of them otherwise.
+
+        Of those that are overdue, the workers that have not told it are asked by the plan.
+        """
         outcome = self.manager.report()
         for request_id in outcome.loaded:
             self._requests[request_id].loading = False
             metadata.announce[request_id] = None
         for request_id in outcome.failed:
             tracked = self._requests[request_id]
-            metadata.announce[request_id] = self._first_unfilled(tracked)
+            if request_id not in outcome.overdue:
+                metadata.announce[request_id] = self._first_unfilled(tracked)
+            elif self._cache_manager is not None:
+                self._take_blocks_back(tracked.request)
             self._restart(tracked)
 
     def _arrived(self, request_id: str, output: Any) -> None:
@@ -406,12 +427,16 @@ class SchedulerSide:
         if tracked.blocks_gone or self._is_failed(tracked, output):
             return
         if self._fails_by_hand:
-            self._cache_manager.free(request)
-            request.num_computed_tokens = 0
+            self._take_blocks_back(request)
             return
         if output.finished_recving:
             output.finished_recving.discard(request.request_id)
         self._announce[request.request_id] = first
+
+    def _take_blocks_back(self, request: Any) -> None:
+        """Let a request begin anew where vLLM cannot be told that its load failed (`versions.find_cache_manager`)."""
+        self._cache_manager.free(request)
+        request.num_computed_tokens = 0
 
     def _first_unfilled(self, tracked: Tracked) -> int:
         """Return the block in which the load of a request was to begin (single-group models)."""

@@ -34,6 +34,7 @@ _COUNTS = (
     "resets",
     "reports_unknown",
     "reports_repeated",
+    "transfers_overdue",
     "events_lost",
     "lookups",
     "fetched_blocks",

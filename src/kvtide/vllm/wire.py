@@ -33,7 +33,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM h
 
     reports: tuple[Report, ...]
     off: bool = False
-    """This rank cannot copy any more, ever: its device is lost."""
+    """This rank cannot copy any more, ever: its device is lost, or its copy engine is broken."""
     timed: int = 0
     """The number of the step that is over, if that was asked for."""
 

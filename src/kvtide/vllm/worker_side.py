@@ -63,7 +63,10 @@ class WorkerSide:
         self._certain: set[int] = set()
         """Loads that vLLM has heard of while their last bytes are on their way: compute has to come after them."""
         self._timed = 0
+        self._has_stored = False
+        """Whether the host may hold something that the scheduler relies on."""
         self._off = False
+        self._off_said = False
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._unfilled: set[int] = set()
@@ -72,14 +75,24 @@ class WorkerSide:
         self._tiers_stats = TiersStats(rank)
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
-        """Take vLLM's KV tensors."""
-        if kv_caches:
-            self._close()
-            self._stripes = memory.stripes_of(kv_caches, self._kv_cache_config)
-            if self._open_tiers is not None:
-                self._layout = memory.layout_of(kv_caches, self._stripes, self._kv_cache_config.num_blocks)
-            if self._slots:
-                self._open(self._slots)
+        """Take vLLM's KV tensors.
+
+        vLLM does so once. Should it ever come with others: the scheduler relies on what the host holds, so that is not
+        thrown away behind its back. This rank copies no more, and all of them stop.
+        """
+        if not kv_caches:
+            return
+        stripes = memory.stripes_of(kv_caches, self._kv_cache_config)
+        if self._worker is not None and self._has_stored:
+            if memory.places_of(stripes) != memory.places_of(self._stripes):
+                self._worker.stop("vLLM has registered another KV cache")
+            return
+        self._close()
+        self._stripes = stripes
+        if self._open_tiers is not None:
+            self._layout = memory.layout_of(kv_caches, stripes, self._kv_cache_config.num_blocks)
+        if self._slots:
+            self._open(self._slots)
 
     def begin_step(self, step: StepMetadata) -> None:
         """Take a step's metadata, before its forward pass, and begin all that need not wait for that.
@@ -104,9 +117,12 @@ class WorkerSide:
                 self._failed.add(request_id)
                 self._unfilled.add(block)
         plan = step.plan
+        for transfer_id in plan.ask:
+            # Nobody waits for it any more. If this rank copies it still, the news of its end is for the core alone.
+            self._announce_failed(transfer_id)
         self._loading.update((copy.id, (copy.request_id, copy.blocks)) for copy in plan.loads)
         filled = tuple(copy for copy in plan.stores if copy.filled or step.idle)
-        self._start(Plan(plan.step, loads=plan.loads, stores=filled, errands=plan.errands))
+        self._start(Plan(plan.step, loads=plan.loads, stores=filled, errands=plan.errands, ask=plan.ask))
         if step.idle and plan.wait_for:
             if self._loading:
                 wait = self._engine.wait_certain if self._announces_early else self._engine.wait
@@ -134,6 +150,7 @@ class WorkerSide:
     def _start(self, plan: Plan) -> None:
         """Begin copies behind all compute that was issued until now."""
         if plan and self._worker is not None:
+            self._has_stored = self._has_stored or bool(plan.stores or plan.errands)
             self._worker.start(plan, memory.fence(self._stripes))
 
     def _let_compute_wait(self, engine: CopyEngine) -> None:
@@ -150,14 +167,15 @@ class WorkerSide:
         report = self._worker.poll()
         if report:
             self._take(self._worker, report)
-        if self._loading and self._announces_early:
+        if self._loading and self._announces_early and self._worker.over is None:
             for transfer_id in self._loading.keys() & self._engine.certain().keys():
                 request_id, _ = self._loading.pop(transfer_id)
                 self._finished.add(request_id)
                 self._certain.add(transfer_id)
-        if self._engine.lost is not None and not self._off:
+        why = self._engine.lost or self._worker.over
+        if why is not None and not self._off:
             self._off = True
-            logger.error("kvtide: rank %d turns itself off: %s", self._rank, self._engine.lost)
+            logger.error("kvtide: rank %d turns itself off: %s", self._rank, why)
 
     def _take(self, worker: Worker, report: Report) -> None:
         self._reports.append(report)
@@ -172,14 +190,18 @@ class WorkerSide:
                 raise CopyError(f"the load of a request that runs already has failed: {why}")
             if not self._off:
                 logger.warning("kvtide: rank %d could not copy: %s", self._rank, why)
-            request_id, blocks = self._loading.pop(transfer_id, ("", ()))
-            if request_id:
-                self._finished.add(request_id)
-                self._failed.add(request_id)
-                self._unfilled.update(blocks)
+            self._announce_failed(transfer_id)
         stats = worker.stats
         self._traffic.update(Direction.STORE, stats.store)
         self._traffic.update(Direction.LOAD, stats.load)
+
+    def _announce_failed(self, transfer_id: int) -> None:
+        """Let vLLM know that a load has come to nothing, unless it has heard of it."""
+        request_id, blocks = self._loading.pop(transfer_id, ("", ()))
+        if request_id:
+            self._finished.add(request_id)
+            self._failed.add(request_id)
+            self._unfilled.update(blocks)
 
     def take_finished(self) -> tuple[set[str], set[str]]:
         """Return the requests whose loads are over, and those among them whose loads failed."""
@@ -195,8 +217,9 @@ class WorkerSide:
     def take_report(self) -> WorkerMetadata | None:
         """Return what the scheduler side has to hear."""
         timed, self._timed = self._timed, 0
-        if not self._reports and not timed:
+        if not self._reports and not timed and self._off == self._off_said:
             return None
+        self._off_said = self._off
         reports, self._reports = tuple(self._reports), []
         return WorkerMetadata(reports, self._off, timed)
 
