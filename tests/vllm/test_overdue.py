@@ -10,6 +10,7 @@ import pytest
 from kvtide.copy import Direction
 from kvtide.core import NotLoaded
 from kvtide.core import ledger as ledger_module
+from kvtide.vllm.log import logger
 from tests.vllm.engines import Control
 from tests.vllm.fixtures import PROMPTS, Says
 from tests.vllm.llm import Engine, engine
@@ -53,9 +54,18 @@ def test_f15_a_request_goes_on_when_its_load_does_not_end(
         offloading.check_at_rest()
 
 
+@pytest.fixture
+def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is logged as an error."""
+    said: list[str] = []
+    monkeypatch.setattr(logger, "error", lambda text, *words: said.append(text % words))
+    return said
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 def test_f15_the_engine_comes_to_rest_when_stores_do_not_end(
-    llama: Path, llama_says: Says, control: Control, impatient: None, mode: str
+    llama: Path, llama_says: Says, control: Control, errors: list[str], mode: str
 ) -> None:
     control.setup["held"] = {Direction.STORE}
     with engine(llama, mode, blocks=32) as offloading:
@@ -64,6 +74,8 @@ def test_f15_the_engine_comes_to_rest_when_stores_do_not_end(
         offloading.drain()
         assert 0 < pinned(offloading) <= offloading.side.config.pin_budget_blocks
         assert not offloading.scheduler.connector.has_pending_block_frees(), "nobody waits for them"
+        [error] = errors
+        assert "rank 0: no report" in error
         control.engine.held.clear()
         offloading.generate(PROMPTS[0])
         offloading.check_at_rest()
@@ -86,7 +98,7 @@ def test_f16_a_request_is_aborted_while_its_load_is_overdue(llama: Path, control
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 def test_f17_a_copy_engine_that_breaks_turns_kvtide_off_and_nothing_else(
-    llama: Path, llama_says: Says, control: Control, monkeypatch: pytest.MonkeyPatch, mode: str
+    llama: Path, llama_says: Says, control: Control, errors: list[str], mode: str
 ) -> None:
     def broken() -> Any:
         raise OSError("a bug")
@@ -94,10 +106,13 @@ def test_f17_a_copy_engine_that_breaks_turns_kvtide_off_and_nothing_else(
     with engine(llama, mode) as offloading:
         assert_same(offloading.generate(*PROMPTS[:6]), llama_says(*PROMPTS[:6]))
         offloading.drain()
-        monkeypatch.setattr(control.engine, "poll", broken)
+        control.engine.poll = broken  # type: ignore[method-assign]
         assert_same(offloading.generate(*PROMPTS[:6]), llama_says(*PROMPTS[:6]))
         offloading.drain()
         planned = offloading.manager._ledger._last_id
         assert_same(offloading.generate(*PROMPTS), llama_says(*PROMPTS))
         assert offloading.manager._ledger._last_id == planned, "no load is paid for, and no store planned"
+        [of_rank, of_scheduler] = errors
+        assert "OSError: a bug" in of_rank
+        assert "kvtide is off" in of_scheduler
         offloading.check_at_rest()
