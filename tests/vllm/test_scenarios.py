@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -453,3 +454,23 @@ def test_a_world_that_stores_what_was_never_computed_is_caught(make: Make, monke
     with pytest.raises(AssertionError, match="holds wrong bytes"):
         preempt_in_the_step_that_scheduled_it(world)
     make.worlds.clear()
+
+
+def test_f13_what_is_announced_for_two_reasons_in_one_step_is_announced_together(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that was over at once, and one that a reset came between: both requests wait for the news."""
+    side = make().side
+    side._announce["came between"] = 3
+    side._admitted_loads = True
+    monkeypatch.setattr(side, "_announce_loads_without_copies", lambda step: step.announce.update({"at once": None}))
+    cached = SimpleNamespace(new_block_ids=[], req_ids=[])
+    step = SimpleNamespace(
+        preempted_req_ids=None,
+        total_num_scheduled_tokens=0,
+        num_scheduled_tokens={},
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=cached,
+    )
+    assert side.plan(step).announce == {"at once": None, "came between": 3}
+    assert not side.busy
