@@ -17,6 +17,7 @@ IS_APART = "KVTIDE_TEST_IS_APART"
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # scheduler and engine in reach of the tests
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # copies and tests share the cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that spin on a busy machine take ten times as long
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -244,7 +244,7 @@ class SchedulerSide:
     # ------------------------------------------------------------------ inside
 
     def _start_over(self, tracked: Tracked) -> None:
-        """Let vLLM compute a request from its beginning, once it hears that the load is over, if one is under way."""
+        """Let a request start again, once vLLM hears that its load is over, if one is under way."""
         request = tracked.request
         if request.status == RequestStatus.RUNNING:
             return
@@ -394,7 +394,7 @@ class SchedulerSide:
             tracked = self._requests[request_id]
             if request_id not in outcome.overdue:
                 metadata.announce[request_id] = self._first_unfilled(tracked)
-            elif self._cache_manager is not None:
+            elif self._fails_by_hand:
                 self._take_blocks_back(tracked.request)
             self._restart(tracked)
 
@@ -434,7 +434,7 @@ class SchedulerSide:
         self._announce[request.request_id] = first
 
     def _take_blocks_back(self, request: Any) -> None:
-        """Let a request begin anew where vLLM cannot be told that its load failed (`versions.find_cache_manager`)."""
+        """Let vLLM compute a request from its beginning."""
         self._cache_manager.free(request)
         request.num_computed_tokens = 0
 
