@@ -271,6 +271,18 @@ def test_f9_a_tier_that_could_not_be_cleared_is_left_alone_until_it_is_and_the_o
     assert len(far.records) == 3
 
 
+def test_f9_what_is_stored_after_a_clear_is_for_this_engine_alone(near: ScriptedTier) -> None:
+    cleared, other = Bench(Level(near)), Bench(Level(near))
+    assert cleared.hits(Clear(1)) == (0,)
+    assert cleared.hits(Sink(2, NAMES[:1], SLOTS[:1])) == (0,)
+    assert other.hits(Sink(3, NAMES[1:2], SLOTS[1:2])) == (0,)
+    assert cleared.hits(Lookup(4, NAMES)) == (0,), "not what others computed, with the weights of the namespace"
+    assert other.hits(Lookup(5, NAMES)) == (1,), "nor they what it computed, with whatever weights it has now"
+    assert cleared.hits(Clear(6)) == (0,)
+    assert cleared.hits(Sink(7, NAMES[1:2], SLOTS[1:2])) == (0,)
+    assert cleared.hits(Lookup(8, NAMES)) == (1,)
+
+
 def test_f9_a_tier_that_refuses_to_clear_is_asked_again_once_a_second(near: ScriptedTier) -> None:
     bench = Bench(Level(near))
     near.refuses = True
@@ -287,7 +299,7 @@ def test_f9_a_tier_that_refuses_to_clear_is_asked_again_once_a_second(near: Scri
     near.speak()
     bench.stack.poll()
     near.silent = False
-    record(near, 2)
+    bench.hits(Sink(30, NAMES[2:], SLOTS[2:]))
     assert bench.hits(Lookup(22, NAMES)) == (2,)
 
 

@@ -139,6 +139,21 @@ def test_f9_whichever_way_vllm_is_asked_while_a_store_runs(
             offloading.check_at_rest()
 
 
+def test_f9_what_new_weights_computed_is_not_served_by_the_next_engine_with_the_old_ones(
+    llama: Path, trained: Path, llama_says: Says, trained_says: Says, tmp_path: Path
+) -> None:
+    options = {"tiers": [disk(tmp_path)]}
+    with engine(llama, options=options, **TRAINED) as offloading:
+        train(offloading, trained)
+        reset(offloading)
+        assert_same(offloading.generate(BEFORE, DURING), trained_says(BEFORE, DURING))
+        offloading.drain()
+        assert offloading.metrics.sunk_blocks > 0
+    with engine(llama, options=options) as restarted:
+        assert_same(restarted.generate(BEFORE, DURING), llama_says(BEFORE, DURING))
+        assert restarted.metrics.fetched_blocks == 0
+
+
 @pytest.mark.parametrize("ask", [reset, reset_running])
 @pytest.mark.parametrize("copied", [False, True])
 def test_f9_a_request_whose_load_runs_or_is_over_begins_anew(

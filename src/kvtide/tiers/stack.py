@@ -6,10 +6,12 @@ has come. Blocks sink to each tier that wants them now.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -68,10 +70,13 @@ class _Call(NamedTuple):
     positions: tuple[int, ...]
 
 
-def tier_key(name: Name) -> TierKey:
-    """Return the key of a block: its group, then its own key."""
+def tier_key(name: Name, weights: bytes = b"") -> TierKey:
+    """Return the key of a block: its group, then its own key.
+
+    `weights` stands for weights that have no name, because they were changed while the engine ran.
+    """
     group, key = name
-    return bytes((group,)) + key
+    return bytes((group,)) + (blake2b(key, key=weights, digest_size=32).digest() if weights else key)
 
 
 def below_of(configs: Sequence[TierConfig]) -> BelowConfig | None:
@@ -126,6 +131,8 @@ class TierStack:
         and the others go on meanwhile."""
         self._clearing_again: dict[int, int] = {}
         """The tier of a ticket."""
+        self._weights = b""
+        """See `tier_key`. The namespace names the weights that the engine was started with."""
         self._answers: list[Answer] = []
         self._late: list[int] = []
 
@@ -142,7 +149,7 @@ class TierStack:
         self._jobs[errand.id] = job
         self._clear_again()
         if isinstance(errand, Lookup):
-            keys = [tier_key(name) for name in errand.names]
+            keys = [tier_key(name, self._weights) for name in errand.names]
             for index, level in self._usable():
                 self._call(job, index, range(len(keys)), partial(_ask, level.tier.lookup, keys))
         elif isinstance(errand, Fetch):
@@ -153,6 +160,9 @@ class TierStack:
                 if level.wants(errand):
                     self._call(job, index, range(len(items)), partial(_ask, level.tier.put, items))
         else:
+            # Weights may have changed. What is stored from now on is for this engine alone: others that share a store,
+            # and the next one that is started here, have the weights that the namespace names (F9).
+            self._weights = os.urandom(16)
             for index, level in enumerate(self._levels):
                 self._call(job, index, (index,), level.tier.clear)
         self._end_if_done(job)
@@ -228,7 +238,10 @@ class TierStack:
             self._calls[ticket] = _Call(job, level, tuple(positions))
 
     def _items(self, errand: Fetch | Sink, positions: Iterable[int]) -> list[Item]:
-        return [Item(tier_key(errand.names[position]), self._memory(errand.slots[position])) for position in positions]
+        return [
+            Item(tier_key(errand.names[position], self._weights), self._memory(errand.slots[position]))
+            for position in positions
+        ]
 
     def _descend(self, job: _Job, fetch: Fetch) -> None:
         """Ask the next tier for what has not come, until one takes the calls or there is none."""
