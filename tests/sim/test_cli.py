@@ -90,6 +90,14 @@ def test_a_canary_that_survives_is_a_failure(
     assert "survived" in output(capsys)
 
 
+def test_a_canary_that_is_broken_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "run_canary", lambda canary, *_: Caught(canary, 1, 0, "I8", "a mistake", broken=True))
+    assert run("--canary", "F1") == 1
+    assert "BROKEN: expected I6" in output(capsys)
+
+
 def test_shrinking_finds_a_smaller_world_and_the_command_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--seed", "0", "--canary", "F5", "--shrink", "--json") == 1
     result = json.loads(output(capsys))

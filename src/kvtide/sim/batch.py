@@ -48,6 +48,8 @@ class Caught:
     seed: int | None = None
     invariant: str | None = None
     what: str | None = None
+    broken: bool = False
+    """What was found is not what this canary is to be caught by: it proves nothing."""
 
 
 def run_canary(canary: Canary, first: int, overrides: Overrides, seeds_max: int = CANARY_SEEDS_MAX) -> Caught:
@@ -56,7 +58,7 @@ def run_canary(canary: Canary, first: int, overrides: Overrides, seeds_max: int 
         for count, seed in enumerate(range(first, first + seeds_max), start=1):
             found = run_seed(seed, overrides).found
             if found is not None:
-                return Caught(canary, count, seed, found.invariant, found.what)
+                return Caught(canary, count, seed, found.invariant, found.what, broken=not canary.explains(found))
     return Caught(canary, None)
 
 

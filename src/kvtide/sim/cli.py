@@ -58,7 +58,7 @@ examples:
 world options (--world name=value):
 """
 
-EXIT_CODES = "\nexit codes: 0 nothing found, 1 a violation, or a canary that survived, 2 bad option"
+EXIT_CODES = "\nexit codes: 0 nothing found, 1 a violation, or a canary that survived or is broken, 2 bad option"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -160,7 +160,7 @@ def _run_canaries(args: argparse.Namespace, overrides: Overrides) -> int:
             _say(canary_line(entry))
     if args.json:
         _say(json.dumps(canaries_as_json(caught)))
-    return int(any(entry.caught_after is None for entry in caught))
+    return int(any(entry.caught_after is None or entry.broken for entry in caught))
 
 
 # ---------------------------------------------------------------------- many seeds

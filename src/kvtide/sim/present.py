@@ -85,6 +85,7 @@ def canaries_as_json(caught: Sequence[Caught]) -> dict[str, object]:
                 "invariant": entry.invariant,
                 "seed": entry.seed,
                 "what": entry.what,
+                "broken": entry.broken,
             }
             for entry in caught
         ]
@@ -94,7 +95,11 @@ def canaries_as_json(caught: Sequence[Caught]) -> dict[str, object]:
 def canary_line(entry: Caught) -> str:
     """Return one row of the table of canaries."""
     after = "survived" if entry.caught_after is None else str(entry.caught_after)
-    return f"{entry.canary.fault:<5} {after:>8}  {entry.invariant or '-':<9}  {entry.canary.name}: {entry.canary.what}"
+    line = f"{entry.canary.fault:<5} {after:>8}  {entry.invariant or '-':<9}  {entry.canary.name}: {entry.canary.what}"
+    if entry.broken:
+        expected = entry.canary.raises or ", ".join(sorted(entry.canary.by))
+        line += f"\n      BROKEN: expected {expected}, and seed {entry.seed} shows {entry.what}"
+    return line
 
 
 CANARY_HEADER = f"{'fault':<5} {'seeds':>8}  {'invariant':<9}  what is taken away"

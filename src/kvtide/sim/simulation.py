@@ -19,6 +19,8 @@ class Found:
     step: int
     invariant: str
     what: str
+    exception: str | None = None
+    """Its name, if the engine died of one."""
 
 
 @dataclass(slots=True)
@@ -45,7 +47,8 @@ def simulate(world: World, *, log: bool = False) -> Result:
         found = Found(world.seed, engine.step_number, violation.invariant, violation.what)
     except Exception as error:
         # Whatever the core raises would end a serving engine.
-        found = Found(world.seed, engine.step_number, "I8", f"the engine dies: {_last_line(error)}")
+        what = f"the engine dies: {_last_line(error)}"
+        found = Found(world.seed, engine.step_number, "I8", what, type(error).__name__)
     metrics = engine.manager.manager.metrics
     reasons = {f"not_stored.{why.value}": count for why, count in metrics.not_stored.items() if count}
     reasons |= {f"not_loaded.{why.value}": count for why, count in metrics.not_loaded.items() if count}

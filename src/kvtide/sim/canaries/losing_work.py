@@ -1,0 +1,70 @@
+"""Canaries that lose work: blocks that are not stored, stored twice, or lost in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvtide.core.chain import Chain
+from kvtide.core.groups import Key
+from kvtide.core.host_pool import HostPool
+from kvtide.core.reasons import NotStored
+from kvtide.core.requests import Request
+from kvtide.core.store_eager import EagerPlanner
+from kvtide.core.stores import Stores
+from kvtide.sim.canaries.base import Canary, Patches, caught_by
+
+
+def _no_flush() -> Patches:
+    def finished(self: EagerPlanner, request: Request) -> None:
+        self._ready.pop(request.id, None)
+
+    return [(EagerPlanner, "finished", finished)]
+
+
+def _known_when_stored() -> Patches:
+    def known(self: HostPool, group: int) -> Mapping[Key, int]:
+        return {key: slot for key, slot in self._slot_of[group].items() if self._cached[slot]}
+
+    return [(HostPool, "known", known)]
+
+
+def _never_look_back() -> Patches:
+    missing = EagerPlanner._missing
+
+    def only_new(self: EagerPlanner, request: Request, chain: Chain, first: int) -> list[Chain]:
+        size = self._groups[chain.group].block_tokens
+        runs = []
+        for run in missing(self, request, chain, first):
+            behind = request.considered[chain.group] - (run.end_tokens // size - 1)
+            if behind < len(run):
+                runs.append(run.part(max(0, behind), len(run), size))
+        return runs
+
+    return [(EagerPlanner, "_missing", only_new)]
+
+
+def _silence() -> Patches:
+    def lose(self: Stores, why: NotStored, blocks: int) -> None:
+        """Say nothing."""
+
+    return [(Stores, "lose", lose)]
+
+
+LOSING_WORK = (
+    Canary("F1", "no-flush", "what a finished request leaves is not stored", _no_flush, caught_by("I6")),
+    Canary(
+        "F2",
+        "known-when-stored",
+        "a key is known only when its store is complete",
+        _known_when_stored,
+        caught_by("I7"),
+    ),
+    Canary(
+        "F3",
+        "never-look-back",
+        "blocks that were stored once are not looked at again",
+        _never_look_back,
+        caught_by("I6"),
+    ),
+    Canary("F4", "silence", "losses are not counted", _silence, caught_by("I6")),
+)

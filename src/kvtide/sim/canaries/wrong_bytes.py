@@ -1,0 +1,135 @@
+"""Canaries that end in wrong bytes: copies and compute that meet, and copies that count although they failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvtide.core.config import OffloadConfig
+from kvtide.core.device import DevicePool
+from kvtide.core.host_pool import HostPool
+from kvtide.core.ledger import Ledger, Load, Store, Transfer
+from kvtide.core.loads import Loads
+from kvtide.core.metrics import Metrics
+from kvtide.core.requests import Request
+from kvtide.core.sinks import Sinks
+from kvtide.core.stores import Stores
+from kvtide.core.wire import Answer, Copy
+from kvtide.sim.canaries.base import Canary, Patches, caught_by
+from kvtide.sim.rank import Rank
+
+
+class _Unpinned:
+    """A device pool that does not keep anything for a store."""
+
+    def __init__(self, device: Any) -> None:
+        self.find = device.find
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        """Do nothing."""
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        """Do nothing."""
+
+
+def _unpinned_stores() -> Patches:
+    init = Stores.__init__
+
+    def unpinned(
+        self: Stores,
+        config: OffloadConfig,
+        device: DevicePool,
+        host: HostPool,
+        *,
+        sinks: Sinks,
+        ledger: Ledger,
+        metrics: Metrics,
+    ) -> None:
+        loose: Any = _Unpinned(device)
+        init(self, config, loose, host, sinks=sinks, ledger=ledger, metrics=metrics)
+
+    return [(Stores, "__init__", unpinned)]
+
+
+def _no_store_fence() -> Patches:
+    def store_fence(self: Rank, step: int, copy: Copy) -> int:
+        return 0
+
+    return [(Rank, "store_fence", store_fence)]
+
+
+def _no_load_fence() -> Patches:
+    def load_fence(self: Rank, step: int) -> int:
+        return 0
+
+    return [(Rank, "load_fence", load_fence)]
+
+
+def _failed_load_served() -> Patches:
+    settle = Loads.settle
+
+    def believing(self: Loads, load: Load, request: Request | None) -> bool | None:
+        load.failure = None
+        return settle(self, load, request)
+
+    return [(Loads, "settle", believing)]
+
+
+def _failed_store_visible() -> Patches:
+    settle = Stores.settle
+
+    def believing(self: Stores, store: Store) -> None:
+        store.failure = None
+        settle(self, store)
+
+    return [(Stores, "settle", believing)]
+
+
+def _stale_after_reset() -> Patches:
+    def clear(self: HostPool) -> None:
+        """Forget nothing."""
+
+    return [(HostPool, "clear", clear)]
+
+
+def _one_rank_is_enough() -> Patches:
+    hear = Ledger._hear
+
+    def hasty(
+        self: Ledger, rank: int, transfer_id: int, failure: str | None, answer: Answer | None = None
+    ) -> Transfer | None:
+        transfer = self._in_flight.get(transfer_id)
+        if transfer is not None and 0 <= rank < self._ranks:
+            transfer.ranks_left = 1 << rank
+        return hear(self, rank, transfer_id, failure, answer)
+
+    return [(Ledger, "_hear", hasty)]
+
+
+WRONG_BYTES = (
+    Canary(
+        "F5",
+        "unpinned-stores",
+        "device blocks are not pinned while a store reads them",
+        _unpinned_stores,
+        caught_by("I1"),
+    ),
+    Canary("F6", "no-store-fence", "stores do not wait for compute", _no_store_fence, caught_by("I1", "I3")),
+    Canary("F7", "no-load-fence", "loads do not wait for compute", _no_load_fence, caught_by("I1")),
+    Canary("F8", "failed-load-served", "a load that failed counts as done", _failed_load_served, caught_by("I4")),
+    Canary("F8", "failed-store-visible", "a store that failed counts as done", _failed_store_visible, caught_by("I3")),
+    Canary(
+        "F9",
+        "stale-after-reset",
+        "a reset leaves the host as it was",
+        _stale_after_reset,
+        caught_by("I2", "I5", "I6"),
+    ),
+    Canary(
+        "F10",
+        "one-rank-is-enough",
+        "a transfer counts as done when one rank says so",
+        _one_rank_is_enough,
+        caught_by("I1", "I2", "I3", "I4", "I5"),
+    ),
+)
