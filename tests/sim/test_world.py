@@ -4,6 +4,7 @@ import pytest
 
 from kvtide.core import Geometry
 from kvtide.errors import ConfigError
+from kvtide.sim.configuration import config_of
 from kvtide.sim.layouts import LAYOUTS
 from kvtide.sim.options import WORLD_OPTIONS, apply_overrides, as_arguments, parse_overrides
 from kvtide.sim.tokens import ROOT, Tokens, epoch_of, group_of, node_of, stamp
@@ -13,7 +14,7 @@ from kvtide.sim.world import World, blocks_needed
 @pytest.mark.parametrize("seed", range(50))
 def test_every_world_is_a_valid_configuration_in_which_every_request_can_run(seed: int) -> None:
     world = World.draw(seed)
-    assert isinstance(world.config().geometry, Geometry)
+    assert isinstance(config_of(world).geometry, Geometry)
     assert world.device_blocks >= blocks_needed(world.groups, world.arrivals, world.chunk_tokens)
     assert 0 <= world.slots_ready <= world.host_slots
 

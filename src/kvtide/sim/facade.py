@@ -6,6 +6,7 @@ from kvtide.core.device import DevicePool
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
 from kvtide.core.wire import Outcome, Plan, Report
+from kvtide.sim.configuration import config_of
 from kvtide.sim.request import SimRequest
 from kvtide.sim.run import Run
 
@@ -15,7 +16,7 @@ class WatchedManager:
 
     def __init__(self, run: Run, pool: DevicePool) -> None:
         world = run.world
-        self.manager = OffloadManager(world.config(), pool, slots_ready=world.slots_ready)
+        self.manager = OffloadManager(config_of(world), pool, slots_ready=world.slots_ready)
         self._watch = run.watch
         self._log = run.log
         self.steps = 0

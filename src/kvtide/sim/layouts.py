@@ -4,37 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvtide.core.groups import ChunkedLocal, FullAttention, Group, SlidingWindow, StateSpace
+from kvtide.sim.attention import Attention, Chunked, Full, Layout, Sliding, State, first_blocks
 from kvtide.sim.draw import Draw
 
-Layout = tuple[Group, ...]
+
+def _sliding(draw: Draw, size: int) -> Attention:
+    return Sliding(size, draw.between(2, 5 * size))
 
 
-def _sliding(draw: Draw, size: int) -> Group:
-    return SlidingWindow(size, draw.between(2, 5 * size))
+def _large_sliding(draw: Draw, size: int) -> Attention:
+    return Sliding(2 * size, draw.between(2, 5 * size))
 
 
-def _large_sliding(draw: Draw, size: int) -> Group:
-    return SlidingWindow(2 * size, draw.between(2, 5 * size))
+def _chunked(draw: Draw, size: int) -> Attention:
+    return Chunked(size, size * draw.between(1, 4))
 
 
-def _chunked(draw: Draw, size: int) -> Group:
-    return ChunkedLocal(size, size * draw.between(1, 4))
+def _state(draw: Draw, size: int) -> Attention:
+    return State(2 * size if draw.chance(64) else size)
 
 
-def _state(draw: Draw, size: int) -> Group:
-    return StateSpace(2 * size if draw.chance(64) else size)
+def _full(_: Draw, size: int) -> Attention:
+    return Full(size)
 
 
-def _full(_: Draw, size: int) -> Group:
-    return FullAttention(size)
+def _large(_: Draw, size: int) -> Attention:
+    return Full(2 * size)
 
 
-def _large(_: Draw, size: int) -> Group:
-    return FullAttention(2 * size)
-
-
-LAYOUTS: dict[str, tuple[Callable[[Draw, int], Group], ...]] = {
+LAYOUTS: dict[str, tuple[Callable[[Draw, int], Attention], ...]] = {
     "full": (_full,),
     "sliding": (_sliding,),
     "chunked": (_chunked,),
@@ -61,6 +59,6 @@ def blocks_needed_max(groups: Layout, total_tokens: int, chunk_tokens: int) -> i
     most = 0
     for start in range(total_tokens):
         end = min(total_tokens, start + chunk_tokens)
-        held = sum(-(-end // group.block_tokens) - group.first_needed(start) for group in groups)
+        held = sum(-(-end // group.block_tokens) - first_blocks(group)[start] for group in groups)
         most = max(most, held)
     return most

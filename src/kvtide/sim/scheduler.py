@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 
-from kvtide.core.groups import StateSpace, common_boundary
 from kvtide.core.wire import Outcome
+from kvtide.sim import attention
 from kvtide.sim.facade import WatchedManager
 from kvtide.sim.pool import SimPool
 from kvtide.sim.request import SimRequest, State
@@ -29,9 +29,9 @@ class Scheduler:
         self._draw = run.draw
         self._tier_draw = run.tier_draw
         self._fault_counts = run.fault_counts
-        self._boundary = common_boundary(world.groups)
-        self._any_state = any(isinstance(group, StateSpace) for group in world.groups)
-        self._windowed = any(group.first_needed(1 << 20) for group in world.groups)
+        self._boundary = attention.common_multiple(world.groups)
+        self._any_state = any(isinstance(group, attention.State) for group in world.groups)
+        self._windowed = any(group.forgets for group in world.groups)
         self.waiting: deque[SimRequest] = deque()
         self.loading: dict[str, SimRequest] = {}
         self.running: list[SimRequest] = []

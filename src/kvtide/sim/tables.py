@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kvtide.core.device import BlockContent
-from kvtide.core.groups import NULL_BLOCK, Present, longest_resumable
+from kvtide.core.groups import NULL_BLOCK
+from kvtide.sim.attention import Layout, common_multiple, first_blocks, longest_resumable
 from kvtide.sim.checkers.watch import Watch
-from kvtide.sim.layouts import Layout
 from kvtide.sim.pool import SimPool
 from kvtide.sim.request import SimRequest
 
@@ -18,7 +16,9 @@ class Tables:
     def __init__(self, groups: Layout, pool: SimPool, watch: Watch) -> None:
         self._groups = groups
         self._sizes = [group.block_tokens for group in groups]
-        self._windowed = [(index, group) for index, group in enumerate(groups) if group.first_needed(1 << 20)]
+        self._step = common_multiple(groups)
+        self._first_blocks = [first_blocks(group) for group in groups]
+        self._windowed = [index for index, group in enumerate(groups) if group.forgets]
         self._pool = pool
         self._watch = watch
 
@@ -26,23 +26,19 @@ class Tables:
         """Return how many tokens the device still has, at most all but one."""
         if not request.keys[0]:
             return 0
-        return longest_resumable(self._groups, 0, request.known - 1, [self._present(g, request) for g in self._each()])
+        keys, find = request.keys, self._pool.find
 
-    def _each(self) -> range:
-        return range(len(self._groups))
+        def present(group: int, block: int) -> bool:
+            return block < len(keys[group]) and find(group, keys[group][block]) is not None
 
-    def _present(self, group: int, request: SimRequest) -> Present:
-        keys, find = request.keys[group], self._pool.find
-        present: Callable[[int], bool] = lambda block: block < len(keys) and find(group, keys[block]) is not None  # noqa: E731
-        return present
+        return longest_resumable(self._groups, self._step, 0, request.known - 1, present)
 
     def place(self, request: SimRequest, *, device_tokens: int, resume_at: int, end: int, spare: int) -> bool:
         """Fill the empty tables of a request for `end` tokens; False, and nothing changes, if there is no room."""
         found: list[list[int]] = []
         missing = 0
-        for index, group in enumerate(self._groups):
-            size = group.block_tokens
-            first, hits_end = group.first_needed(resume_at), device_tokens // size
+        for index, size in enumerate(self._sizes):
+            first, hits_end = self._first_blocks[index][resume_at], device_tokens // size
             hits = [self._pool.find(index, key) or NULL_BLOCK for key in request.keys[index][first:hits_end]]
             found.append([NULL_BLOCK] * first + hits)
             missing += -(-end // size) - len(found[-1])
@@ -95,10 +91,10 @@ class Tables:
 
     def slide(self, request: SimRequest) -> None:
         """Free what no token to come needs."""
-        for index, group in self._windowed:
+        for index in self._windowed:
             table = request.tables[index]
             gone = []
-            for block in range(group.first_needed(request.scheduled) - 1, -1, -1):
+            for block in range(self._first_blocks[index][request.scheduled] - 1, -1, -1):
                 if table[block] == NULL_BLOCK:
                     break
                 self._watch.slid(request, index, block)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvtide.core.groups import NULL_BLOCK
-from kvtide.sim.layouts import Layout
+from kvtide.sim.attention import Layout, first_blocks
 from kvtide.sim.request import SimRequest
 
 
@@ -46,7 +46,7 @@ def lay_out(step: int, items: list[Item], groups: Layout) -> StepWork:
     for request, start, end, _, _ in items:
         for index, group in enumerate(groups):
             size, table, stamps = group.block_tokens, request.tables[index], request.stamps[index]
-            first, begin = group.first_needed(start), start // size
+            first, begin = first_blocks(group)[start], start // size
             if first < begin:
                 read_blocks += table[first:begin]
                 read_stamps += stamps[first:begin]

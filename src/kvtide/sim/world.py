@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtide.core.config import Geometry, Mode, OffloadConfig
+from kvtide.core.config import Mode
 from kvtide.core.eviction.admission import Admission
-from kvtide.core.groups import common_boundary
+from kvtide.sim.attention import Layout, blocks_to_resume, common_multiple
 from kvtide.sim.draw import CHANCE_ONE, Draw
 from kvtide.sim.faults import Faults
-from kvtide.sim.layouts import LAYOUTS, Layout, blocks_needed_max, draw_layout
+from kvtide.sim.layouts import LAYOUTS, blocks_needed_max, draw_layout
 from kvtide.sim.tier import TierWorld
 from kvtide.sim.tokens import EPOCHS_MAX, Tokens
 from kvtide.sim.traffic import Arrival, draw_shape, draw_traffic
 
 WORLD_STREAM, RUN_STREAM, TIER_STREAM, TIER_RUN_STREAM = 0, 1, 3, 4
 ADMISSION_STREAM = 5
-BLOCK_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,30 +147,6 @@ class World:
             f"resets     {', '.join(f'at {step}' for step in self.resets) or 'none'}",
         ]
 
-    def config(self) -> OffloadConfig:
-        """Return the configuration of the manager under test."""
-        geometry = Geometry(
-            groups=self.groups,
-            block_bytes=BLOCK_BYTES,
-            device_blocks=self.device_blocks,
-            ranks=self.ranks,
-            step_tokens=self.step_tokens,
-        )
-        return OffloadConfig.build(
-            geometry,
-            {
-                "host_per_rank": self.host_slots * BLOCK_BYTES,
-                "mode": self.mode,
-                "policy": self.policy,
-                "admission": self.admission,
-                "pin_budget": self.pin_budget,
-                "min_load_tokens": self.min_load_tokens,
-                "events": True,
-                "min_fetch_tokens": self.tier.min_fetch_tokens if self.tier is not None else 1,
-            },
-            self.tier.config() if self.tier is not None else None,
-        )
-
 
 def draw_habits(draw: Draw) -> Habits:
     """Draw what kind of engine this is."""
@@ -196,8 +171,8 @@ def draw_habits(draw: Draw) -> Habits:
 
 def blocks_needed(groups: Layout, arrivals: tuple[Arrival, ...], chunk_tokens: int) -> int:
     """Return the blocks without which the largest request could never run, or no prefix ever be resumed."""
-    boundary = common_boundary(groups)
-    to_resume = sum(boundary // group.block_tokens - group.first_needed(boundary) for group in groups)
+    boundary = common_multiple(groups)
+    to_resume = sum(len(blocks_to_resume(group, boundary)) for group in groups)
     longest = max(arrival.total_tokens for arrival in arrivals)
     return max(to_resume, blocks_needed_max(groups, longest, chunk_tokens))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.metrics import Gauges
 from kvtide.core.wire import Copy, Errand, Fetch, Lookup, Plan, Report, Sink
+from kvtide.sim.attention import Layout
 from kvtide.sim.checkers.flight import Flight, Kind
-from kvtide.sim.layouts import Layout
 from kvtide.sim.request import SimRequest
 from kvtide.sim.tokens import NOTHING, Tokens, epoch_of, group_of, node_of, node_of_key, stamp
 from kvtide.sim.violation import Violation
