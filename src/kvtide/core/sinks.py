@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvtide.core.chain import Chain
-from kvtide.core.config import BelowConfig
+from kvtide.core.config import Admit, BelowConfig
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, Sink
 from kvtide.core.metrics import Metrics
@@ -106,11 +106,14 @@ class Sinks:
 
     def _evicted(self, slots: Sequence[int]) -> None:
         """Slots were needed at once. What the tiers wanted of them and do not have is lost."""
-        for write, sunk in ((self._config.through, SUNK_THROUGH), (self._config.on_evict, SUNK_LEAVING)):
-            if write:
-                wanted = 0 if "all" in write else USED
-                marks = (self._host.marks[slot] for slot in slots)
-                self._lose(NotSunk.EVICTED, sum(mark & (sunk | wanted) == wanted for mark in marks))
+        self._lose_unsunk(slots, self._config.through, SUNK_THROUGH)
+        self._lose_unsunk(slots, self._config.on_evict, SUNK_LEAVING)
+
+    def _lose_unsunk(self, slots: Sequence[int], write: frozenset[Admit], sunk: int) -> None:
+        if write:
+            wanted = 0 if "all" in write else USED
+            marks = (self._host.marks[slot] for slot in slots)
+            self._lose(NotSunk.EVICTED, sum(mark & (sunk | wanted) == wanted for mark in marks))
 
     def _enqueue(self, group: int, keys: Sequence[bytes], slots: Sequence[int], *, used: bool) -> None:
         if not self.open:
@@ -147,6 +150,7 @@ class Sinks:
         target = min(AHEAD_BLOCKS_MAX, max(1, host.slots // 16))
         count = target - host.num_free - self._leaving_blocks
         victims = host.detach(count) if count > 0 and host.slots > 1 else []
+        self._lose_unsunk(victims, self._config.through, SUNK_THROUGH)  # to tiers that are not written on evict
         sinks: list[Sink] = []
         clean = []
         for slot in reversed(victims):  # heads first: a tail is of no use without

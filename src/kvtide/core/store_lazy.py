@@ -116,11 +116,15 @@ class LazyPlanner:
             ahead = 0
             walk = self._device.walk_free(None)
         dirty: dict[tuple[int, Key], FreeBlock] = {}
+        arriving = False
         for free in walk or ():
             content = free.content
             if content is None or not self._is_dirty(content):
                 ahead += 1
-                self._cursor = free.cursor
+                # What is on its way to the host may not get there: the cursor stays before it, to look again.
+                arriving = arriving or (content is not None and self._is_arriving(content))
+                if not arriving:
+                    self._cursor = free.cursor
             elif len(dirty) < self._stores.room:
                 dirty[content.group, content.key] = free
             else:
@@ -139,6 +143,11 @@ class LazyPlanner:
             return True
         self._keep_out(group, key)
         return False
+
+    def _is_arriving(self, content: BlockContent) -> bool:
+        """Whether content is being written to the host, from the device or from below."""
+        slot = self._host.known(content.group).get(content.key)
+        return slot is not None and not self._host.cached[slot]
 
     def _keep_out(self, group: int, key: Key) -> None:
         """Count a block that is not admitted, once as long as the device has it."""
