@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.sim.attention import Chunked, Full, Sliding, State, blocks_to_resume, common_multiple, longest_resumable
+from kvtide.sim.attention import Boundaries, Chunked, Full, Sliding, State, blocks_to_resume
 
 
 @pytest.mark.parametrize(
@@ -26,16 +26,16 @@ def test_blocks_that_resuming_needs(attention: Full, position: int, blocks: list
 
 
 def test_a_prefix_can_be_resumed_where_all_groups_have_what_they_need() -> None:
-    groups = (Full(2), Sliding(4, 5))
-    assert common_multiple(groups) == 4
-    there = {(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1)}
-    assert longest_resumable(groups, 4, 0, 13, lambda *block: block in there) == 8
-    assert longest_resumable(groups, 4, 8, 13, lambda *block: block in there) == 8
-    assert longest_resumable(groups, 4, 0, 13, lambda *block: block in there | {(1, 2)}) == 12
+    boundaries = Boundaries((Full(2), Sliding(4, 5)))
+    assert boundaries.step == 4
+    six = [True] * 6
+    assert boundaries.longest(0, 13, [six, [False, True, False]]) == 8
+    assert boundaries.longest(8, 13, [six, [False, True]]) == 8
+    assert boundaries.longest(0, 13, [six, [False, False, True]]) == 12
 
 
 def test_what_lies_before_the_floor_counts_as_there() -> None:
-    assert longest_resumable((Full(4),), 4, 4, 12, lambda _, block: block > 0) == 12
+    assert Boundaries((Full(4),)).longest(4, 12, [[False, True, True]]) == 12
 
 
 def test_only_some_kinds_forget() -> None:

@@ -14,6 +14,7 @@ from kvtide.sim.checkers import watch
 from kvtide.sim.checkers.content import ContentChecker
 from kvtide.sim.checkers.visibility import VisibilityChecker
 from kvtide.sim.rank import Rank
+from tests.sim.test_found_faults import OLD_ENGINES
 
 FAULTS = {"F1", "F2", "F3", "F5", "F6", "F7", "F8", "F10", "F11", "F12", "F15", "F16"}
 BY_NAME = {canary.name: canary for canary in CANARIES}
@@ -46,7 +47,7 @@ def test_most_canaries_are_caught_within_200_seeds() -> None:
 def test_broken_rules_end_in_wrong_bytes(name: str) -> None:
     # With all checkers on, these are caught as soon as two meet in a block. Here nobody looks but at the bytes.
     with patch.object(watch, "CHECKERS", (ContentChecker, VisibilityChecker)):
-        found = run_canary(BY_NAME[name], 0, {})
+        found = run_canary(BY_NAME[name], 0, OLD_ENGINES, SEEDS_MAX)
     assert found.invariant in ("I3", "I4")
 
 

@@ -45,6 +45,38 @@ FOUND = [
 """Seed, policy (so that a new policy does not change the world) and what was wrong."""
 
 
+OLD_ENGINES: dict[str, str] = dict.fromkeys(
+    (
+        "keys_when_scheduled",
+        "finds_newest",
+        "finds_dropped",
+        "rounds_windows_up",
+        "preempts_at_will",
+        "tells_evicted",
+        "asks_who_waits",
+        "impatient",
+        "announces_loads",
+        "tells_costs",
+        "resets_while_loading",
+        "clears_fail",
+    ),
+    "no",
+)
+"""Habits that came later: without them the worlds are as they were when the faults were found."""
+
+
+FOUND_BY_NEW_ENGINES = [
+    (6, "written through and on evict: what was evicted to sink was lost to tiers written through, and not counted"),
+    (21915, "lazy: a block on its way up from below counted as stored, did not come, and was never looked at again"),
+]
+"""Seed and what was wrong, in worlds as they are drawn now."""
+
+
+@pytest.mark.parametrize(("seed", "what"), FOUND_BY_NEW_ENGINES, ids=[str(seed) for seed, _ in FOUND_BY_NEW_ENGINES])
+def test_what_was_found_by_new_engines_is_not_found_again(seed: int, what: str) -> None:
+    assert run_seed(seed, {}).found is None, what
+
+
 @pytest.mark.parametrize(("seed", "policy", "what"), FOUND, ids=[str(seed) for seed, _, _ in FOUND])
 def test_what_was_found_once_is_not_found_again(seed: int, policy: str, what: str) -> None:
-    assert run_seed(seed, {"policy": policy}).found is None, what
+    assert run_seed(seed, OLD_ENGINES | {"policy": policy, "min_load_tokens": "0"}).found is None, what

@@ -7,7 +7,7 @@ there to go on from a position, which are never needed again, and where a prefix
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -72,8 +72,6 @@ class State(Attention):
 
 
 Layout = tuple[Attention, ...]
-Present = Callable[[int, int], bool]
-"""Says of a group and the index of a block whether it is there."""
 
 
 @lru_cache(maxsize=4096)
@@ -100,17 +98,33 @@ def common_multiple(groups: Layout) -> int:
     return tokens
 
 
-def longest_resumable(groups: Layout, step: int, floor: int, limit: int, present: Present) -> int:
-    """Return the longest prefix of at most `limit` tokens that all groups can go on from; `floor` if there is none.
+class Boundaries:
+    """Where requests of one model can be resumed: at whole blocks of all groups, if what each needs is there."""
 
-    What lies before `floor` is there. Prefixes are tried one by one, whole blocks of all groups (`step`) at a time.
-    """
-    for position in range(limit // step * step, floor, -step):
-        if all(
-            present(index, block)
-            for index, group in enumerate(groups)
-            for block in blocks_to_resume(group, position)
-            if (block + 1) * group.block_tokens > floor
-        ):
-            return position
-    return floor
+    def __init__(self, groups: Layout) -> None:
+        self.step = common_multiple(groups)
+        self._sizes = [group.block_tokens for group in groups]
+        self._needed = {
+            position: [blocks_to_resume(group, position) for group in groups]
+            for position in range(0, TOKENS_MAX + 1, self.step)
+        }
+
+    def longest(self, floor: int, limit: int, there: Sequence[list[bool]]) -> int:
+        """Return the longest prefix of at most `limit` tokens that all groups can go on from; `floor` if there is none.
+
+        `there` says of each group's blocks which are there, as far as it goes; what lies before `floor` is. Prefixes
+        are tried one by one.
+        """
+        for size, blocks in zip(self._sizes, there, strict=True) if floor else ():
+            blocks[: floor // size] = [True] * (floor // size)
+        for position in range(limit // self.step * self.step, floor, -self.step):
+            for blocks, needed in zip(there, self._needed[position], strict=True):
+                if blocks[needed.start : needed.stop].count(True) < len(needed):
+                    break
+            else:
+                return position
+        return floor
+
+
+boundaries_of = lru_cache(maxsize=1024)(Boundaries)
+"""Many worlds have the same groups."""

@@ -51,7 +51,7 @@ examples:
   kvtide simulate --seed 42 --log              one world, step by step
   kvtide simulate --seed 42 --shrink           if it fails: a smaller world that fails in the same way
   kvtide simulate --canary all                 take each guard away and see that it is noticed
-  kvtide simulate --canary F7 --seed 26 --log  how a missing fence shows
+  kvtide simulate --canary no-load-fence --seed 31 --log  how a missing fence shows
   kvtide simulate --soak 10m                   fresh seeds on all cores, until time is up or Ctrl-C
   kvtide simulate --world mode=lazy,ranks=2    fresh seeds of one kind
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 TICKS_PER_STEP = 4
+TICK_S = 0.001
+"""What a tick stands for where the core is told of seconds."""
 
 
 class Clock:

@@ -13,7 +13,7 @@ BLOCK_BYTES = 1
 def config_of(world: World) -> OffloadConfig:
     """Return the configuration of the manager under test."""
     geometry = Geometry(
-        groups=tuple(map(_group, world.groups)),
+        groups=tuple(map(_group, world.told_groups)),
         block_bytes=BLOCK_BYTES,
         device_blocks=world.device_blocks,
         ranks=world.ranks,
@@ -27,7 +27,7 @@ def config_of(world: World) -> OffloadConfig:
             "policy": world.policy,
             "admission": world.admission,
             "pin_budget": world.pin_budget,
-            "min_load_tokens": world.min_load_tokens,
+            "min_load_tokens": "auto" if world.min_load_tokens is None else world.min_load_tokens,
             "events": True,
             "min_fetch_tokens": world.tier.min_fetch_tokens if world.tier is not None else 1,
         },

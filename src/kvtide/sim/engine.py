@@ -6,7 +6,8 @@ import itertools
 from collections import deque
 
 from kvtide.core.wire import Plan
-from kvtide.sim.clock import TICKS_PER_STEP
+from kvtide.sim.attention import first_blocks
+from kvtide.sim.clock import TICK_S, TICKS_PER_STEP
 from kvtide.sim.facade import WatchedManager
 from kvtide.sim.mailbox import Mailbox
 from kvtide.sim.pool import SimPool
@@ -22,8 +23,11 @@ from kvtide.sim.world import World
 
 WAIT_TICKS_MAX = 16 * TICKS_PER_STEP
 """The deadline of a wait for a transfer."""
+COMPUTE_TICKS_MAX = 400 * TICKS_PER_STEP
+"""No compute, and no load that compute waits for, takes as long as this."""
 STEPS_MAX = 20_000
 """No world is as long as this."""
+RESET_WAITS_STEPS = 40
 STEPS_IN_FLIGHT_MAX = 4
 """The host never runs further ahead of a rank than this."""
 
@@ -39,18 +43,23 @@ class SimEngine:
         self.fault_counts = run.fault_counts
         self.watch = run.watch
         self._draw = run.draw
-        pool = SimPool(world.device_blocks, run.watch)
+        pool = SimPool(world.device_blocks, run.watch, finds_newest=world.habits.finds_newest)
         self.manager = WatchedManager(run, pool)
+        if world.habits.tells_evicted:
+            pool.on_evicted = self.manager.evicted
+        self.watch.attach_pool(pool)
         self.scheduler = Scheduler(run, pool, self.manager)
         self.ranks = [Rank(index, run) for index in range(world.ranks)]
         self.watch.attach_ranks(self.ranks)
         self._warm_up_tiers()
         self._mailbox = Mailbox(run, self.ranks)
+        self._reads = [(group.block_tokens, first_blocks(group)) for group in world.groups]
         self._smallest_block_tokens = min(group.block_tokens for group in world.groups)
         self._arrivals = deque(world.arrivals)
         self._aborts: dict[int, list[SimRequest]] = {}
         self._resets = deque(world.resets)
         self._outputs: deque[StepWork] = deque()
+        self._announced: list[int] = []
         self.step_number = 0
         """Steps of the world: also those that the engine sleeps through."""
         self.steps = 0
@@ -86,6 +95,8 @@ class SimEngine:
             if self.steps > STEPS_MAX:
                 raise Violation("I8", f"not at rest after {STEPS_MAX} steps")
 
+        self.watch.at_end(self.manager.take_all_slots())
+
     def step(self) -> None:
         """Do one step."""
         self.steps += 1
@@ -99,8 +110,13 @@ class SimEngine:
             self._take_outputs()
         self._happen()
         items = self.scheduler.schedule()
+        if self.world.habits.resets_while_loading and self.scheduler.about_to_load():
+            self._reset_if_due()
+        work = lay_out(self.manager.steps + 1, items, self._reads, self._loads_ahead() if self._announced else ())
+        self.watch.submitted(work)
         plan = self.manager.plan(idle=not items)
-        self._dispatch(plan, items)
+        assert plan.step == work.step
+        self._dispatch(plan, work)
         self._pass_time(plan)
         self.step_number += 1
         self.watch.after_step()
@@ -109,9 +125,8 @@ class SimEngine:
 
     def _happen(self) -> None:
         """Let requests arrive and be aborted, and weights change."""
-        while self._resets and self._resets[0] <= self.step_number:
-            self._resets.popleft()
-            self.scheduler.reset()
+        if self._is_time_to_reset():
+            self._reset_if_due()
         while self._arrivals and self._arrivals[0].at_step <= self.step_number:
             arrival = self._arrivals.popleft()
             request = SimRequest.arrive(arrival, self._id_for(arrival), self.world.tokens, self.world.groups)
@@ -126,6 +141,17 @@ class SimEngine:
             if request.state is not State.OVER:
                 self.scheduler.finish(request)
 
+    def _reset_if_due(self) -> None:
+        while self._resets and self._resets[0] <= self.step_number:
+            self._resets.popleft()
+            self.scheduler.reset()
+
+    def _is_time_to_reset(self) -> bool:
+        """Whether weights change now if that is due, and not a little later, when somebody is loading."""
+        if not self.world.habits.resets_while_loading or not self._resets:
+            return True
+        return bool(self.scheduler.loading) or self.step_number - self._resets[0] > RESET_WAITS_STEPS
+
     def _id_for(self, arrival: Arrival) -> str:
         """Return the name of a request, or the first one that nobody has at the moment."""
         if not self.world.habits.reuses_ids:
@@ -137,12 +163,27 @@ class SimEngine:
 
     def _take_reports(self) -> None:
         self.scheduler.take(self.manager.report(self._mailbox.collect()))
+        if self.world.habits.announces_loads:
+            self._announce_loads()
+
+    def _announce_loads(self) -> None:
+        """Let requests go on whose loads are certain to end well on every rank, though some have not ended."""
+        for request in list(self.scheduler.loading.values()):
+            load = request.load_id
+            if load is not None and all(rank.is_certain(load) for rank in self.ranks):
+                self._announced.append(load)
+                self.scheduler.arrived(request, succeeded=self.manager.arrived(request))
 
     def _take_outputs(self) -> None:
         """Take the output of the oldest step, if it is `depth` steps old."""
         while self._outputs and self._outputs[0].step <= self.manager.steps - self.world.depth + 1:
             work = self._outputs.popleft()
             self._wait_for_compute(work.step, self.world.habits.host_waits_ranks)
+            if self.world.habits.tells_costs:
+                prompt_tokens = sum(
+                    item.end - item.start for item in work.items if item.end <= item.request.prompt_tokens
+                )
+                self.manager.computed(prompt_tokens, TICK_S * (self.clock.now - work.begun_tick))
             for item in work.items:
                 if item.life == item.request.life and item.request.state is State.RUNNING:
                     self._computed(item)
@@ -171,15 +212,22 @@ class SimEngine:
 
     # ------------------------------------------------------------------ what goes out
 
-    def _dispatch(self, plan: Plan, items: list[Item]) -> None:
+    def _loads_ahead(self) -> tuple[int, ...]:
+        """Return the loads that were announced and have not ended everywhere: all compute comes after them."""
+        self._announced = [load for load in self._announced if any(rank.has_unfinished(load) for rank in self.ranks)]
+        return tuple(self._announced)
+
+    def _dispatch(self, plan: Plan, work: StepWork) -> None:
         """Send a plan and the compute of its step to the ranks."""
-        work = lay_out(plan.step, items, self.world.groups)
-        self.watch.submitted(work)
+        items = work.items
         if items:
+            work.begun_tick = self.clock.now
             self._outputs.append(work)
             if self.log:
                 self.log.add(f"compute {plan.step}: {work.describe()}")
         self._send_copies(plan)
+        for load in plan.loads:
+            self.scheduler.loading[load.request_id].load_id = load.id
         for rank in self.ranks:
             rank.submit(work)
         for item in items:
@@ -192,10 +240,11 @@ class SimEngine:
 
     def _send_copies(self, plan: Plan) -> None:
         slow = self.world.faults.slow_copy
-        for copy in plan.loads + plan.stores:
+        loads = len(plan.loads)
+        for position, copy in enumerate(plan.loads + plan.stores):
             speed = draw_speed(self._draw, slow, self.fault_counts)
             for rank in self.ranks:
-                rank.take(copy, plan.step, is_store=copy in plan.stores, speed=speed)
+                rank.take(copy, plan.step, is_store=position >= loads, speed=speed)
         for errand in plan.errands:
             for rank in self.ranks:
                 assert rank.tier is not None, "errands without tiers"
@@ -216,7 +265,10 @@ class SimEngine:
                     ticks_left -= self.clock.run_until_next(ticks_left)
 
     def _wait_for_compute(self, step: int, ranks: int) -> None:
-        """Wait until some ranks have computed a step. Compute always ends."""
+        """Wait until some ranks have computed a step. Compute always ends, and so does a load that it waits for."""
+        ticks_left = COMPUTE_TICKS_MAX
         for rank in self.ranks[:ranks]:
             while rank.step_ended < step:
-                self.clock.run_until_next(TICKS_PER_STEP)
+                ticks_left -= self.clock.run_until_next(TICKS_PER_STEP)
+                if ticks_left < 0:
+                    raise Violation("I8", f"the compute of step {step} waits on rank {rank.index}, and nothing ends")

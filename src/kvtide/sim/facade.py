@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from kvtide.core.device import DevicePool
+from collections.abc import Sequence
+
+from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
 from kvtide.core.wire import Outcome, Plan, Report
 from kvtide.sim.configuration import config_of
+from kvtide.sim.pool import SimPool
 from kvtide.sim.request import SimRequest
 from kvtide.sim.run import Run
+from kvtide.sim.tables import FoundTable
 
 
 class WatchedManager:
     """Forwards every call to a real `OffloadManager`, and tells the checkers before or after."""
 
-    def __init__(self, run: Run, pool: DevicePool) -> None:
+    def __init__(self, run: Run, pool: SimPool) -> None:
         world = run.world
+        self._pool = pool
+        self._groups = world.groups
+        self._finds_dropped = world.habits.finds_dropped
         self.manager = OffloadManager(config_of(world), pool, slots_ready=world.slots_ready)
         self._watch = run.watch
         self._log = run.log
@@ -25,33 +32,75 @@ class WatchedManager:
 
     def add_request(self, request: SimRequest) -> None:
         """See `OffloadManager.add_request`."""
-        self.manager.add_request(request.id, request.keys, request.tables)
+        self.manager.add_request(request.id, request.keys, self._tables_of(request))
         self._watch.added(request)
+
+    def _tables_of(self, request: SimRequest) -> Sequence[Sequence[int]]:
+        """Return the block tables that kvtide is to see."""
+        if not self._finds_dropped:
+            return request.tables
+        return [
+            FoundTable(request, index, self._pool) if group.forgets else request.tables[index]
+            for index, group in enumerate(self._groups)
+        ]
+
+    def waits(self, request_id: str) -> bool:
+        """See `OffloadManager.waits`."""
+        return self.manager.waits(request_id)
 
     def match(self, request_id: str, device_tokens: int, num_tokens: int) -> Match:
         """See `OffloadManager.match`."""
-        return self.manager.match(request_id, device_tokens, num_tokens)
+        match = self.manager.match(request_id, device_tokens, num_tokens)
+        self._watch.matched(self._watch.observed.requests[request_id], match)
+        return match
 
     def reserve(self, match: Match) -> None:
         """See `OffloadManager.reserve`."""
         if self._log:
             self._log.add(f"{match.request_id} is offered {match.tokens} tokens behind {match.device_tokens}")
         self.manager.reserve(match)
+        self._watch.reserved(match)
 
     def give_up(self, request_id: str) -> None:
         """See `OffloadManager.give_up`."""
         if self._log:
             self._log.add(f"{request_id} finds no room")
         self.manager.give_up(request_id)
+        self._watch.given_up(request_id)
 
     def admit(self, request: SimRequest, accepted_tokens: int) -> bool:
         """See `OffloadManager.admit`."""
+        request.being_placed = True
         loading = self.manager.admit(request.id, accepted_tokens)
+        request.being_placed = False
         if self._log:
             how = f"loads {accepted_tokens} tokens" if loading else "runs"
             self._log.add(f"{request.id} is admitted at {request.device_tokens} and {how}, blocks {request.tables}")
-        self._watch.admitted(request, loading)
+        self._watch.admitted(request, loading, accepted_tokens)
         return loading
+
+    def arrived(self, request: SimRequest) -> bool:
+        """See `OffloadManager.arrived`."""
+        succeeded = self.manager.arrived(request.id)
+        if self._log:
+            self._log.add(
+                f"{request.id} goes on before its load has ended" if succeeded else f"{request.id} cannot go on"
+            )
+        self._watch.arrived(request, succeeded)
+        return succeeded
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """See `OffloadManager.computed`."""
+        self.manager.computed(tokens, seconds)
+
+    def loaded(self, tokens: int, seconds: float) -> None:
+        """See `OffloadManager.loaded`."""
+        self.manager.loaded(tokens, seconds)
+
+    def evicted(self, group: int, key: Key) -> None:
+        """See `OffloadManager.evicted`."""
+        self.manager.evicted(group, key)
+        self._watch.after_evicted(group, key)
 
     def advance(self, request: SimRequest, computed_tokens: int) -> None:
         """See `OffloadManager.advance`."""
@@ -76,6 +125,7 @@ class WatchedManager:
 
     def plan(self, *, idle: bool) -> Plan:
         """See `OffloadManager.plan`."""
+        self._watch.before_plan(idle)
         plan = self.manager.plan(idle=idle)
         self.steps = plan.step
         if self._log and plan:
@@ -102,6 +152,11 @@ class WatchedManager:
         self._watch.before_reset()
         self.manager.reset()
         self._watch.after_reset()
+
+    def take_all_slots(self) -> int:
+        """Ask for every host slot, as a store would; return how many there were. Only when everything is over."""
+        self._watch.at_rest()
+        return len(self.manager._host.take(self.manager.gauges().slots))
 
     @property
     def busy(self) -> bool:

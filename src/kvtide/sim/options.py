@@ -13,7 +13,7 @@ from kvtide.options import did_you_mean
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FAULT_KINDS
 from kvtide.sim.layouts import LAYOUTS, draw_layout
-from kvtide.sim.world import Habits, World, blocks_needed
+from kvtide.sim.world import Habits, World, blocks_needed, blocks_to_resume_first
 
 LAYOUT_STREAM = 2
 NONE = "none"
@@ -64,6 +64,7 @@ def as_arguments(overrides: Overrides) -> str:
 def _made_possible(world: World, overrides: Overrides) -> World:
     """Check what was asked for, and adapt what was drawn to it."""
     needed = blocks_needed(world.groups, world.arrivals, world.chunk_tokens)
+    needed = max(needed, blocks_to_resume_first(world.told_groups))
     if world.device_blocks < needed:
         if "device_blocks" in overrides:
             expected = f"at least {needed}, because the largest request of seed {world.seed} needs as many"
@@ -157,6 +158,14 @@ def _apply_aborts(world: World, text: str) -> World:
     return replace(world, arrivals=tuple(replace(arrival, abort_after_steps=None) for arrival in world.arrivals))
 
 
+def _apply_min_load_tokens(world: World, text: str) -> World:
+    if text == "auto":
+        return replace(world, min_load_tokens=None)
+    if not text.isascii() or not text.isdigit():
+        raise ValueError
+    return replace(world, min_load_tokens=int(text))
+
+
 def _apply_tier(world: World, text: str) -> World:
     if text != NONE:
         raise ValueError
@@ -184,6 +193,8 @@ WORLD_OPTIONS: dict[str, WorldOption] = {
     "host_slots": _number("host_slots", "slots of the host pool", 1),
     "slots_ready": _number("slots_ready", "host slots that can be used from the start", 0),
     "pin_budget": _number("pin_budget", "most device blocks that stores may pin", 1),
-    "min_load_tokens": _number("min_load_tokens", "fewer tokens are not loaded", 0),
+    "min_load_tokens": WorldOption(
+        "fewer tokens are not loaded", "a whole number of at least 0, or auto", _apply_min_load_tokens
+    ),
 } | {field.name: _habit(field.name) for field in fields(Habits) if field.type == "bool"}
 """By name: everything that can be fixed."""

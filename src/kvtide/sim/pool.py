@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvtide.core.device import BlockContent, FreeBlock
 from kvtide.core.groups import NULL_BLOCK, Key
@@ -13,8 +13,11 @@ from kvtide.sim.checkers.watch import Watch
 class SimPool:
     """Blocks `1..num_blocks`. What checkers see of it they hear from here and count for themselves."""
 
-    def __init__(self, num_blocks: int, watch: Watch) -> None:
+    def __init__(self, num_blocks: int, watch: Watch, *, finds_newest: bool = False) -> None:
         self.num_blocks = num_blocks
+        self.on_evicted: Callable[[int, Key], None] | None = None
+        """Told of each key that no block holds any more, because the last one was given to someone else."""
+        self._finds_newest = finds_newest
         self._watch = watch
         self._free: dict[int, int] = {}
         """Next victim first; the value is the cursor: the number of the block's stay in the queue, and the block."""
@@ -35,6 +38,16 @@ class SimPool:
         """Blocks that would be free but for pins."""
         return sum(pins > 0 and pins == refs for pins, refs in zip(self._pins, self._refs, strict=True))
 
+    @property
+    def changes(self) -> int:
+        """Grows whenever a block enters the free queue."""
+        return self._stays
+
+    def next_victims(self, count: int) -> list[BlockContent]:
+        """Return what the first `count` blocks of the free queue hold."""
+        contents = (self._content[block] for block in itertools.islice(self._free, count))
+        return [content for content in contents if content is not None]
+
     def is_free(self, block: int) -> bool:
         """Whether nothing refers to a block."""
         return block in self._free
@@ -46,13 +59,20 @@ class SimPool:
         if count > len(self._free):
             return None
         blocks = list(itertools.islice(self._free, count))
+        held = []
         for block in blocks:
             del self._free[block]
-            if self._content[block] is not None:
+            content = self._content[block]
+            if content is not None:
+                held.append(content)
                 self._forget(block)
             self._refs[block] = 1
         if blocks:
             self._watch.allocated(blocks)
+        if self.on_evicted is not None:
+            for content in held:
+                if (content.group, content.key) not in self._holders:
+                    self.on_evicted(content.group, content.key)
         return blocks
 
     def take(self, blocks: Sequence[int]) -> None:
@@ -84,12 +104,19 @@ class SimPool:
         self._content = [None] * (self.num_blocks + 1)
         self._holders.clear()
 
+    def holds(self, group: int, keys: Sequence[Key]) -> list[bool]:
+        """Say of each key whether some block has it."""
+        holders = self._holders
+        return [(group, key) in holders for key in keys]
+
     # ------------------------------------------------------------------ what kvtide does
 
     def find(self, group: int, key: Key) -> int | None:
-        """Return the first block that got this content."""
+        """Return a block that got this content: the first one, or the last."""
         holders = self._holders.get((group, key))
-        return next(iter(holders)) if holders else None
+        if not holders:
+            return None
+        return next(reversed(holders)) if self._finds_newest else next(iter(holders))
 
     def pin(self, blocks: Sequence[int]) -> None:
         """Refer to blocks because of a copy."""

@@ -69,6 +69,8 @@ class Rank:
                 run.fault_counts,
                 log=run.log,
                 has_news=self._has_news,
+                clears_fail=world.habits.clears_fail,
+                tries_patience=world.habits.impatient,
             )
         self._queue: deque[StepWork] = deque()
         self._fenced: list[tuple[int, Job]] = []
@@ -84,12 +86,11 @@ class Rank:
 
     def submit(self, work: StepWork) -> None:
         """Take the compute of a step, behind that of the steps before it."""
-        if self.computing is not None:
-            self._queue.append(work)
-        elif work.items:
+        if work.items and not self._queue and self.computing is None and self.may_compute(work):
             self._compute(work)
         else:
-            self._step_over(work.step)
+            self._queue.append(work)
+            self._compute_next()
 
     def take(self, copy: Copy, step: int, *, is_store: bool, speed: tuple[int, int]) -> None:
         """Take a copy of a step's plan. `speed`: ticks until it begins and until it ends, unless this rank is off."""
@@ -128,6 +129,11 @@ class Rank:
         """Whether a transfer or errand is under way here."""
         return transfer in self.unfinished or (self.tier is not None and transfer in self.tier.jobs)
 
+    def is_certain(self, load: int) -> bool:
+        """Whether a load is going to end well: compute may be ordered behind it."""
+        job = self.unfinished.get(load)
+        return job is not None and not (job.fails or job.crashes)
+
     def _has_news(self) -> None:
         self.has_news = True
 
@@ -147,12 +153,16 @@ class Rank:
 
     def _compute_next(self) -> None:
         """Begin the next step, passing over those that compute nothing."""
-        while self._queue:
+        while self._queue and self.computing is None and self.may_compute(self._queue[0]):
             work = self._queue.popleft()
             if work.items:
                 self._compute(work)
-                return
-            self._step_over(work.step)
+            else:
+                self._step_over(work.step)
+
+    def may_compute(self, work: StepWork) -> bool:
+        """Whether the loads have ended that a step must wait for (F7): they were announced before their end."""
+        return not work.after_loads or not any(load in self.unfinished for load in work.after_loads)
 
     def _compute_ticks(self) -> int:
         if self._draw.chance(self._faults.slow_compute):
@@ -240,6 +250,8 @@ class Rank:
             self._failed.append((copy_id, failure))
         if self._log:
             self._log.add(f"rank {self.index} ends copy {copy_id}: {failure or 'done'}")
+        if self._queue:
+            self._compute_next()
 
 
 def draw_speed(draw: Draw, slow_chance: int, fault_counts: FaultCounts) -> tuple[int, int]:

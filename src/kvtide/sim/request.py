@@ -53,6 +53,12 @@ class SimRequest:
     device_tokens: int = 0
     resume_at: int = 0
     admission: int = 0
+    load_id: int | None = None
+    """The transfer that it waits for."""
+    load_began_tick: int = 0
+    preempted_at_will: int = 0
+    being_placed: bool = False
+    """Its blocks are being given to it: whoever looks at its tables sees them as they are."""
     match: Match | None = None
     """What the host has offered, for an engine that answers a step later."""
     furthest: int = 0

@@ -7,12 +7,20 @@ from collections import deque
 
 from kvtide.core.wire import Outcome
 from kvtide.sim import attention
+from kvtide.sim.clock import TICK_S
 from kvtide.sim.facade import WatchedManager
 from kvtide.sim.pool import SimPool
 from kvtide.sim.request import SimRequest, State
 from kvtide.sim.run import Run
 from kvtide.sim.tables import Tables
 from kvtide.sim.work import Item
+
+AT_WILL, AT_WILL_MAX = 96, 3
+"""How often in 256 steps a request is preempted at will, where that happens, and how often one request at most."""
+
+
+IMPATIENT = 64
+"""How often in 256 steps an impatient engine does not wait any longer."""
 
 
 class Scheduler:
@@ -29,6 +37,7 @@ class Scheduler:
         self._draw = run.draw
         self._tier_draw = run.tier_draw
         self._fault_counts = run.fault_counts
+        self._clock = run.clock
         self._boundary = attention.common_multiple(world.groups)
         self._any_state = any(isinstance(group, attention.State) for group in world.groups)
         self._windowed = any(group.forgets for group in world.groups)
@@ -45,10 +54,12 @@ class Scheduler:
         budget = self._world.step_tokens
         items: list[Item] = []
         admitting = True
+        self.tables.filling.clear()
         if self._windowed and self._habits.slide_before_plan:
             self.slide()
+        victim = self._victim_at_will()
         for request in tuple(self.running):
-            if request.state is not State.RUNNING or not budget:
+            if request.state is not State.RUNNING or not budget or request is victim:
                 continue
             count = min(request.schedulable - request.scheduled, self._world.chunk_tokens, budget)
             if count <= 0:
@@ -66,10 +77,22 @@ class Scheduler:
                 count = min(request.schedulable - request.scheduled, self._world.chunk_tokens, budget)
                 items.append(self._item(request, count))
                 budget -= count
+        if victim is not None and all(item.request is not victim for item in items) and victim in self.running:
+            victim.preempted_at_will += 1
+            self.preempt(victim)
         return items
+
+    def _victim_at_will(self) -> SimRequest | None:
+        """Return a request that has to make way for no visible reason, as priorities would have it."""
+        if not self.running or not self._habits.preempts_at_will or not self._draw.chance(AT_WILL):
+            return None
+        victim = self.running[-1]
+        return victim if victim.preempted_at_will < AT_WILL_MAX else None
 
     def _item(self, request: SimRequest, count: int) -> Item:
         start, end = request.scheduled, request.scheduled + count
+        if self._habits.keys_when_scheduled and request.epoch == self.epoch:
+            self.tables.register(request, min(end, request.known), filling=True)
         samples = end == request.known + request.samples_due
         return Item(request, start, end, samples, request.life)
 
@@ -100,7 +123,11 @@ class Scheduler:
         if self._pool.num_free <= spare:
             self._fault_counts["device_short"] += 1
             return False  # at least one block is always needed: no use asking
+        if self._habits.asks_who_waits and self._manager.waits(request.id):
+            return False
         device_tokens = self.tables.device_hit(request)
+        if self.tables.reads_what_is_being_filled(request, device_tokens):
+            return False
         accepted = self._accepted(request, device_tokens)
         if accepted is None:
             return False
@@ -120,6 +147,8 @@ class Scheduler:
         request.device_tokens, request.resume_at, request.scheduled = device_tokens, resume_at, device_tokens
         if self._manager.admit(request, accepted):
             request.state = State.LOADING
+            request.load_id = None
+            request.load_began_tick = self._clock.now
             self.loading[request.id] = request
         else:
             self._run(request)
@@ -143,7 +172,9 @@ class Scheduler:
         return self._accept(match.tokens)
 
     def _is_impatient(self) -> bool:
-        return self._world.tier is not None and self._tier_draw.chance(self._world.tier.impatient)
+        if self._world.tier is None:
+            return False
+        return self._tier_draw.chance(IMPATIENT if self._habits.impatient else self._world.tier.impatient)
 
     def _accept(self, offered: int) -> int:
         """Take all of an offer, or some of it, as some engines do."""
@@ -205,19 +236,39 @@ class Scheduler:
     def take(self, outcome: Outcome) -> None:
         """Let requests go on whose loads have ended."""
         for request_id in outcome.loaded:
-            request = self.loading.pop(request_id)
-            request.scheduled = request.told = request.resume_at
-            if request.epoch == self.epoch:
-                self.tables.register(request, request.scheduled)
-            self._run(request)
+            self._loaded(self.loading[request_id])
         for request_id in outcome.failed:
-            request = self.loading[request_id]
-            if self._habits.recomputes_in_place and not self._windowed:
-                del self.loading[request_id]
-                request.resume_at = request.device_tokens
-                self._run(request)
-            else:
-                self.preempt(request)
+            self._not_loaded(self.loading[request_id])
+
+    def arrived(self, request: SimRequest, *, succeeded: bool) -> None:
+        """Let a request go on whose load is certain to end, or came to nothing meanwhile."""
+        if succeeded:
+            self._loaded(request)
+        else:
+            self._not_loaded(request)
+
+    def _loaded(self, request: SimRequest) -> None:
+        del self.loading[request.id]
+        if self._habits.tells_costs:
+            waited_s = TICK_S * (self._clock.now - request.load_began_tick)
+            self._manager.loaded(request.resume_at - request.device_tokens, waited_s)
+        request.scheduled = request.told = request.resume_at
+        if request.epoch == self.epoch:
+            self.tables.register(request, request.scheduled)
+        self._run(request)
+
+    def _not_loaded(self, request: SimRequest) -> None:
+        in_place = self._habits.recomputes_in_place or self._habits.resets_while_loading
+        if in_place and not self._windowed:
+            del self.loading[request.id]
+            request.resume_at = request.device_tokens
+            self._run(request)
+        else:
+            self.preempt(request)
+
+    def about_to_load(self) -> bool:
+        """Whether some request was admitted with a load that is in no plan yet."""
+        return any(request.load_id is None for request in self.loading.values())
 
     def finish(self, request: SimRequest) -> None:
         """Remove a request, in whatever state."""
@@ -238,7 +289,7 @@ class Scheduler:
         self.epoch += 1
         for request in self.waiting:
             request.match = None
-        if not self._habits.reset_keeps_running:
+        if not self._habits.reset_keeps_running and not self._habits.resets_while_loading:
             for request in self.waiting:
                 self._manager.preempt(request)
             held = sorted([*self.running, *self.loading.values()], key=_admission)

@@ -11,7 +11,7 @@ from kvtide.sim.faults import FAULT_KINDS, PRESSURE_KINDS
 from kvtide.sim.simulation import Found, Result
 from kvtide.sim.tier import TIER_FAULT_KINDS
 
-FAULTS: tuple[str, ...] = FAULT_KINDS + PRESSURE_KINDS + TIER_FAULT_KINDS
+FAULTS: tuple[str, ...] = (*FAULT_KINDS, *PRESSURE_KINDS, *TIER_FAULT_KINDS, "clear_fails")
 """Every kind of fault that is counted."""
 
 REASONS: tuple[str, ...] = tuple(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from kvtide.core.config import Admit, BelowConfig
 from kvtide.core.wire import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
-from kvtide.sim.clock import TICKS_PER_STEP, Clock
+from kvtide.sim.clock import TICK_S, TICKS_PER_STEP, Clock
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FaultCounts
 from kvtide.sim.log import Log
@@ -16,6 +16,10 @@ from kvtide.sim.tokens import MOVING, TORN
 DEADLINE_TICKS = 3 * TICKS_PER_STEP
 """A lookup is answered by then, and a fetch that is not over is late."""
 SLOW_TICKS_MAX = 20 * TICKS_PER_STEP
+FETCH_IN_VAIN = 64
+"""How often in 256 a fetch takes long and brings nothing, where engines do not wait for it."""
+CLEAR_FAILS = 160
+"""How often in 256 emptying a tier fails, where it often does."""
 
 DAMAGED = -3
 """The stamp of a record whose bytes are not what was put."""
@@ -100,6 +104,8 @@ class SimTier:
         *,
         log: Log | None,
         has_news: Callable[[], None],
+        clears_fail: bool = False,
+        tries_patience: bool = False,
     ) -> None:
         self.records: dict[Name, int] = {}
         self.jobs: dict[int, TierJob] = {}
@@ -111,6 +117,9 @@ class SimTier:
         self._fault_counts = fault_counts
         self._log = log
         self._has_news = has_news
+        self._busy_until = 0
+        self._fetch_in_vain = FETCH_IN_VAIN if tries_patience else 0
+        self._clear_fails = CLEAR_FAILS if clears_fail else 0
         self._answers: list[Answer] = []
         self._late: list[int] = []
 
@@ -122,9 +131,10 @@ class SimTier:
 
     def take(self, errand: Errand) -> None:
         """Begin an errand."""
-        slow = self._happens("tier_slow")
+        in_vain = isinstance(errand, Fetch) and self._draw.chance(self._fetch_in_vain)
+        slow = self._happens("tier_slow") or in_vain
         ticks = self._draw.between(1, SLOW_TICKS_MAX if slow else TICKS_PER_STEP)
-        job = TierJob(errand, self._clock.now, fails=self._happens("tier_fails"))
+        job = TierJob(errand, self._clock.now, fails=self._happens("tier_fails") or in_vain)
         self.jobs[errand.id] = job
         if isinstance(errand, Sink):
             job.seen = tuple(self._host[slot] for slot in errand.slots)
@@ -134,9 +144,16 @@ class SimTier:
         if isinstance(errand, Lookup | Fetch) and ticks > DEADLINE_TICKS:
             self._clock.after(DEADLINE_TICKS, self._at_deadline, job)
         if isinstance(errand, Clear):
-            # A barrier: what was put before, and has not ended, ends before.
-            ticks += SLOW_TICKS_MAX
+            ticks += self._barrier_ticks()
+            if self._draw.chance(self._clear_fails):
+                job.fails = True
+                self._fault_counts["clear_fails"] += 1
+        self._busy_until = max(self._busy_until, self._clock.now + ticks)
         self._clock.after(ticks, self._end, job)
+
+    def _barrier_ticks(self) -> int:
+        """Return how long a clear waits at least: what was put before, and has not ended, ends before."""
+        return max(0, self._busy_until - self._clock.now) if self._clear_fails else SLOW_TICKS_MAX
 
     def poll(self) -> tuple[tuple[Answer, ...], tuple[int, ...]]:
         """Return what is over, and what is late."""
@@ -200,7 +217,7 @@ class SimTier:
     def _answer(self, job: TierJob, hits: tuple[int, ...]) -> None:
         job.over = True
         del self.jobs[job.errand.id]
-        seconds = (self._clock.now - job.begun_tick) * 0.001
+        seconds = (self._clock.now - job.begun_tick) * TICK_S
         self._answers.append(Answer(job.errand.id, hits, seconds))
         self._has_news()
         if self._log:

@@ -65,6 +65,8 @@ class Tokens:
 
     def __init__(self) -> None:
         self._following: dict[int, int] = {}
+        self.before: list[int] = [ROOT]
+        """The node of each sequence without its last token."""
         self.length: list[int] = [0]
         """Number of tokens of each node."""
         self.keys: list[Key] = [ROOT.to_bytes(KEY_BYTES, "big")]
@@ -79,6 +81,7 @@ class Tokens:
         new = len(self.length)
         self._following[edge] = new
         self.length.append(self.length[node] + 1)
+        self.before.append(node)
         self.keys.append(new.to_bytes(KEY_BYTES, "big"))
         return new
 

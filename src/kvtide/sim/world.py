@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtide.core.config import Mode
 from kvtide.core.eviction.admission import Admission
-from kvtide.sim.attention import Layout, blocks_to_resume, common_multiple
+from kvtide.sim.attention import Layout, Sliding, blocks_to_resume, common_multiple
 from kvtide.sim.draw import CHANCE_ONE, Draw
 from kvtide.sim.faults import Faults
 from kvtide.sim.layouts import LAYOUTS, blocks_needed_max, draw_layout
@@ -16,6 +16,9 @@ from kvtide.sim.traffic import Arrival, draw_shape, draw_traffic
 
 WORLD_STREAM, RUN_STREAM, TIER_STREAM, TIER_RUN_STREAM = 0, 1, 3, 4
 ADMISSION_STREAM = 5
+MORE_RESETS_MAX = 8
+NEW_STREAM = 6
+"""What was thought of later, so that older worlds are as they were but for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,30 @@ class Habits:
     """On a reset, requests go on with the KV of the old weights instead of starting again."""
     host_waits_ranks: int
     """How many ranks must have ended a step before the host takes its output; 0: it does not look."""
+    keys_when_scheduled: bool
+    """Blocks have their keys once the step that fills them is scheduled, so that others find them in that very step."""
+    finds_newest: bool
+    """Of several blocks with one content the one that got it last is found, not the first."""
+    finds_dropped: bool
+    """What has left the window of a request is looked up by key when it is to be stored."""
+    rounds_windows_up: bool
+    """kvtide is told of longer windows than there are: it brings blocks that the engine has no use for."""
+    preempts_at_will: bool
+    """Takes blocks away from a request although there are enough, once it is known what the step computes."""
+    tells_evicted: bool
+    """Says which keys the device holds no longer."""
+    asks_who_waits: bool
+    """Does not match a request again as long as it waits for what is below the host."""
+    impatient: bool
+    """Often goes on without what is below the host, while it is on its way."""
+    announces_loads: bool
+    """Lets a request go on before its load has ended, once that is certain; compute waits for the end."""
+    tells_costs: bool
+    """Says what computing and loading have cost."""
+    resets_while_loading: bool
+    """Weights change more often, best when some request is loading or about to, and requests go on if they can."""
+    clears_fail: bool
+    """Emptying what is below the host fails more often than not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +103,8 @@ class World:
     slots_ready: int
     """Host slots that can be used from the start; the others are pinned while the engine serves (F20)."""
     pin_budget: int
-    min_load_tokens: int
+    min_load_tokens: int | None
+    """None: learned."""
     habits: Habits
     faults: Faults
     arrivals: tuple[Arrival, ...]
@@ -102,13 +130,14 @@ class World:
             (draw.between(1, 4), draw.between(1, 2 * needed), draw.between(1, 6 * needed), 12 * needed, 12 * needed)
         )
         last_step = arrivals[-1].at_step + 30
-        return cls(
+        new = Draw(seed, NEW_STREAM)
+        world = cls(
             seed=seed,
             tokens=tokens,
             layout=layout,
             groups=groups,
             mode="lazy" if draw.chance(96) else "eager",
-            policy=draw.pick(("prefix", "prefix", "lru")),  # others: --world policy=NAME
+            policy=draw_policy(draw, new),
             ranks=draw.pick((1, 1, 1, 2, 2, 3, 4)),
             depth=draw.pick((1, 2)),
             step_tokens=step_tokens,
@@ -118,13 +147,36 @@ class World:
             host_slots=host_slots,
             slots_ready=draw.pick((host_slots, host_slots, host_slots, draw.below(host_slots + 1))),
             pin_budget=max(1, draw.pick((1, device_blocks // 4, draw.between(1, device_blocks), device_blocks))),
-            min_load_tokens=draw.pick((0, 0, 0, draw.between(1, 12))),
-            habits=draw_habits(draw),
+            min_load_tokens=_or_learned(draw.pick((0, 0, 0, draw.between(1, 12))), new),
+            habits=draw_habits(draw, new),
             faults=Faults.draw(draw),
             arrivals=arrivals,
             resets=tuple(sorted(draw.below(last_step) for _ in range(draw.pick((0, 0, 0, 1, 3))))),
             tier=TierWorld.draw(Draw(seed, TIER_STREAM)),
             admission="second-use" if Draw(seed, ADMISSION_STREAM).chance(32) else "all",
+        )
+        world = _with_room(world)
+        if world.tier is not None and new.chance(144):
+            # A host that holds little, above tiers that hold much: so a lot is fetched.
+            slots = new.between(2, 2 * needed)
+            tier = replace(world.tier, warm=250, records_max=400, tier_damage=new.pick((0, 24, 80)))
+            world = replace(world, tier=tier, host_slots=slots, slots_ready=min(slots, world.slots_ready))
+        clears_fail = world.habits.clears_fail and world.tier is not None
+        if not world.habits.resets_while_loading and not clears_fail:
+            return world
+        more = [new.below(last_step) for _ in range(new.between(2, MORE_RESETS_MAX))]
+        return replace(world, resets=tuple(sorted([*world.resets, *more])))
+
+    @property
+    def told_groups(self) -> Layout:
+        """The groups as kvtide is told of them."""
+        if not self.habits.rounds_windows_up:
+            return self.groups
+        return tuple(
+            Sliding(group.block_tokens, group.window_tokens + group.block_tokens)
+            if isinstance(group, Sliding)
+            else group
+            for group in self.groups
         )
 
     def describe(self) -> list[str]:
@@ -135,7 +187,7 @@ class World:
             f"groups     {', '.join(map(str, self.groups))}",
             f"offloading {self.mode}, policy {self.policy}, admission {self.admission}, {self.host_slots} host slots "
             f"({self.slots_ready} at once), pin budget {self.pin_budget}, "
-            f"loads of at least {self.min_load_tokens} tokens",
+            f"loads of at least {_learned(self.min_load_tokens)} tokens",
             f"engine     {self.ranks} ranks, depth {self.depth}, {self.device_blocks} device blocks, "
             f"{self.step_tokens} tokens a step, {self.chunk_tokens} a chunk, {self.max_running} running",
             f"habits     {', '.join(habits) or 'none'}; {self.habits.host_waits_ranks} ranks waited for, "
@@ -148,7 +200,26 @@ class World:
         ]
 
 
-def draw_habits(draw: Draw) -> Habits:
+def _learned(tokens: int | None) -> str:
+    return "a learned number of" if tokens is None else str(tokens)
+
+
+def _with_room(world: World) -> World:
+    """Return the world with a device pool that can hold the first prefix that kvtide can resume from."""
+    return replace(world, device_blocks=max(world.device_blocks, blocks_to_resume_first(world.told_groups)))
+
+
+def draw_policy(draw: Draw, new: Draw) -> str:
+    """Draw who leaves the host first: mostly the default, any other one now and then."""
+    policy = draw.pick(("prefix", "prefix", "lru"))
+    return new.pick(("arc", "s3fifo", "forecast")) if new.chance(96) else policy
+
+
+def _or_learned(tokens: int, new: Draw) -> int | None:
+    return None if new.chance(48) else tokens
+
+
+def draw_habits(draw: Draw, new: Draw) -> Habits:
     """Draw what kind of engine this is."""
     return Habits(
         early=draw.chance(128),
@@ -166,15 +237,31 @@ def draw_habits(draw: Draw) -> Habits:
         outputs_before_reports=draw.chance(128),
         reset_keeps_running=draw.chance(128),
         host_waits_ranks=draw.below(3),
+        keys_when_scheduled=new.chance(128),
+        finds_newest=new.chance(128),
+        finds_dropped=new.chance(96),
+        rounds_windows_up=new.chance(144),
+        preempts_at_will=new.chance(96),
+        tells_evicted=new.chance(128),
+        asks_who_waits=new.chance(128),
+        impatient=new.chance(96),
+        announces_loads=new.chance(96),
+        tells_costs=new.chance(128),
+        resets_while_loading=new.chance(56),
+        clears_fail=new.chance(144),
     )
 
 
 def blocks_needed(groups: Layout, arrivals: tuple[Arrival, ...], chunk_tokens: int) -> int:
     """Return the blocks without which the largest request could never run, or no prefix ever be resumed."""
-    boundary = common_multiple(groups)
-    to_resume = sum(len(blocks_to_resume(group, boundary)) for group in groups)
     longest = max(arrival.total_tokens for arrival in arrivals)
-    return max(to_resume, blocks_needed_max(groups, longest, chunk_tokens))
+    return max(blocks_to_resume_first(groups), blocks_needed_max(groups, longest, chunk_tokens))
 
 
-assert EPOCHS_MAX > 3, "every reset of a world needs an epoch of its own"  # noqa: PLR2004 (the most that is drawn)
+def blocks_to_resume_first(groups: Layout) -> int:
+    """Return the blocks that the first prefix has which all groups can resume from."""
+    boundary = common_multiple(groups)
+    return sum(len(blocks_to_resume(group, boundary)) for group in groups)
+
+
+assert EPOCHS_MAX > 3 + MORE_RESETS_MAX, "every reset of a world needs an epoch of its own"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtide.core.ledger import Errand
+from kvtide.core.ledger import Clear, Errand, Transfer
 from kvtide.core.manager import OffloadManager
 from kvtide.core.wire import Answer
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
@@ -25,6 +25,17 @@ def _tiers_keep_all() -> Patches:
     return [(OffloadManager, "reset", forgetful)]
 
 
+def _failed_clear_is_done() -> Patches:
+    settle = OffloadManager._settle_errand
+
+    def believing(self: OffloadManager, errand: Transfer) -> None:
+        if isinstance(errand, Clear):
+            errand.missed.clear()
+        settle(self, errand)
+
+    return [(OffloadManager, "_settle_errand", believing)]
+
+
 def _one_rank_has_it() -> Patches:
     def hear(self: Errand, answer: Answer) -> None:
         self.missed = set(range(len(self.names))).difference(answer.hits)
@@ -34,12 +45,15 @@ def _one_rank_has_it() -> Patches:
 
 BELOW = (
     Canary("F8", "unverified-tier", "what a tier brings is not verified", _unverified_tier, caught_by("I3")),
-    Canary("F9", "tiers-keep-all", "a reset leaves the tiers as they were", _tiers_keep_all, caught_by("I3")),
+    Canary("F9", "tiers-keep-all", "a reset leaves the tiers as they were", _tiers_keep_all, caught_by("I3", "I8")),
+    Canary(
+        "F9", "failed-clear", "tiers that could not be emptied are used", _failed_clear_is_done, caught_by("I3", "I8")
+    ),
     Canary(
         "F10",
         "one-rank-has-it",
         "a block counts as fetched when one rank has its part",
         _one_rank_has_it,
-        caught_by("I3"),
+        caught_by("I3", "I6", "I8"),
     ),
 )

@@ -92,7 +92,7 @@ HANGING = (
         "unkept-promise",
         "what was offered is not kept until it is accepted",
         _unkept_promise,
-        caught_by("I2"),
+        caught_by("I2", "I6"),
     ),
     Canary("F12", "unbounded-pins", "stores pin as many device blocks as they like", _unbounded_pins, caught_by("I9")),
     Canary("F15", "copy-loop-dies", "an exception ends the copy loop of a rank", _copy_loop_dies, caught_by("I8")),

@@ -1,4 +1,4 @@
-"""Canaries that misunderstand a model: what a group needs to resume is a little less, or a little more, than it needs."""
+"""Canaries that misunderstand a model: what a group needs to resume is a little less, or more, than it does."""
 
 from __future__ import annotations
 
@@ -28,8 +28,16 @@ def _state_inside_a_block() -> Patches:
     return [(StateSpace, "first_needed", first_needed)]
 
 
+def _long_window() -> Patches:
+    def first_needed(self: SlidingWindow, boundary: int) -> int:
+        return max(0, boundary - self.window_tokens) // self.block_tokens
+
+    return [(SlidingWindow, "first_needed", first_needed)]
+
+
 MISUNDERSTANDINGS = (
-    Canary("F24", "short-window", "windows are taken as one token shorter", _short_window, caught_by("I3", "I4")),
-    Canary("F24", "short-chunk", "the first block of a chunk is left out", _short_chunk, caught_by("I3", "I4")),
-    Canary("F24", "no-state", "a state is not taken as needed", _state_inside_a_block, caught_by("I3", "I4")),
+    Canary("F24", "long-window", "windows are taken as one token longer", _long_window, caught_by("I6")),
+    Canary("F24", "short-window", "windows are taken as one token shorter", _short_window, caught_by("I3", "I4", "I6")),
+    Canary("F24", "short-chunk", "the first block of a chunk is left out", _short_chunk, caught_by("I3", "I4", "I6")),
+    Canary("F24", "no-state", "a state is not taken as needed", _state_inside_a_block, caught_by("I3", "I4", "I6")),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvtide.core.config import OffloadConfig
@@ -10,13 +11,15 @@ from kvtide.core.device import DevicePool
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, Load, Store, Transfer
 from kvtide.core.loads import Loads
+from kvtide.core.manager import OffloadManager
 from kvtide.core.metrics import Metrics
-from kvtide.core.requests import Request
+from kvtide.core.requests import Request, State
 from kvtide.core.sinks import Sinks
 from kvtide.core.stores import Stores
 from kvtide.core.wire import Answer, Copy
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
 from kvtide.sim.rank import Rank
+from kvtide.sim.work import StepWork
 
 
 class _Unpinned:
@@ -58,6 +61,29 @@ def _no_store_fence() -> Patches:
     return [(Rank, "store_fence", store_fence)]
 
 
+def _filled_ignored() -> Patches:
+    def store_fence(self: Rank, step: int, copy: Copy) -> int:
+        return step - 1
+
+    return [(Rank, "store_fence", store_fence)]
+
+
+def _found_counts_as_filled() -> Patches:
+    as_copy = Store.as_copy
+
+    def claims_filled(self: Store) -> Copy:
+        return replace(as_copy(self), filled=True)
+
+    return [(Store, "as_copy", claims_filled)]
+
+
+def _early_load() -> Patches:
+    def may_compute(self: Rank, work: StepWork) -> bool:
+        return True
+
+    return [(Rank, "may_compute", may_compute)]
+
+
 def _no_load_fence() -> Patches:
     def load_fence(self: Rank, step: int) -> int:
         return 0
@@ -92,6 +118,24 @@ def _stale_after_reset() -> Patches:
     return [(HostPool, "clear", clear)]
 
 
+def _planned_loads_survive() -> Patches:
+    def reset(self: Loads) -> None:
+        """Let loads that are in no plan yet go on."""
+
+    return [(Loads, "reset", reset)]
+
+
+def _loading_is_not_stale() -> Patches:
+    reset = OffloadManager.reset
+
+    def forgetful(self: OffloadManager, *, below: bool = True) -> None:
+        reset(self, below=below)
+        for request in self._requests.values():
+            request.stale = request.state is State.RUNNING
+
+    return [(OffloadManager, "reset", forgetful)]
+
+
 def _one_rank_is_enough() -> Patches:
     hear = Ledger._hear
 
@@ -115,6 +159,23 @@ WRONG_BYTES = (
         caught_by("I1"),
     ),
     Canary("F6", "no-store-fence", "stores do not wait for compute", _no_store_fence, caught_by("I1", "I3")),
+    Canary(
+        "F6",
+        "filled-ignored",
+        "stores of blocks that were found by key do not wait for the step that may fill them",
+        _filled_ignored,
+        caught_by("I1", "I3"),
+    ),
+    Canary(
+        "F6",
+        "found-is-filled",
+        "blocks that were found by key count as filled",
+        _found_counts_as_filled,
+        caught_by("I1", "I3"),
+    ),
+    Canary(
+        "F7", "early-load", "compute does not wait for loads that were announced", _early_load, caught_by("I1", "I4")
+    ),
     Canary("F7", "no-load-fence", "loads do not wait for compute", _no_load_fence, caught_by("I1")),
     Canary("F8", "failed-load-served", "a load that failed counts as done", _failed_load_served, caught_by("I4")),
     Canary("F8", "failed-store-visible", "a store that failed counts as done", _failed_store_visible, caught_by("I3")),
@@ -126,10 +187,24 @@ WRONG_BYTES = (
         caught_by("I2", "I5", "I6"),
     ),
     Canary(
+        "F9",
+        "planned-loads-survive",
+        "a reset lets loads go on that are about to begin",
+        _planned_loads_survive,
+        caught_by("I4"),
+    ),
+    Canary(
+        "F9",
+        "loading-is-not-stale",
+        "what a request builds on KV from before a reset is stored, if it was loading then",
+        _loading_is_not_stale,
+        caught_by("I3", "I6"),
+    ),
+    Canary(
         "F10",
         "one-rank-is-enough",
         "a transfer counts as done when one rank says so",
         _one_rank_is_enough,
-        caught_by("I1", "I2", "I3", "I4", "I5"),
+        caught_by("I1", "I2", "I3", "I4", "I5", "I6", "I8"),
     ),
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
+from kvtide.core.match import Match
 from kvtide.core.wire import Outcome, Plan
 from kvtide.sim.checkers.flight import Flight
 from kvtide.sim.checkers.observed import Observed
@@ -14,6 +16,7 @@ from kvtide.sim.world import World
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvtide.sim.pool import SimPool
     from kvtide.sim.rank import Job, Rank
     from kvtide.sim.work import StepWork
 
@@ -23,11 +26,17 @@ class Checker:
 
     invariant = ""
 
+    @classmethod
+    def concerns(cls, world: World) -> bool:  # noqa: ARG003 (most look at every world)
+        """Whether there is anything to look at in a world."""
+        return True
+
     def __init__(self, world: World, observed: Observed) -> None:
         self.world = world
         self.observed = observed
         self.manager: OffloadManager
         self.ranks: list[Rank] = []
+        self.pool: SimPool
 
     # ------------------------------------------------------------------ engine and device pool
 
@@ -62,6 +71,30 @@ class Checker:
 
     def removed(self, contents: list[int]) -> None:
         """These were evicted; they leave the books right after this."""
+
+    def matched(self, request: SimRequest, match: Match) -> None:
+        """The manager has said what it can offer a request."""
+
+    def reserved(self, match: Match) -> None:
+        """What was matched is kept."""
+
+    def given_up(self, request_id: str) -> None:
+        """What was matched is not kept any longer."""
+
+    def admitted(self, request: SimRequest, loading: bool, accepted: int) -> None:
+        """A request was given its blocks, and takes so many tokens of its offer."""
+
+    def arrived(self, request: SimRequest, succeeded: bool) -> None:
+        """A request goes on before its load has ended, or cannot."""
+
+    def after_evicted(self, group: int, key: Key) -> None:
+        """The manager was told that the device holds a key no longer."""
+
+    def advanced(self, request: SimRequest, computed_tokens: int) -> None:
+        """The manager was told how far a request is computed."""
+
+    def before_plan(self, idle: bool) -> None:
+        """The manager is about to be asked for a plan, of a step that computes nothing if `idle`."""
 
     def planned(self, flight: Flight) -> None:
         """A transfer was planned; it is entered in the books right after this."""
@@ -99,3 +132,6 @@ class Checker:
 
     def at_rest(self) -> None:
         """No request is left and nothing is in flight."""
+
+    def at_end(self, slots_taken: int) -> None:
+        """The world is over. So many slots could be taken when all were asked for."""

@@ -1,13 +1,16 @@
-"""I6: in eager mode every full block that was computed is stored, or its loss is counted under a reason.
+"""I6: every full block that was computed is stored, or its loss is counted under a reason; and nothing else is counted.
 
-While a request runs its blocks are safe on the device. They are due when it ends or is preempted: each block must
-then be visible, on its way, begun, waiting for its turn, or counted as lost. Since counters have no keys, the
-checker compares how many blocks became due between two plans with how much the counters have moved meanwhile.
+In eager mode blocks are due when their request ends or is preempted: each must then be visible, on its way, begun,
+waiting for its turn, or counted as lost. Counters have no keys, so what they say is compared call by call with the
+number of blocks that each call is about. Which blocks a call has begun is known when the next plan names them: then the
+ends of requests since the last plan are gone through in order.
 """
 
 from __future__ import annotations
 
-from kvtide.core.groups import NULL_BLOCK
+from dataclasses import dataclass, field
+
+from kvtide.core.groups import NULL_BLOCK, Key
 from kvtide.core.reasons import NotStored
 from kvtide.core.wire import Outcome, Plan
 from kvtide.sim.checkers.base import Checker
@@ -21,6 +24,22 @@ _APART = (NotStored.OUT_OF_WINDOW, NotStored.NO_KEY)
 """Reasons for blocks that a request does not have any more, or that have no key: they are not among the due ones."""
 
 
+@dataclass(slots=True)
+class _End:
+    """A request that has ended or was preempted since the last plan."""
+
+    request_id: str
+    due: list[int]
+    """Contents that were neither visible nor on their way when it ended."""
+    begun: int = 0
+    handled: int = 0
+    """Blocks that were begun, wait for their turn, or are counted as lost."""
+    extra: int = 0
+    """Blocks that may be among them although they were not due."""
+    visible: set[int] = field(default_factory=set)
+    """Its contents that were visible: evicted to make room for the others, they are due as well."""
+
+
 class CompletenessChecker(Checker):
     """Knows which blocks are due, and what the manager has done about how many."""
 
@@ -29,99 +48,180 @@ class CompletenessChecker(Checker):
     def __init__(self, world: World, observed: Observed) -> None:
         super().__init__(world, observed)
         self._eager = world.mode == "eager"
-        self._due_since_plan: dict[int, None] = {}
-        self._handled_since_plan = 0
-        self._before = 0
-        self._due: list[int] = []
+        self._all_null_positions = world.admission != "all" or world.habits.finds_dropped
+        """Whether blocks that a request does not have any more may be stored, or counted as not admitted."""
+        self._ends: list[_End] = []
+        self._end: _End | None = None
+        self._lost = 0
+        """What was counted when somebody last looked."""
+        self._counts: dict[NotStored, int] = {}
+        """The same by reason."""
+        self._pins = self._backlog = 0
+        """Device blocks that are being stored, and that wait for it, after the last call."""
         self._missed: dict[int, None] = {}
         """Contents that have been due, and not visible since."""
         self._gone: dict[str, dict[int, None]] = {}
         """Per request: contents that left the window before anyone stored them."""
         self._gone_total = 0
+        self._slid: dict[str, dict[int, None]] = {}
+        """Per request: contents that left the window."""
+        self._slid_total = 0
         self._tried: set[int] = set()
         """Contents of all stores so far. What becomes of each is checked when it ends."""
-        self._unsuccessful_blocks = 0
-        self._unkept_blocks = 0
-        """Blocks of fetches that did not bring everything, or not to a host that still wants it."""
-        self._backlog = 0
+        self._no_key = 0
+        self._stale = 0
+
+    # ------------------------------------------------------------------ counters
+
+    def _total(self) -> int:
+        return sum(self.manager.metrics.not_stored.values())
+
+    def _count(self, why: NotStored) -> int:
+        return self.manager.metrics.not_stored[why]
+
+    def _look(self, when: str) -> None:
+        """Nothing is counted between the calls that may lose something."""
+        total = self._total()
+        if total != self._lost:
+            raise Violation("I6", f"{total - self._lost} blocks are counted as lost before {when}, where none could be")
+
+    def _look_again(self) -> None:
+        """From here on, nothing more is counted until the next call that may lose something."""
+        total = self._total()
+        if total != self._lost:
+            self._lost = total
+            self._counts = dict(self.manager.metrics.not_stored)
+
+    def _moved(self, why: NotStored) -> int:
+        """Return how many blocks were counted as lost for this reason since the last look."""
+        return self._count(why) - self._counts.get(why, 0)
 
     # ------------------------------------------------------------------ when requests end
 
     def before_end(self, request: SimRequest, preempted: bool) -> None:
-        """Read the counters, and see what is not on the host: what is evicted meanwhile had been stored."""
-        if self._eager:
-            self._before = self._handled()
-            self._due = [
-                content for content in self._computed(request, preempted) if content not in self.observed.visible
-            ]
-
-    def after_end(self, request: SimRequest, preempted: bool) -> None:
-        """Compare what is due with what was done about it."""
-        if self.world.admission == "all" and self.manager.metrics.not_stored[NotStored.NOT_ADMITTED]:
-            raise Violation("I6", f"all blocks are to be stored, and one is kept out when {request.id} ends")
+        """Read the counters, and see what is not on the host."""
+        self._look(f"{request.id} ends")
         if not self._eager:
             return
-        self._handled_since_plan += self._handled() - self._before
-        for content in self._due:
-            self._missed[content] = None
-            if content not in self.observed.writing:
-                self._due_since_plan[content] = None
-        if len(self._due_since_plan) > self._handled_since_plan:
-            raise Violation(
-                "I6",
-                f"{len(self._due_since_plan)} blocks are due when {request.id} ends, and "
-                f"{self._handled_since_plan} are begun, waiting or counted as lost",
-            )
+        self._end = self._make_end(request, preempted)
+
+    def _make_end(self, request: SimRequest, preempted: bool) -> _End:
+        """Return what a request owes: contents that were computed, with keys, as far as kvtide was told.
+
+        A preempted request may have lost its blocks already; what has left the window of a finished one is looked at
+        elsewhere. Nothing that was computed with old weights may be stored, and all of it is lost.
+        """
+        observed = self.observed
+        computed = observed.computed[request.id]
+        end = _End(request.id, [])
+        self._no_key = self._stale = 0
+        is_stale = request.epoch != observed.epoch
+        for index, group in enumerate(self.world.groups) if computed else ():
+            blocks = computed // group.block_tokens
+            full = min(blocks, len(request.keys[index]))
+            if is_stale:
+                self._stale += full
+                continue
+            self._no_key += blocks - full
+            table = request.tables[index]
+            for block, content in enumerate(request.stamps[index][:full]):
+                if content in observed.visible:
+                    end.visible.add(content)
+                elif (writer := observed.writing.get(content)) is not None:
+                    observed.flights[writer].relied_on.add(content)
+                elif preempted or (block < len(table) and table[block] != NULL_BLOCK):
+                    end.due.append(content)
+                else:
+                    end.extra += self._all_null_positions
+        return end
+
+    def removed(self, contents: list[int]) -> None:
+        """What is evicted while a request ends may be its own."""
+        if self._end is not None:
+            self._end.extra += len(self._end.visible.intersection(contents))
+
+    def after_end(self, request: SimRequest, preempted: bool) -> None:
+        """See how many blocks were begun, wait, or are counted. What was begun is known with the next plan."""
+        if self.world.admission == "all" and self._count(NotStored.NOT_ADMITTED):
+            raise Violation("I6", f"all blocks are to be stored, and one is kept out when {request.id} ends")
+        if not self._eager:
+            self._look(f"the end of {request.id}")
+            return
+        end, self._end = self._end, None
+        assert end is not None
+        self._check_reasons(request)
+        if not preempted:
+            self._check_window(request)
+        lost = self._total() - self._lost - sum(map(self._moved, _APART)) - self._stale
+        self._look_again()
+        gauges = self.observed.gauges
+        end.begun = gauges.store_pins - self._pins
+        end.handled = end.begun + gauges.backlog_blocks - self._backlog + lost
+        self._pins, self._backlog = gauges.store_pins, gauges.backlog_blocks
+        self._missed.update(dict.fromkeys(end.due))
+        if end.due or end.handled:
+            self._ends.append(end)
         self._check_gone(request, preempted)
 
-    def _computed(self, request: SimRequest, preempted: bool) -> list[int]:
-        """Return the contents that were computed for a request, with keys, as far as kvtide was told.
+    def _check_reasons(self, request: SimRequest) -> None:
+        for why, expected in ((NotStored.NO_KEY, self._no_key), (NotStored.RESET, self._stale)):
+            counted = self._moved(why)
+            if counted != expected:
+                raise Violation(
+                    "I6", f"{expected} blocks of {request.id} are lost to {why.value}, and {counted} are counted"
+                )
+        if self._moved(NotStored.COPY_FAILED):
+            raise Violation("I6", f"a copy is counted as failed when {request.id} ends")
 
-        A preempted request may have lost its blocks already; what has left the window of a finished one is
-        looked at elsewhere.
-        """
-        computed = self.observed.computed[request.id]
-        due: list[int] = []
-        if request.epoch != self.observed.epoch:
-            return due
-        for index, group in enumerate(self.world.groups):
-            full = min(computed // group.block_tokens, len(request.keys[index]))
-            table, stamps = request.tables[index], request.stamps[index] if request.stamps else []
-            due += [
-                stamps[block]
-                for block in range(full)
-                if preempted or (block < len(table) and table[block] != NULL_BLOCK)
-            ]
-        return due
-
-    def _handled(self) -> int:
-        gauges = self.manager.gauges()
-        return gauges.store_pins + gauges.backlog_blocks + self._lost(apart=False)
-
-    def _lost(self, *, apart: bool) -> int:
-        counts = self.manager.metrics.not_stored
-        return sum(count for why, count in counts.items() if (why in _APART) == apart)
+    def _check_ends(self, stamps: list[int]) -> None:
+        """Go through the ends since the last plan. `stamps`: all blocks that were begun since, in order."""
+        begun: set[int] = set()
+        position = 0
+        for end in self._ends:
+            due = sum(content not in begun for content in end.due)
+            begun.update(stamps[position : position + end.begun])
+            position += end.begun
+            if not due <= end.handled <= due + end.extra:
+                raise Violation(
+                    "I6",
+                    f"{due} blocks were due when {end.request_id} ended, and {end.handled} were begun, waiting or "
+                    f"counted as lost",
+                )
+        self._ends.clear()
 
     # ------------------------------------------------------------------ windows
 
     def slid(self, request: SimRequest, group: int, block: int) -> None:
-        """A block that nobody has stored leaves its window."""
+        """A block leaves its window. If nobody has stored it, it is gone."""
         if not self._eager or request.epoch != self.observed.epoch:
             return
         content = request.stamps[group][block]
+        self._slid.setdefault(request.id, {})[content] = None
+        self._slid_total += 1
         if content not in self._tried and self.observed.tokens_of(content) <= request.keyed_tokens:
             self._gone.setdefault(request.id, {})[content] = None
 
+    def _check_window(self, request: SimRequest) -> None:
+        """Only what left the window of this very request is lost in this way, and once."""
+        counted, now = self._count(NotStored.OUT_OF_WINDOW), self._moved(NotStored.OUT_OF_WINDOW)
+        visible = self.observed.visible
+        lost = sum(content not in visible for content in self._slid.get(request.id, ()))
+        if now > lost or counted > self._slid_total:
+            raise Violation(
+                "I6",
+                f"{lost} blocks have left the window of {request.id} and are not visible, and {now} are counted",
+            )
+
     def _check_gone(self, request: SimRequest, preempted: bool) -> None:
+        self._slid.pop(request.id, None)
         gone = self._gone.pop(request.id, {})
-        if preempted or not gone:
+        if preempted or not gone or self.world.habits.finds_dropped:
             return
         computed = self.observed.computed[request.id]
         self._gone_total += sum(
-            content not in self._due_since_plan and self.observed.tokens_of(content) <= computed for content in gone
+            content not in self._missed and self.observed.tokens_of(content) <= computed for content in gone
         )
-        counts = self.manager.metrics.not_stored
-        counted = counts[NotStored.OUT_OF_WINDOW] + counts[NotStored.NOT_ADMITTED]
+        counted = self._count(NotStored.OUT_OF_WINDOW) + self._count(NotStored.NOT_ADMITTED)
         if self._gone_total > counted:
             raise Violation(
                 "I6", f"{self._gone_total} blocks left their window unstored, and {counted} are counted as such"
@@ -143,57 +243,112 @@ class CompletenessChecker(Checker):
                     gone.pop(content, None)
 
     def before_report(self) -> None:
-        """Count the blocks of stores that came to nothing."""
-        self._unsuccessful_blocks = sum(
-            len(flight.blocks)
-            for flight in self.observed.settled
-            if flight.is_store and (flight.failed or flight.orphaned)
-        )
-        self._unkept_blocks = sum(
-            len(flight.slots)
-            for flight in self.observed.settled
-            if flight.kind == "fetch" and (flight.missed or flight.orphaned)
-        )
-        if self._unsuccessful_blocks:
-            self._before = self.manager.gauges().backlog_blocks + self._lost(apart=False)
+        """Read the counters."""
+        self._look("a report")
 
     def reported(self, outcome: Outcome) -> None:
-        """Each of them must be tried again or counted as lost. This holds in lazy mode too."""
-        if self._unsuccessful_blocks and self.observed.settled:
-            after = self.manager.gauges().backlog_blocks + self._lost(apart=False)
-            handled = after - self._before
-            # Computed blocks that were to come up and did not are stored after all, or lost to a reset.
-            if not 0 <= handled - self._unsuccessful_blocks <= self._unkept_blocks:
-                raise Violation(
-                    "I6",
-                    f"stores of {self._unsuccessful_blocks} blocks came to nothing, and {handled} are "
-                    f"waiting for another try or counted as lost",
-                )
+        """Each block of a store that came to nothing is tried again or counted as lost. This holds in lazy mode too."""
+        settled = self.observed.settled
+        if not any(flight.writes_host for flight in settled):
+            return
+        stores = [flight for flight in settled if flight.is_store]
+        failed = sum(len(flight.blocks) for flight in stores if flight.failed and not flight.orphaned)
+        void = sum(len(flight.blocks) for flight in stores if flight.orphaned)
+        # Computed blocks that were to come up and did not are stored after all, or lost to a reset.
+        fetches = [flight for flight in settled if flight.kind == "fetch" and (flight.missed or flight.orphaned)]
+        unkept = sum(len(flight.slots) for flight in fetches)
+        relied_on = sum(map(_relied_on_in_vain, fetches))
+        reset = self._moved(NotStored.RESET)
+        lost = self._total() - self._lost - reset
+        gauges = self.observed.gauges
+        again = gauges.backlog_blocks - self._backlog
+        right = failed <= again + lost <= failed + unkept and void <= reset <= void + unkept
+        if not right or again + lost + reset < failed + void + relied_on:
+            raise Violation(
+                "I6",
+                f"stores of {failed} blocks failed and of {void} came to nothing by a reset; {again} wait for another "
+                f"try, and {lost} and {reset} are counted as lost",
+            )
+        self._pins, self._backlog = gauges.store_pins, gauges.backlog_blocks
+        self._look_again()
 
     # ------------------------------------------------------------------ plans, resets, the end
 
+    def before_plan(self, idle: bool) -> None:
+        """Read the counters."""
+        self._look("a plan")
+
     def plan_made(self, plan: Plan) -> None:
         """From here on, what was begun is in flight, and known by its content."""
-        self._due_since_plan.clear()
-        self._handled_since_plan = 0
+        if self._ends:
+            flights = self.observed.flights
+            self._check_ends([content for store in plan.stores for content in flights[store.id].stamps])
+        gauges = self.observed.gauges
+        if self._total() != self._lost:
+            self._check_plan(self._backlog - gauges.backlog_blocks)
+        self._pins, self._backlog = gauges.store_pins, gauges.backlog_blocks
+
+    def _check_plan(self, left_backlog: int) -> None:
+        """A plan loses only what waited, what left its window, and in lazy mode what is not to be stored at all."""
+        moved = {why: self._moved(why) for why in NotStored}
+        if moved[NotStored.RESET] or moved[NotStored.NO_KEY] or moved[NotStored.COPY_FAILED]:
+            raise Violation("I6", f"a plan cannot lose blocks in this way: {moved}")
+        if moved[NotStored.NOT_ADMITTED] and (self._eager or self.world.admission == "all"):
+            raise Violation("I6", f"blocks are kept out that are to be stored: {moved}")
+        visible = self.observed.visible
+        slid = sum(content not in visible for contents in self._slid.values() for content in contents)
+        if moved[NotStored.OUT_OF_WINDOW] > slid or self._count(NotStored.OUT_OF_WINDOW) > self._slid_total:
+            raise Violation("I6", f"{slid} blocks have left their window and are not visible: {moved}")
+        waited = (
+            moved[NotStored.HOST_FULL]
+            + moved[NotStored.EVICTED_FROM_DEVICE]
+            + moved[NotStored.PREFIX_MISSING]
+            + moved[NotStored.QUEUE_FULL]
+        )
+        if waited > left_backlog:
+            raise Violation("I6", f"{left_backlog} blocks that waited do so no longer: {moved}")
+        self._look_again()
+
+    def after_evicted(self, group: int, key: Key) -> None:
+        """In lazy mode, a block that was taken and that nobody has stored is lost. In eager mode it was due before."""
+        counted = self._total() - self._lost
+        observed = self.observed
+        content = observed.stamp_of(group, key)
+        safe = content in observed.visible or content in observed.writing
+        lost = int(not self._eager and not safe)
+        unsure = self._backlog > 0 or self.world.admission != "all"
+        if counted != lost and not (unsure and lost and not counted):
+            what = observed.tokens.describe(content)
+            raise Violation("I6", f"{what} is taken: {lost} blocks are lost by that and {counted} are counted")
+        if counted:
+            self._look_again()
 
     def before_reset(self) -> None:
         """What waits is lost."""
-        self._backlog = self.manager.gauges().backlog_blocks
-        self._before = self.manager.metrics.not_stored[NotStored.RESET]
+        self._look("a reset")
 
     def after_reset(self) -> None:
-        """All that was waiting must be counted. What is in flight is counted when it ends."""
-        counted = self.manager.metrics.not_stored[NotStored.RESET] - self._before
-        if counted < self._backlog:
+        """All that was waiting must be counted, and no more. What is in flight is counted when it ends."""
+        counted = self._total() - self._lost
+        if counted != self._backlog:
             raise Violation("I6", f"{self._backlog} blocks were waiting at the reset, and {counted} are counted")
-        self._due_since_plan.clear()
-        self._handled_since_plan = 0
+        self._look_again()
+        self._backlog = 0
+        self._ends.clear()
         self._missed.clear()
         self._gone.clear()
+        self._slid.clear()
 
     def at_rest(self) -> None:
         """Of what was ever due, everything has been visible, or is counted."""
-        lost = sum(self.manager.metrics.not_stored.values())
+        lost = self._total()
         if len(self._missed) > lost:
             raise Violation("I6", f"{len(self._missed)} blocks are not on the host, and {lost} are counted as lost")
+
+
+def _relied_on_in_vain(fetch: Flight) -> int:
+    """Return how many blocks were computed, not stored because they were to come up, and have not come."""
+    return sum(
+        content in fetch.relied_on and (fetch.orphaned or position in fetch.missed)
+        for position, content in enumerate(fetch.stamps)
+    )

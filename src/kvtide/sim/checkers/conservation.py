@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvtide.core.metrics import Gauges
 from kvtide.core.wire import Plan
 from kvtide.sim.checkers.base import Checker
+from kvtide.sim.checkers.flight import Flight
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
@@ -69,6 +70,11 @@ class ConservationChecker(Checker):
         read, sinking = self.observed.slots_read, self.observed.slots_sinking
         self._zombies.update(slot for slot in self.observed.visible.values() if slot in read or slot in sinking)
 
+    def planned(self, flight: Flight) -> None:
+        """The same holds for a load that was admitted before the reset and planned after it."""
+        if flight.kind == "load" and flight.orphaned:
+            self._zombies.update(flight.slots)
+
     def plan_made(self, plan: Plan) -> None:
         """Right after a plan, everything that is pinned or being written belongs to a transfer in flight."""
         observed = self.observed
@@ -106,6 +112,12 @@ class ConservationChecker(Checker):
             raise Violation("I2", f"{gauges.slots_pinned} slots are pinned and {len(observed.slots_read)} are read")
         if gauges.transfers != len(observed.flights):
             raise Violation("I5", f"{gauges.transfers} transfers are counted and {len(observed.flights)} in flight")
+
+    def at_end(self, slots_taken: int) -> None:
+        """No slot is lost for ever: when nothing is pinned, all of them can be had."""
+        slots = self.manager.gauges().slots
+        if slots_taken != slots:
+            raise Violation("I5", f"nothing is pinned, and of {slots} slots {slots_taken} can be had")
 
     def at_rest(self) -> None:
         """Everything has come back."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.metrics import Gauges
 from kvtide.core.wire import Copy, Errand, Fetch, Lookup, Plan, Report, Sink
 from kvtide.sim.attention import Layout
 from kvtide.sim.checkers.flight import Flight, Kind
 from kvtide.sim.request import SimRequest
-from kvtide.sim.tokens import NOTHING, Tokens, epoch_of, group_of, node_of, node_of_key, stamp
+from kvtide.sim.tokens import NOTHING, ROOT, Tokens, epoch_of, group_of, node_of, node_of_key, stamp
 from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
 
@@ -48,7 +50,8 @@ class Observed:
         self.progress = 0
         """Counts whatever brings a request further than it has ever been."""
         self.gauges: Gauges
-        """The manager's own gauges, as of the last plan."""
+        """The manager's own gauges, as of the last plan, report that ended a transfer, reset, or end of a request."""
+        self._parents: dict[int, int] = {}
         self.settled: list[Flight] = []
         """Transfers that the last report has ended."""
 
@@ -65,6 +68,23 @@ class Observed:
     def is_full_block(self, content: int) -> bool:
         """Whether a stamp ends a block of its group."""
         return content > 0 and self.tokens_of(content) % self.groups[group_of(content)].block_tokens == 0
+
+    def parent_of(self, content: int) -> int:
+        """Return the stamp of the block before, with the same weights; NOTHING for the first one."""
+        parent = self._parents.get(content)
+        if parent is None:
+            group = group_of(content)
+            node = node_of(content)
+            for _ in range(self.groups[group].block_tokens):
+                node = self.tokens.before[node]
+            parent = stamp(node, epoch_of(content), group) if node != ROOT else NOTHING
+            self._parents[content] = parent
+        return parent
+
+    def before(self, content: int) -> Iterator[int]:
+        """Yield the stamps of all blocks before one."""
+        while (content := self.parent_of(content)) != NOTHING:
+            yield content
 
     # ------------------------------------------------------------------ plans
 
@@ -101,9 +121,10 @@ class Observed:
             if all(block in expected for block in copy.blocks):
                 self.loads_due.remove(request)
                 stamps = [expected[block] for block in copy.blocks]
-                return Flight(
-                    copy.id, "load", copy.blocks, copy.slots, stamps, self.all_ranks, request=request, life=request.life
-                )
+                flight = Flight(copy.id, "load", copy.blocks, copy.slots, stamps, self.all_ranks)
+                flight.request, flight.life = request, request.life
+                flight.orphaned = request.epoch != self.epoch
+                return flight
         raise Violation("I1", f"load {copy.id} writes to blocks {list(copy.blocks)}, which no request waits for")
 
     def begin(self, flight: Flight) -> None:
@@ -155,6 +176,7 @@ class Observed:
         if (flight.kind in ("store", "load")) != (hits is None):
             return  # a stray report, about something else with this id
         flight.missed.update(set(range(len(flight.slots))).difference(hits or ()) if hits is not None else ())
+        flight.cleared = flight.cleared and (flight.kind != "clear" or bool(hits))
         flight.ranks_left &= ~(1 << rank)
         flight.failed = flight.failed or failed
         if not flight.ranks_left:

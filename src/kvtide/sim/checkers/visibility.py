@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtide.core.wire import Plan
 from kvtide.sim.checkers.base import Checker
+from kvtide.sim.tokens import group_of, node_of
 from kvtide.sim.violation import Violation
 
 
@@ -34,6 +35,13 @@ class VisibilityChecker(Checker):
                         f"a key of store {flight.id} is visible and rank {rank.index} has in slot {slot} "
                         f"{describe(rank.host[slot])} instead of {describe(content)}",
                     )
+
+    def at_rest(self) -> None:
+        """And the manager says so of each."""
+        observed = self.observed
+        for content in observed.visible:
+            if not self.manager.is_cached(group_of(content), observed.tokens.keys[node_of(content)]):
+                raise Violation("I3", f"{observed.tokens.describe(content)} was announced, and is not cached")
 
     def plan_made(self, plan: Plan) -> None:
         """As many keys must be visible as the event stream has told."""

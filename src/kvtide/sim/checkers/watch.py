@@ -12,16 +12,22 @@ from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.completeness import CompletenessChecker
 from kvtide.sim.checkers.conservation import ConservationChecker
 from kvtide.sim.checkers.content import ContentChecker
+from kvtide.sim.checkers.lazy import LazyChecker
 from kvtide.sim.checkers.observed import Observed
+from kvtide.sim.checkers.offers import OffersChecker
 from kvtide.sim.checkers.ownership import OwnershipChecker
 from kvtide.sim.checkers.pin_budget import PinBudgetChecker
+from kvtide.sim.checkers.prefixes import PrefixesChecker
 from kvtide.sim.checkers.progress import ProgressChecker
 from kvtide.sim.checkers.single_writer import SingleWriterChecker
+from kvtide.sim.checkers.sinking import SinkingChecker
 from kvtide.sim.checkers.visibility import VisibilityChecker
 from kvtide.sim.request import SimRequest
+from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
 
 if TYPE_CHECKING:
+    from kvtide.sim.pool import SimPool
     from kvtide.sim.rank import Rank
     from kvtide.sim.work import StepWork
 
@@ -34,6 +40,10 @@ CHECKERS: tuple[type[Checker], ...] = (
     SingleWriterChecker,
     ProgressChecker,
     PinBudgetChecker,
+    LazyChecker,
+    PrefixesChecker,
+    OffersChecker,
+    SinkingChecker,
 )
 
 Hook = Callable[..., None]
@@ -70,7 +80,7 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self.observed = Observed(world)
-        self._checkers = [checker(world, self.observed) for checker in CHECKERS]
+        self._checkers = [checker(world, self.observed) for checker in CHECKERS if checker.concerns(world)]
         self.allocated = self._hook("allocated")
         self.taken = self._hook("taken")
         self.freed = self._hook("freed")
@@ -84,6 +94,15 @@ class Watch:
         self.copy_begins = self._hook("copy_begins")
         self.after_step = self._hook("after_step")
         self.at_rest = self._hook("at_rest")
+        self.at_end = self._hook("at_end")
+        self.matched = self._hook("matched")
+        self.reserved = self._hook("reserved")
+        self.given_up = self._hook("given_up")
+        self._admitted = self._hook("admitted")
+        self._arrived = self._hook("arrived")
+        self.before_plan = self._hook("before_plan")
+        self.after_evicted = self._hook("after_evicted")
+        self._advanced = self._hook("advanced")
         self._after_end = self._hook("after_end")
         self._stored = self._hook("stored")
         self._removed = self._hook("removed")
@@ -109,6 +128,11 @@ class Watch:
         for checker in self._checkers:
             checker.manager = manager
 
+    def attach_pool(self, pool: SimPool) -> None:
+        """Let the checkers look at the queue of free device blocks."""
+        for checker in self._checkers:
+            checker.pool = pool
+
     def attach_ranks(self, ranks: list[Rank]) -> None:
         """Let the checkers look into the memory of the ranks."""
         for checker in self._checkers:
@@ -121,20 +145,36 @@ class Watch:
         self.observed.requests[request.id] = request
         self.observed.computed[request.id] = 0
 
-    def admitted(self, request: SimRequest, loading: bool) -> None:
+    def admitted(self, request: SimRequest, loading: bool, accepted: int) -> None:
         """Hear that a request was given its blocks."""
+        self._admitted(request, loading, accepted)
         if loading:
             self.observed.loads_due.append(request)
+
+    def arrived(self, request: SimRequest, succeeded: bool) -> None:
+        """Hear that a request goes on before its load has ended, or cannot."""
+        observed = self.observed
+        flight = observed.flights[request.load_id or 0]
+        if not succeeded and not flight.orphaned:
+            raise Violation("I8", f"the load of {request.id} is certain, and counts as failed")
+        if succeeded and flight.orphaned:
+            raise Violation("I4", f"the load of {request.id} began before a reset, and counts as done")
+        flight.request = None
+        self._arrived(request, succeeded)
+        if succeeded:
+            observed.computed[request.id] = request.resume_at
 
     def advanced(self, request: SimRequest, computed_tokens: int) -> None:
         """Hear how far kvtide was told a request is."""
         self.observed.computed[request.id] = computed_tokens
+        self._advanced(request, computed_tokens)
 
     def after_end(self, request: SimRequest, preempted: bool) -> None:
         """Hear that a request was preempted or finished."""
         self._follow_events()
-        self._after_end(request, preempted)
         observed = self.observed
+        observed.gauges = self._manager.gauges()
+        self._after_end(request, preempted)
         observed.computed[request.id] = 0
         if not preempted:
             del observed.requests[request.id]
@@ -160,8 +200,10 @@ class Watch:
     def reported(self, outcome: Outcome) -> None:
         """Hear what the manager made of it."""
         self._follow_events()
-        self._reported(outcome)
         observed = self.observed
+        if observed.settled:
+            observed.gauges = self._manager.gauges()
+        self._reported(outcome)
         for request_id in outcome.loaded:
             observed.computed[request_id] = observed.requests[request_id].resume_at
         if observed.settled:
@@ -173,6 +215,7 @@ class Watch:
         self.observed.epoch += 1
         for flight in self.observed.flights.values():
             flight.orphaned = True
+        self.observed.gauges = self._manager.gauges()
         self._after_reset()
 
     def _follow_events(self) -> None:
