@@ -58,6 +58,8 @@ class CompletenessChecker(Checker):
         """The same by reason."""
         self._pins = self._backlog = 0
         """Device blocks that are being stored, and that wait for it, after the last call."""
+        self._begun = 0
+        """Of these, blocks that no plan has named when a reset came."""
         self._missed: dict[int, None] = {}
         """Contents that have been due, and not visible since."""
         self._gone: dict[str, dict[int, None]] = {}
@@ -324,15 +326,18 @@ class CompletenessChecker(Checker):
             self._look_again()
 
     def before_reset(self) -> None:
-        """What waits is lost."""
+        """What waits is lost, and what was begun since the last plan."""
         self._look("a reset")
+        self._begun = self.manager.gauges().store_pins - self.observed.slots_stored
 
     def after_reset(self) -> None:
-        """All that was waiting must be counted, and no more. What is in flight is counted when it ends."""
+        """All that no rank has heard of must be counted, and no more. What is in flight is counted when it ends."""
         counted = self._total() - self._lost
-        if counted != self._backlog:
-            raise Violation("I6", f"{self._backlog} blocks were waiting at the reset, and {counted} are counted")
+        if counted != self._backlog + self._begun:
+            waited = f"{self._backlog} blocks were waiting at the reset, {self._begun} were begun"
+            raise Violation("I6", f"{waited}, and {counted} are counted")
         self._look_again()
+        self._pins -= self._begun
         self._backlog = 0
         self._ends.clear()
         self._missed.clear()
