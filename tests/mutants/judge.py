@@ -1,0 +1,188 @@
+"""The judges: the tests that call the changed function, the quickest first, and then seeds of the simulator.
+
+pytest collects the tests once. Each mutant is judged in a fork of that process, which ends at the first thing that
+goes wrong. CPU time is bounded, not time on a clock: a busy machine makes no mutant look caught.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NoReturn
+
+import hypothesis
+import pytest
+
+from tests.mutants.mutant import CORE, ROOT, Mutant
+from tests.mutants.swap import MutatedImport, Where, functions_in_memory, swap, where
+
+SEEDS = 300
+"""Worlds of the simulator that a mutant has to survive."""
+SEED_CPU_S = 5.0
+"""The longest of them takes a tenth of it."""
+TEST_CPU_S = 2.0
+"""What a test may take more than ten times its usual time."""
+WALL_S = 900.0
+"""For a mutant that waits for ever without using the CPU."""
+MEMORY_BYTES = 6 << 30
+TESTS = ("tests/core", "tests/faults")
+OPTIONS = ["-x", "--no-header", "--capture=no", "--assert=plain", f"--rootdir={ROOT}"]
+
+Baseline = dict[str, tuple[float, set[Where]]]
+"""Per test, how many seconds it takes and which functions of the core it calls."""
+
+
+def repeatable() -> None:
+    """Let property tests try the same examples every time, and not look for smaller ones. Before tests are imported."""
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    everything = list(hypothesis.HealthCheck)
+    hypothesis.settings.register_profile(
+        "mutants", derandomize=True, database=None, deadline=None, phases=phases, suppress_health_check=everything
+    )
+    hypothesis.settings.load_profile("mutants")
+
+
+def run_seeds() -> str | None:
+    """Return what the simulator has found, if anything."""
+    from kvtide.sim.simulation import simulate  # noqa: PLC0415  a mutant may have to be imported first
+    from kvtide.sim.world import World  # noqa: PLC0415  likewise
+
+    for seed in range(SEEDS):
+        limit_cpu(SEED_CPU_S)
+        found = simulate(World.draw(seed)).found
+        if found is not None:
+            return f"simulator, seed {seed}: {found.invariant}: {found.what}"
+    return None
+
+
+def limit_cpu(seconds: float) -> None:
+    """Let the kernel end this process unless the limit is set again before so much CPU time is used."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+@dataclass
+class Judge:
+    """A plugin of pytest: collects the tests, and then lets `use` judge mutants instead of running the tests."""
+
+    use: Callable[[Judge], None]
+    _items: list[pytest.Item] = field(default_factory=list)
+    _baseline: Baseline = field(default_factory=dict)
+    _failed: str | None = None
+
+    def collect(self) -> int:
+        """Begin. Returns 0 unless pytest could not."""
+        repeatable()
+        return int(pytest.main([*OPTIONS, *TESTS], plugins=[self]))
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Find out what each test does, and begin."""
+        self._items = session.items
+        self._functions = functions_in_memory()
+        outcome = in_a_fork(self._measure)
+        assert isinstance(outcome, dict), f"without any change: {outcome}"
+        self._baseline = outcome
+        self.use(self)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember what went wrong."""
+        if report.failed:
+            self._failed = report.nodeid
+
+    def catches(self, mutant: Mutant) -> str | None:
+        """Return who noticed a mutant: a test, or a seed of the simulator. None: it has survived."""
+        judge = self._judge_import if mutant.place.function_line is None else self._judge_function
+        outcome = in_a_fork(lambda: judge(mutant))
+        assert outcome is None or isinstance(outcome, str)
+        return outcome
+
+    def _measure(self) -> Baseline | str:
+        called: set[Where] = set()
+
+        def profile(frame: FrameType, event: str, _: Any) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(str(CORE)):
+                called.add(where(frame.f_code))
+
+        baseline: Baseline = {}
+        for item in self._items:
+            called.clear()
+            begin_s = time.process_time()
+            sys.setprofile(profile)
+            try:
+                failed = self._run(item)
+            finally:
+                sys.setprofile(None)
+            if failed:
+                return failed
+            baseline[item.nodeid] = time.process_time() - begin_s, set(called)
+        return run_seeds() or baseline
+
+    def _run(self, item: pytest.Item) -> str | None:
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        return self._failed
+
+    def _judge_function(self, mutant: Mutant) -> str | None:
+        swap(mutant, self._functions)
+        changed = str(mutant.path), mutant.place.function_line
+        usual_s = {name: seconds for name, (seconds, called) in self._baseline.items() if changed in called}
+        likely = f"test_{mutant.path.name}::"  # the tests of that file
+        items = [item for item in self._items if item.nodeid in usual_s]
+        for item in sorted(items, key=lambda item: (likely not in item.nodeid, usual_s[item.nodeid])):
+            limit_cpu(10 * usual_s[item.nodeid] + TEST_CPU_S)
+            if failed := self._run(item):
+                return failed
+        return run_seeds()
+
+    def _judge_import(self, mutant: Mutant) -> str | None:
+        """Import everything again, with the change."""
+        for name in list(sys.modules):
+            if name.split(".")[0] in ("kvtide", "tests") and not name.startswith("tests.mutants"):
+                del sys.modules[name]
+        sys.meta_path.insert(0, MutatedImport(mutant))
+        limit_cpu(10 * sum(seconds for seconds, _ in self._baseline.values()) + TEST_CPU_S)
+        likely = [item.nodeid.split("::")[0] for item in self._items if f"test_{mutant.path.name}::" in item.nodeid]
+        if pytest.main([*OPTIONS, *dict.fromkeys(likely), *TESTS]) != pytest.ExitCode.OK:
+            return "the tests, all imported again"
+        return run_seeds()
+
+
+def in_a_fork(work: Callable[[], Baseline | str | None]) -> Baseline | str | None:
+    """Return what `work` returns in a fork of this process, or in words why it did not."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        _work(work, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        if not select.select([pipe], [], [], WALL_S)[0]:
+            os.kill(child, signal.SIGKILL)
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        return "it takes too long" if os.WIFSIGNALED(status) else "the process ends"
+    outcome: Baseline | str | None = pickle.loads(said)  # noqa: S301  our own words
+    return outcome
+
+
+def _work(work: Callable[[], Baseline | str | None], writing: int) -> NoReturn:
+    status = 1
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        outcome = work()
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump(outcome, pipe)
+        status = 0
+    finally:
+        os._exit(status)
