@@ -125,6 +125,7 @@ def test_use_renews(bench: Bench) -> None:
 def test_a_child_that_was_there_first_protects_the_parent_that_comes_later(bench: Bench) -> None:
     bench.cache(A[2:4], A[1], depth=2)
     bench.cache(A[:2])
+    bench.pool.tick()
     bench.pool.use(0, [bench.pool.known(0)[key] for key in A[2:4]], 12)  # the child is the younger one now
     bench.pool.take(6)
     assert bench.cached(A[:4]) == [True, True, False, False]

@@ -10,6 +10,7 @@ from kvtide.core import (
     Copy,
     FullAttention,
     NotLoaded,
+    NotStored,
     Outcome,
     Report,
     SlidingWindow,
@@ -228,6 +229,39 @@ def test_a_load_leaves_out_old_window_blocks() -> None:
     assert request.blocks[1][:6] == [NULL_BLOCK] * 6
     world.run(copy)
     world.compute(request)
+
+
+def test_what_the_engine_leaves_out_of_its_table_is_not_loaded() -> None:
+    world = warm(groups=HYBRID)
+    request = waiting(world)
+    match = world.match(request)
+    world.manager.reserve(match)
+    world.place(request, match.device_tokens, match.tokens)
+    request.blocks[1][6] = NULL_BLOCK
+    kept = request.blocks[1][7]
+    assert world.manager.admit(request.id, match.tokens)
+    (copy,) = world.plan().loads
+    assert set(copy.blocks) == {*request.blocks[0], kept}
+    slots = dict(zip(copy.blocks, copy.slots, strict=True))
+    assert world.host[0, slots[kept]].tokens == tuple(A[28:32])
+
+
+def test_what_the_engine_left_out_from_the_beginning_is_not_a_loss_of_this_request() -> None:
+    world = World(groups=HYBRID)
+    first = world.add("first", A)
+    world.admit(first)
+    world.compute(first)
+    world.slide(first)  # before the plan
+    world.finish(first)
+    world.drain()
+    assert world.manager.metrics.not_stored == {NotStored.OUT_OF_WINDOW: 6}
+    again = waiting(world)
+    world.admit(again)
+    world.compute(again)
+    world.step()
+    world.finish(again)
+    world.drain()
+    assert world.manager.metrics.not_stored == {NotStored.OUT_OF_WINDOW: 6}, "counted where it was computed"
 
 
 def test_a_smaller_part_of_an_offer_needs_other_window_blocks() -> None:

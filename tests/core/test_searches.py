@@ -21,7 +21,11 @@ def with_tiers(**options: object) -> World:
 def sunk(world: World, tokens: list[str] = A) -> None:
     """Serve a prompt, let it sink, and forget it on the device and on the host, as a restart would."""
     world.serve("before", tokens)
-    world.drain()
+    forget(world)
+
+
+def forget(world: World) -> None:
+    """Let the device and the host forget everything, and keep what is below."""
     kept = dict(world.below)
     world.reset()
     world.drain()
@@ -351,3 +355,19 @@ def test_waiting_behind_other_fetches_is_not_held_against_a_tier(monkeypatch: py
     world.admit(request)
     world.finish(request)
     assert ask(world, world.add("second", text("b", 32))).waits, "40 tokens a second are faster than 28"
+
+
+def test_fetches_that_are_over_do_not_make_later_ones_look_fast() -> None:
+    """F19: a tier that has become slow is noticed."""
+    world = with_tiers(host_blocks=256, device_blocks=256)
+    prompts = [text(name, 32) for name in "abcd"]
+    for tokens in prompts:
+        world.serve(tokens[0], tokens)
+    forget(world)
+    world.manager.computed(18, 1.0)
+    for tokens, seconds in zip(prompts, (0.01, 0.01, 0.01, 10.0), strict=True):
+        request, fetches = fetching(world, tokens, tokens[0])
+        for fetch in fetches:
+            world.answer(fetch, seconds=seconds)
+        world.finish(request)
+    assert not ask(world, world.add("next", text("e", 32))).waits, "112 tokens in 10 seconds: 18 a second are faster"

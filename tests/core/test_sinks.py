@@ -42,6 +42,16 @@ def test_written_through_a_block_sinks_once_it_is_stored() -> None:
     assert world.cached_blocks(A) == list(range(8)), "it stays on the host"
 
 
+def test_what_comes_to_a_slot_after_something_that_has_sunk_sinks_too() -> None:
+    """F4: otherwise it would never sink, and no reason would be counted."""
+    world = world_of(through=("all",), host_blocks=4)
+    for name in "abcde":
+        world.serve(name, text(name, 16))
+    assert world.manager.metrics.evicted_blocks == 16
+    assert world.manager.metrics.sunk_blocks == len(world.below) == 20
+    assert not world.manager.metrics.not_sunk
+
+
 def test_what_sinks_is_pinned_until_every_rank_has_answered() -> None:
     world = world_of(through=("all",), host_blocks=64)
     store(world, "r", A)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvtide.core import FreeBlock, FullAttention, Group, NotStored, SlidingWindow, StateSpace
+from kvtide.core import FreeBlock, FullAttention, Group, NotStored, SlidingWindow, StateSpace, Stored
 from kvtide.core.store_lazy import LOOKAHEAD_STEPS, clean_target
 from tests.support import NoRoomError, World, keys_of, text
 
@@ -99,6 +99,14 @@ def test_blocks_of_one_prefix_are_stored_as_one_chain_with_its_head_first() -> N
     world.step()
     (event,) = world.manager.take_events()
     assert getattr(event, "keys", None) == tuple(keys_of(text("a", 48), 4))
+
+
+def test_a_tail_is_stored_as_what_continues_its_head() -> None:
+    world = lazy(pin_budget=2, events=True)
+    fill(world, "a", 4 * 12)
+    world.step()
+    keys = tuple(keys_of(text("a", 48), 4))
+    assert world.manager.take_events() == [Stored(0, keys[10:], keys[9])]
 
 
 def test_the_same_content_in_two_blocks_is_stored_once() -> None:
@@ -260,6 +268,37 @@ def test_blocks_that_a_full_host_refused_are_offered_again_and_not_skipped() -> 
         world.step()
     assert all(front(world, TARGET))
     world.drain()
+
+
+def test_a_block_that_a_full_host_refused_is_not_skipped_although_clean_ones_are_behind_it() -> None:
+    world = lazy(host_blocks=4, device_blocks=8, step_tokens=4, pin_budget=8)
+    held = world.pool.allocate(6) or []
+    fill(world, "clean", 8)
+    world.step()
+    world.add("keeps its slots", text("clean", 9))
+    world.manager.reserve(world.manager.match("keeps its slots", 0, 9))
+    uses_its_blocks = world.add("uses its blocks", text("clean", 9))
+    world.admit(uses_its_blocks)
+    world.pool.free(held[:2])
+    fill(world, "under way", 8)
+    (under_way,) = world.plan().stores
+    world.pool.free(held[2:3])
+    fill(world, "refused", 4)
+    world.finish(uses_its_blocks)
+    assert front(world, 3) == [False, True, True]
+    assert not world.plan().stores, "the host has no room"
+    world.run(under_way)
+    world.pool.allocate(2)  # the blocks of that copy, which came back as the next victims
+    world.step()
+    assert world.cached_blocks(text("refused", 4)) == [0]
+
+
+def test_an_idle_engine_goes_on_until_the_next_victims_are_clean() -> None:
+    world = lazy(pin_budget=1)
+    fill(world, "a", 4 * 12)
+    world.step()
+    world.drain()
+    assert all(front(world, TARGET))
 
 
 def test_a_failed_store_is_tried_again() -> None:

@@ -93,6 +93,25 @@ def test_small_stores_of_one_plan_share_a_transfer() -> None:
     assert [len(copy.blocks) for copy in world.plan().stores] == [6]
 
 
+def test_what_is_tried_again_does_not_share_a_transfer_with_what_is_new() -> None:
+    """Each has attempts of its own."""
+    world = World(pin_budget=32)
+    computed(world, A, "a")
+    world.step(fails=lambda _: True)
+    world.preempt(computed(world, text("b", 32), "b"))  # found by key, as what is tried again
+    assert [len(copy.blocks) for copy in world.plan().stores] == [8, 8]
+
+
+def test_what_is_stored_after_a_reset_does_not_share_a_transfer_with_what_came_to_nothing() -> None:
+    world = World(pin_budget=32)
+    world.finish(computed(world, A, "before"))  # begun, and not planned yet
+    world.reset()
+    world.finish(computed(world, A, "after"))
+    world.drain()
+    assert world.cached_blocks(A) == list(range(8))
+    assert world.manager.metrics.not_stored == {NotStored.RESET: 8}
+
+
 @pytest.mark.usefixtures("small_transfers")
 def test_transfers_of_one_prefix_may_end_in_any_order() -> None:
     world = World(pin_budget=32, host_blocks=8)

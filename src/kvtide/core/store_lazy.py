@@ -56,7 +56,7 @@ class LazyPlanner:
     @property
     def waiting(self) -> bool:
         """Whether the pin budget ended the last walk too early, and will have room again when stores end."""
-        return self._stopped_by_budget and self._stores.pinned_blocks > 0
+        return self._stopped_by_budget
 
     def advanced(self, request: Request, before_tokens: int) -> None:
         """Let everything be tried again. Blocks of a running request itself are not about to be evicted."""
@@ -103,6 +103,8 @@ class LazyPlanner:
             self._tried.update((chain.group, key) for key in chain.keys[:begun])
             if begun < len(chain):
                 self._cursor = None  # the host was full: look at these blocks again
+        if not self._stores.pinned_blocks:
+            self._stopped_by_budget = False  # no store is under way that would make room by ending
 
     def _clean_target(self, loading_blocks: int) -> int:
         facts = self._geometry
