@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SOAK   ?= 10m
+MUTANTS ?= 20m
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 # vLLM's CPU build has an environment of its own. There are builds for Linux on x86-64; what they need is known for
@@ -19,7 +20,7 @@ IS_311 := -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
 VPYTHON = $(firstword $(foreach python,$(PYTHON) python3.11,$(shell $(python) $(IS_311) 2>/dev/null && echo $(python))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm test test-core test-vllm test-gpu soak bench bench-vllm clean vllm
+.PHONY: help demo demo-vllm test test-core test-vllm test-gpu soak mutants bench bench-vllm clean vllm
 
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +56,9 @@ test-gpu:       ## the CUDA copy engine, with the Python, torch, Triton and pyte
 
 soak: $(VENV)/.installed   ## fresh seeds of the simulator on all cores; SOAK=10m, 2h, ...
 	@$(BIN)/kvtide simulate --soak $(SOAK)
+
+mutants: $(VENV)/.installed-dev   ## small wrong changes to the core: does a test or the simulator notice? MUTANTS=20m, 2h, ...
+	@$(BIN)/python -m tests.mutants --time $(MUTANTS)
 
 bench: $(VENV)/.installed   ## scheduler-side cost per block, against host pool size
 	@$(BIN)/python benchmarks/core.py

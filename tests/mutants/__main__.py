@@ -35,6 +35,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="in which order they are tried (a new one each time)")
     parser.add_argument("--file", action="append", metavar="stores.py", help="only those of this file of the core")
     parser.add_argument("--mutant", action="append", metavar="ID", help="only this one; shows what it changes")
+    parser.add_argument("--quick", action="store_true", help="leave slow tests and most seeds out: shows suspects")
     return parser.parse_args()
 
 
@@ -63,6 +64,8 @@ def try_all(judge: Judge, mutants: list[Mutant], end_s: float | None) -> dict[Mu
         if end_s is not None and time.monotonic() >= end_s:
             break
         caught[mutant] = judge.catches(mutant)
+        if len(caught) % 50 == 0:
+            say(f"  {len(caught)} of {len(mutants)} tried")
         if caught[mutant] is None:
             say(f"  survived  {mutant.id}  {mutant.name}")
     return caught
@@ -82,7 +85,7 @@ def main() -> int:
         end_s = None if options.time is None else time.monotonic() + options.time
         caught.update(try_all(judge, picked, end_s))
 
-    if status := Judge(use).collect():
+    if status := Judge(use, options.quick).collect():
         return status
     return conclude(options, mutants, caught)
 

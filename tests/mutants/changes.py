@@ -67,7 +67,7 @@ def _statement(node: ast.stmt) -> Iterator[Change]:
             yield Change(node.test, "False")
         case ast.While():
             yield Change(node.test, "False")
-        case ast.Return(value=ast.expr()):
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
             yield Change(node, "return None")
         case ast.Break():
             yield Change(node, "continue")

@@ -6,6 +6,7 @@ goes wrong. CPU time is bounded, not time on a clock: a busy machine makes no mu
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import resource
@@ -24,8 +25,10 @@ import pytest
 from tests.mutants.mutant import CORE, ROOT, Mutant
 from tests.mutants.swap import MutatedImport, Where, functions_in_memory, swap, where
 
-SEEDS = 300
+SEEDS, SEEDS_QUICK = 300, 20
 """Worlds of the simulator that a mutant has to survive."""
+QUICK_S = 0.05
+"""Tests that take longer are left out when it has to be quick."""
 SEED_CPU_S = 5.0
 """The longest of them takes a tenth of it."""
 TEST_CPU_S = 2.0
@@ -50,12 +53,12 @@ def repeatable() -> None:
     hypothesis.settings.load_profile("mutants")
 
 
-def run_seeds() -> str | None:
+def run_seeds(count: int) -> str | None:
     """Return what the simulator has found, if anything."""
     from kvtide.sim.simulation import simulate  # noqa: PLC0415  a mutant may have to be imported first
     from kvtide.sim.world import World  # noqa: PLC0415  likewise
 
-    for seed in range(SEEDS):
+    for seed in range(count):
         limit_cpu(SEED_CPU_S)
         found = simulate(World.draw(seed)).found
         if found is not None:
@@ -73,6 +76,8 @@ class Judge:
     """A plugin of pytest: collects the tests, and then lets `use` judge mutants instead of running the tests."""
 
     use: Callable[[Judge], None]
+    quick: bool = False
+    """Ask only those who answer at once. A mutant that survives is a suspect then, not more."""
     _items: list[pytest.Item] = field(default_factory=list)
     _baseline: Baseline = field(default_factory=dict)
     _failed: str | None = None
@@ -86,6 +91,7 @@ class Judge:
         """Find out what each test does, and begin."""
         self._items = session.items
         self._functions = functions_in_memory()
+        gc.freeze()  # forks share what is in memory by now
         outcome = in_a_fork(self._measure)
         assert isinstance(outcome, dict), f"without any change: {outcome}"
         self._baseline = outcome
@@ -123,7 +129,11 @@ class Judge:
             if failed:
                 return failed
             baseline[item.nodeid] = time.process_time() - begin_s, set(called)
-        return run_seeds() or baseline
+        return run_seeds(self._seeds) or baseline
+
+    @property
+    def _seeds(self) -> int:
+        return SEEDS_QUICK if self.quick else SEEDS
 
     def _run(self, item: pytest.Item) -> str | None:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -133,13 +143,15 @@ class Judge:
         swap(mutant, self._functions)
         changed = str(mutant.path), mutant.place.function_line
         usual_s = {name: seconds for name, (seconds, called) in self._baseline.items() if changed in called}
+        if self.quick:
+            usual_s = {name: seconds for name, seconds in usual_s.items() if seconds < QUICK_S}
         likely = f"test_{mutant.path.name}::"  # the tests of that file
         items = [item for item in self._items if item.nodeid in usual_s]
         for item in sorted(items, key=lambda item: (likely not in item.nodeid, usual_s[item.nodeid])):
             limit_cpu(10 * usual_s[item.nodeid] + TEST_CPU_S)
             if failed := self._run(item):
                 return failed
-        return run_seeds()
+        return run_seeds(self._seeds)
 
     def _judge_import(self, mutant: Mutant) -> str | None:
         """Import everything again, with the change."""
@@ -151,7 +163,7 @@ class Judge:
         likely = [item.nodeid.split("::")[0] for item in self._items if f"test_{mutant.path.name}::" in item.nodeid]
         if pytest.main([*OPTIONS, *dict.fromkeys(likely), *TESTS]) != pytest.ExitCode.OK:
             return "the tests, all imported again"
-        return run_seeds()
+        return run_seeds(self._seeds)
 
 
 def in_a_fork(work: Callable[[], Baseline | str | None]) -> Baseline | str | None:

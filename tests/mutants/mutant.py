@@ -113,7 +113,7 @@ def _children(node: ast.AST) -> list[ast.AST]:
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return []
     match node:
-        case ast.Assert() | ast.Raise() | ast.JoinedStr() | ast.Expr(value=ast.Constant()):
+        case ast.Assert() | ast.Raise() | ast.JoinedStr() | ast.Expr(value=ast.Constant()) | ast.keyword(arg="strict"):
             return []
         case ast.FunctionDef(args=arguments, body=body):
             return [*arguments.defaults, *filter(None, arguments.kw_defaults), *body]
