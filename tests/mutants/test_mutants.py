@@ -86,7 +86,7 @@ def test_what_runs_on_import_is_changed_by_importing_it_again() -> None:
     mutant = named("stores.py", "stores.py module: ATTEMPTS_MAX = 3 → ATTEMPTS_MAX = 4")
 
     def changed() -> str:
-        del sys.modules["kvtide.core.stores"]
+        sys.modules.pop("kvtide.core.stores", None)
         sys.meta_path.insert(0, MutatedImport(mutant))
         return str(import_module("kvtide.core.stores").ATTEMPTS_MAX)
 
