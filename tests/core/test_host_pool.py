@@ -131,6 +131,15 @@ def test_a_child_that_was_there_first_protects_the_parent_that_comes_later(bench
     assert bench.cached(A[:4]) == [True, True, False, False]
 
 
+def test_a_child_that_comes_later_protects_its_parent(bench: Bench) -> None:
+    bench.cache(A[:2])
+    child = bench.cache(A[2:4], A[1], depth=2)
+    bench.pool.tick()
+    bench.pool.use(0, child.slots, 12)  # the parent is the older one
+    bench.pool.take(6)
+    assert bench.cached(A[:4]) == [True, True, False, False]
+
+
 def test_an_orphan_that_left_is_not_adopted(bench: Bench) -> None:
     bench.cache(A[2:4], A[1], depth=2)
     bench.pool.abandon(bench.write(B[:8]))
@@ -200,6 +209,29 @@ def test_a_prefix_with_holes_is_renewed_each_block_by_its_own_position() -> None
     bench.pool.take(2)
     assert bench.cached(A[:4]) == [True, True, True, False]
     assert bench.cached(A[:4], group=1) == [False, False, True, False]
+
+
+def test_what_is_between_two_holes_is_renewed_by_its_own_position() -> None:
+    bench = Bench(slots=4)
+    bench.cache(B[:1], depth=2)  # as old, and one block nearer to the beginning
+    bench.cache(A[3:5], A[2], group=1, depth=3)
+    bench.pool.tick()
+    bench.pool.use(0, [bench.pool.known(0)[B[0]]], 12)
+    bench.pool.use_keys(1, A[:6], 4)  # neither its beginning nor its end is there
+    assert len(bench.pool.take(3)) == 3
+    assert bench.cached(A[:6], group=1) == [False] * 6, "the ends of prefixes leave first"
+    assert bench.cached(B[:1]) == [True]
+
+
+def test_what_is_between_two_holes_is_renewed() -> None:
+    bench = Bench(slots=4)
+    bench.cache(A[3:5], A[2], group=1, depth=3)
+    bench.cache(B[:2])
+    bench.pool.tick()
+    bench.pool.use_keys(1, A[:6], 4)
+    bench.pool.take(2)
+    assert bench.cached(A[3:5], group=1) == [True, True]
+    assert bench.cached(B[:2]) == [False, False]
 
 
 # ---------------------------------------------------------------------- orphans

@@ -68,6 +68,45 @@ def test_both_sides_are_pinned_while_a_load_runs_and_free_afterwards() -> None:
     assert world.pool.num_free == 16
 
 
+def test_an_engine_may_have_allocated_more_than_the_load_needs() -> None:
+    """Room for what is computed next."""
+    world = warm()
+    request = waiting(world)
+    match = world.match(request)
+    world.manager.reserve(match)
+    world.place(request, 0, len(request.tokens))
+    assert world.manager.admit("r", match.tokens)
+    (copy,) = world.plan().loads
+    assert copy.blocks == tuple(request.blocks[0][:8])
+
+
+@pytest.mark.parametrize("policy", ["prefix", "lru"])
+def test_what_is_loaded_is_not_evicted_soon(policy: str) -> None:
+    world = World(host_blocks=16, policy=policy)
+    world.serve("first", A)
+    world.serve("second", text("b", 33))
+    world.fill_device()
+    request = waiting(world, tokens=33)
+    assert world.admit(request)
+    world.step()
+    world.serve("third", text("c", 32))
+    assert world.cached_blocks(A) == list(range(8))
+
+
+def test_what_was_loaded_and_has_left_the_host_is_stored_again_at_the_end() -> None:
+    world = World(host_blocks=8)
+    world.serve("first", A)
+    world.fill_device()
+    request = waiting(world)
+    assert world.admit(request)
+    world.step()
+    world.serve("other", text("b", 16))
+    assert world.cached_blocks(A) != list(range(8))
+    world.finish(request)  # before it has computed anything
+    world.drain()
+    assert world.cached_blocks(A) == list(range(8))
+
+
 def test_only_what_the_device_lacks_is_loaded() -> None:
     world = World()
     world.serve("first", A)
@@ -273,6 +312,8 @@ def test_a_smaller_part_of_an_offer_needs_other_window_blocks() -> None:
     world.run(copy)
     assert request.computed == 20
     world.compute(request)
+    world.finish(request)
+    world.drain()
 
 
 def test_a_smaller_part_whose_window_is_gone_is_a_failed_load_and_recomputed() -> None:

@@ -76,6 +76,27 @@ def test_the_keys_and_blocks_of_a_request_are_read_live() -> None:
     assert world.cached_blocks(text("a", 16)) == [0, 1, 2, 3]
 
 
+def test_preemptions_are_counted_and_starting_again_after_a_failed_load_is_none() -> None:
+    world = World()
+    world.serve("first", A)
+    world.fill_device()
+    request = world.add("r", A)
+    assert world.admit(request)
+    world.step(fails=lambda _: True)  # the engine starts it again
+    assert world.manager.metrics.preemptions == 0
+    for times in (1, 2):
+        world.admit(request)
+        world.compute(request, 1)
+        world.preempt(request)
+        assert world.manager.metrics.preemptions == times
+
+
+def test_a_request_that_does_not_search_does_not_wait() -> None:
+    world = World()
+    world.add("r", A)
+    assert not world.manager.waits("r")
+
+
 def test_a_request_id_can_be_used_again_after_the_end() -> None:
     world = World()
     world.serve("r", A)

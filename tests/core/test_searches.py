@@ -174,6 +174,14 @@ def test_nobody_waits_for_a_tier_that_is_late() -> None:
     world.drain()
 
 
+def test_what_is_not_below_is_not_called_late() -> None:
+    world = with_tiers()
+    request, lookup = looking(world)
+    world.answer(lookup)
+    world.plan()
+    assert set(ask(world, request).missed) == {NotLoaded.NOT_CACHED}
+
+
 def test_news_of_a_fetch_that_is_over_changes_nothing() -> None:
     world = with_tiers()
     sunk(world)

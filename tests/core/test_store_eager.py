@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from kvtide.core import ChunkedLocal, FullAttention, Group, NotStored, SlidingWindow, StateSpace
+from kvtide.core.chain import Chain
 from tests.support import FakeRequest, World, keys_of, text
 
 A = text("a", 32)
@@ -153,6 +154,37 @@ def test_a_cut_prefix_is_not_chased_while_the_request_runs() -> None:
     world.drain()
 
 
+def test_what_continues_a_cut_prefix_waits_for_the_end() -> None:
+    world = World(host_blocks=4)
+    request = running(world, A)
+    world.compute(request, 16)
+    world.step()
+    world.serve("other", text("b", 16))
+    assert world.cached_blocks(A) == []
+    world.compute(request, 20)
+    assert not world.plan().stores, "a tail is of no use without its head"
+    assert not world.manager.busy
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(A) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("pin_budget", [1, 8])
+def test_holes_before_and_behind_what_the_host_has_are_stored_in_order(pin_budget: int) -> None:
+    world = World(pin_budget=pin_budget)
+    first = running(world, A[:16], "first")
+    world.compute(first)
+    keys = first.keys[0]
+    known = Chain(0, keys[2:3], keys[1], 12, slots=world.manager._host.take(1))
+    world.manager._host.assign(known)  # being fetched, say
+    stored: list[int] = []
+    for _ in range(3):
+        stored += [block for copy in world.plan().stores for block in copy.blocks]
+        world.drain_copies()
+    assert stored == [first.blocks[0][index] for index in (0, 1, 3)]
+    assert not world.manager.busy
+
+
 def test_a_conversation_that_goes_on_is_stored_where_it_goes_on() -> None:
     world = World()
     world.serve("turn 1", A)
@@ -172,6 +204,16 @@ def test_window_blocks_are_stored_before_they_leave_the_window() -> None:
     world.serve("r", text("a", 40), chunk=4)
     assert world.cached_blocks(text("a", 40), 1) == list(range(10))
     assert not world.manager.metrics.not_stored
+
+
+def test_a_group_with_small_blocks_need_not_wait_for_one_with_large_ones() -> None:
+    world = World(groups=(FullAttention(8), SlidingWindow(4, 9)))
+    request = running(world, A)
+    world.compute(request, 4)
+    (copy,) = world.plan().stores
+    assert copy.blocks == tuple(request.blocks[1])
+    world.run(copy)
+    assert not world.manager.busy
 
 
 def test_window_blocks_that_left_before_they_were_stored_are_counted_once() -> None:
@@ -244,6 +286,18 @@ def test_preemption_may_be_told_after_the_blocks_were_freed() -> None:
     world.manager.preempt("r")
     world.step()
     assert world.cached_blocks(A) == list(range(8))
+    assert not world.manager.metrics.not_stored
+
+
+def test_what_the_device_has_lost_when_a_preemption_is_told_is_counted() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request)
+    world._release(request)
+    world.fill_device()
+    world.manager.preempt("r")
+    world.drain()
+    assert world.manager.metrics.not_stored == {NotStored.EVICTED_FROM_DEVICE: 8}
 
 
 def test_what_is_recomputed_after_a_preemption_is_storable_again() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from kvtide.core import FreeBlock, FullAttention, Group, NotStored, SlidingWindow, StateSpace, Stored
+from kvtide.core.chain import Chain
 from kvtide.core.store_lazy import LOOKAHEAD_STEPS, clean_target
 from tests.support import NoRoomError, World, keys_of, text
 
@@ -109,6 +110,15 @@ def test_a_tail_is_stored_as_what_continues_its_head() -> None:
     assert world.manager.take_events() == [Stored(0, keys[10:], keys[9])]
 
 
+def test_blocks_of_two_prefixes_are_two_chains() -> None:
+    world = lazy(events=True)
+    fill(world, "a", 4 * 6)
+    fill(world, "b", 4 * 6)
+    world.step()
+    stored = {event for event in world.manager.take_events() if isinstance(event, Stored)}
+    assert stored == {Stored(0, tuple(keys_of(text(name, 24), 4)), None) for name in "ab"}
+
+
 def test_the_same_content_in_two_blocks_is_stored_once() -> None:
     world = lazy()
     for name in ("r1", "r2"):
@@ -168,6 +178,32 @@ def test_a_clean_queue_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -
     assert watch.take() == []
 
 
+def test_what_was_clean_before_something_was_stored_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = lazy()
+    world.pool.allocate(9)
+    fill(world, "a", 4)
+    watch = Watch(world, monkeypatch)
+    assert world.plan().stores
+    empty, _, dirty = watch.take()
+    assert world.pool.content(dirty) is not None
+    world.plan()
+    assert empty not in watch.take()
+
+
+def test_computing_is_no_reason_to_look_at_clean_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = lazy()
+    fill(world, "a", 4 * 6)
+    world.step()
+    request = world.add("r", text("b", 3))
+    world.admit(request)
+    world.compute(request, 2)
+    world.step()
+    watch = Watch(world, monkeypatch)
+    world.compute(request, 3)
+    world.step()
+    assert watch.take() == []
+
+
 def test_a_queue_shorter_than_the_target_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = lazy()
     world.pool.allocate(10)
@@ -218,6 +254,7 @@ def test_a_reset_looks_at_everything_again() -> None:
     world = lazy()
     fill(world, "a", 4 * 12)
     world.step()
+    world.step()  # all is clean now, and the cursor behind it
     world.manager.reset()  # the device keeps its blocks here: they are dirty now
     assert sum(len(copy.blocks) for copy in world.plan().stores) == 12
 
@@ -467,6 +504,59 @@ def test_a_load_larger_than_a_step_raises_the_target_for_the_next_one() -> None:
     assert clean_target(groups, 8, 100, 7, loading_blocks=10) == 7
 
 
+def test_a_target_that_a_load_has_raised_stays() -> None:
+    """The next one may be as large."""
+    world = lazy(device_blocks=24, pin_budget=24)
+    fill(world, "a", 4 * 12)
+    world.fill_device()
+    world.step()
+    world.serve("first", text("b", 4 * 8))
+    world.fill_device()
+    request = world.add("again", text("b", 4 * 8 + 1))
+    world.admit(request)
+    world.step()
+    world.finish(request)
+    fill(world, "c", 4 * 24)
+    world.step()
+    assert all(front(world, TARGET + LOOKAHEAD_STEPS * 8))
+
+
+def kept_out_world() -> World:
+    """The device is full of what nobody has asked for a second time."""
+    world = lazy(admission="second-use")
+    fill(world, "a", 4 * 12)
+    world.step()
+    return world
+
+
+def test_what_is_not_admitted_is_counted_once_as_long_as_the_device_has_it() -> None:
+    world = kept_out_world()
+    counted = world.manager.metrics.not_stored[NotStored.NOT_ADMITTED]
+    assert counted >= TARGET
+    for free in list(world.pool.walk_free(None) or ())[:TARGET]:
+        assert free.content is not None
+        world.manager.evicted(free.content.group, free.content.key)
+    assert world.manager.metrics.not_stored == {NotStored.NOT_ADMITTED: counted}
+
+
+def test_what_is_not_admitted_is_counted_again_when_the_device_has_it_again() -> None:
+    world = kept_out_world()
+    counted = world.manager.metrics.not_stored[NotStored.NOT_ADMITTED]
+    victim = next(world.pool.walk_free(None) or iter(())).content
+    assert victim is not None
+    for _ in range(2):
+        world.manager.evicted(victim.group, victim.key)
+    assert world.manager.metrics.not_stored == {NotStored.NOT_ADMITTED: counted + 1}
+
+
+def test_a_key_that_waits_to_be_stored_is_not_lost_yet_when_the_device_evicts_it() -> None:
+    world = lazy(groups=(FullAttention(4), FullAttention(4)))
+    world.manager._stores.defer(Chain(0, [b"waits"], None, 4))
+    for group, key in ((0, b"waits"), (0, b"other"), (1, b"waits")):  # a key belongs to its group
+        world.manager.evicted(group, key)
+    assert world.manager.metrics.not_stored == {NotStored.EVICTED_FROM_DEVICE: 2}
+
+
 def test_a_host_whose_only_slot_is_the_parent_of_what_is_to_be_stored_is_nothing_to_wait_for() -> None:
     """Found by the simulator (seeds 393 and 2194): the manager stayed busy with nothing in flight."""
     world = World(mode="lazy", device_blocks=3, host_blocks=1, pin_budget=1, step_tokens=4)
@@ -474,4 +564,7 @@ def test_a_host_whose_only_slot_is_the_parent_of_what_is_to_be_stored_is_nothing
     world.admit(request)
     world.compute(request)
     world.finish(request)
+    world.step()
     world.drain()
+    world.step()
+    assert not world.manager.busy, "no store is under way, and none can begin"

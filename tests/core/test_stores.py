@@ -93,6 +93,14 @@ def test_small_stores_of_one_plan_share_a_transfer() -> None:
     assert [len(copy.blocks) for copy in world.plan().stores] == [6]
 
 
+@pytest.mark.usefixtures("small_transfers")
+def test_small_stores_fill_up_the_last_transfer() -> None:
+    world = World()
+    for name, tokens in (("a", 16), ("b", 8), ("c", 8)):
+        world.finish(computed(world, text(name, tokens), name))
+    assert [len(copy.blocks) for copy in world.plan().stores] == [4, 4]
+
+
 def test_what_is_tried_again_does_not_share_a_transfer_with_what_is_new() -> None:
     """Each has attempts of its own."""
     world = World(pin_budget=32)
@@ -162,6 +170,24 @@ def test_what_is_over_the_budget_at_the_end_waits_and_is_stored_from_the_free_qu
     world.drain()
     assert world.cached_blocks(A) == list(range(8))
     assert not world.manager.metrics.not_stored
+
+
+def test_a_gauge_says_how_many_blocks_wait() -> None:
+    world = World(pin_budget=3)
+    for name in "abc":
+        world.finish(computed(world, text(name, 16), name))
+    waiting = []
+    while world.manager.busy:
+        waiting.append(world.manager.gauges().backlog_blocks)
+        world.step()
+    assert waiting == [9, 9, 6, 3]
+
+
+def test_a_store_that_uses_the_budget_up_leaves_nothing_to_wait_for() -> None:
+    world = World(pin_budget=8)
+    world.finish(computed(world, A))
+    world.step()
+    assert not world.manager.busy
 
 
 def test_what_waited_too_long_is_counted() -> None:

@@ -24,7 +24,6 @@ class EagerPlanner:
         self, groups: tuple[Group, ...], device: DevicePool, host: HostPool, stores: Stores, searches: Searches
     ) -> None:
         self._groups = groups
-        self._loses_blocks = [not isinstance(group, FullAttention) for group in groups]
         self._smallest_block_tokens = min(group.block_tokens for group in groups)
         self._device = device
         self._host = host
@@ -55,9 +54,8 @@ class EagerPlanner:
                 del self._ready[request.id]
 
     def preempted(self, request: Request) -> None:
-        """Store what is missing from wherever the device still has it, and start again from the beginning."""
+        """Store what is missing from wherever the device still has it."""
         self._flush(request, self._find)
-        request.considered = [0] * len(self._groups)
 
     def finished(self, request: Request) -> None:
         """Store what is missing, from the request's own blocks."""
@@ -102,7 +100,7 @@ class EagerPlanner:
             self._stores.lose(NotStored.NO_KEY, request.computed_tokens // group.block_tokens - full)
             slots = self._host.use_keys(index, chain.keys, chain.end_tokens)
             admitted = self._stores.admit(request, index, full)
-            first = request.considered[index] if find is None else 0
+            first = request.considered[index]
             self._stores.lose(NotStored.NOT_ADMITTED, slots[max(first, admitted) :].count(None))
             if find is None:
                 self._count_out_of_window(request, index, first, admitted)
@@ -136,7 +134,7 @@ class EagerPlanner:
         blocks = request.blocks[chain.group][first : first + len(chain)]
         if NULL_BLOCK not in blocks and self._host.known(chain.group).keys().isdisjoint(chain.keys):
             chain.blocks = list(blocks)  # the usual case: all new
-            return [chain] if chain.keys else []
+            return [chain]
         return self._stores.runs(chain, lambda _, index: blocks[index] or None)
 
     def _find(self, chain: Chain, index: int) -> int | None:
@@ -147,8 +145,6 @@ class EagerPlanner:
 
     def _count_out_of_window(self, request: Request, index: int, first: int, last: int) -> None:
         """Count blocks that left their window before they were stored."""
-        if not self._loses_blocks[index]:
-            return
         blocks = request.blocks[index][first:last]
         if NULL_BLOCK in blocks:
             known, keys = self._host.known(index), request.keys[index][first:last]
