@@ -376,6 +376,14 @@ def test_a_load_that_failed_on_any_rank_is_recomputed(failing: list[int]) -> Non
     world.compute(request)
 
 
+def test_after_a_failed_load_everything_beyond_the_device_is_missed_for_that_reason() -> None:
+    world = warm()
+    request = waiting(world)
+    world.admit(request)
+    world.step(fails=lambda _: True)
+    assert world.manager.match("r", 8, 40).missed == {NotLoaded.COPY_FAILED: 32}
+
+
 def test_a_failed_load_does_not_keep_others_from_loading() -> None:
     world = warm()
     world.admit(waiting(world, "r1"))

@@ -204,8 +204,9 @@ def busy(world: World) -> bool:
     return world.manager.busy
 
 
-def test_a_new_manager_is_not_busy_and_plans_nothing() -> None:
-    world = World()
+@pytest.mark.parametrize("mode", MODES)
+def test_a_new_manager_is_not_busy_and_plans_nothing(mode: str) -> None:
+    world = World(mode=mode)
     assert not busy(world)
     assert not world.plan()
     assert not world.plan(idle=True)

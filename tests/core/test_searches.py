@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.core import BelowConfig, Fetch, FullAttention, Lookup, Match, NotLoaded, NotStored, Report, SlidingWindow
+from kvtide.core import (
+    BelowConfig,
+    Clear,
+    Fetch,
+    FullAttention,
+    Lookup,
+    Match,
+    NotLoaded,
+    NotStored,
+    NotSunk,
+    Report,
+    SlidingWindow,
+)
 from kvtide.core import searches as searches_module
+from kvtide.core.stores import ATTEMPTS_MAX
 from tests.support import FakeRequest, World, text
 
 A = text("a", 32)
@@ -250,6 +263,43 @@ def test_a_reset_ends_every_search(when: str) -> None:
     assert world.cached_blocks(A) == []
 
 
+def test_what_was_going_to_be_asked_for_is_not_asked_for_after_a_reset() -> None:
+    world = with_tiers()
+    assert ask(world, world.add("r", A)).waits
+    world.reset()
+    assert [type(errand) for errand in world.plan().errands] == [Clear]
+
+
+def test_tiers_are_emptied_once_and_not_used_before_they_are() -> None:
+    """F9."""
+    world = with_tiers()
+    world.serve("before", A)
+    world.reset()
+    (clear,) = world.plan().errands
+    assert isinstance(clear, Clear)
+    assert not ask(world, world.add("r", A)).waits
+    store(world, text("b", 16))
+    assert list(world.errands.values()) == [clear]
+    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 4}
+    world.answer(clear)
+    assert not world.plan().errands
+    assert ask(world, world.add("later", A)).waits
+
+
+def test_tiers_that_were_emptied_for_an_earlier_reset_are_emptied_again() -> None:
+    """F9: what sank between the two is of weights that are gone."""
+    world = with_tiers()
+    world.reset()
+    (first,) = world.plan().errands
+    world.reset()
+    (second,) = world.plan().errands
+    world.answer(first)
+    assert not ask(world, world.add("r", A)).waits
+    world.answer(second)
+    assert ask(world, world.add("later", A)).waits
+    assert not [errand for errand in world.plan().errands if isinstance(errand, Clear)]
+
+
 def test_tiers_that_could_not_be_emptied_are_not_used_until_they_are() -> None:
     """F9: a store that was down when the weights changed."""
     world = with_tiers()
@@ -280,6 +330,41 @@ def test_what_somebody_computed_while_it_was_on_its_way_up_is_stored_if_it_does_
     world.drain()
     assert world.cached_blocks(A) == list(range(8))
     assert not world.manager.metrics.not_stored
+
+
+def relied_on() -> tuple[World, Fetch]:
+    """A fetch of blocks that somebody has computed meanwhile, and not stored because they are on their way up."""
+    world = with_tiers()
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    world.report(Report(0, late=(fetch.id,)))
+    ask(world, request)
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    return world, fetch
+
+
+def test_what_did_not_come_is_stored_with_as_many_attempts_as_anything_else() -> None:
+    world, fetch = relied_on()
+    world.drain_copies()
+    world.answer(fetch, misses=range(7))
+    attempts = 0
+    while world.manager.busy:
+        attempts += bool(world.plan().stores)
+        for pending in list(world.pending.values()):
+            world.run(pending.copy, why="no")
+    assert attempts == ATTEMPTS_MAX
+    assert world.manager.metrics.not_stored[NotStored.COPY_FAILED] == 8
+
+
+def test_what_did_not_come_because_of_a_reset_is_counted() -> None:
+    world, fetch = relied_on()
+    world.plan()
+    world.drain_copies()
+    world.reset()
+    world.answer(fetch)
+    assert world.manager.metrics.not_stored == {NotStored.RESET: 7}
 
 
 def test_what_did_not_come_and_is_gone_from_the_device_is_counted() -> None:

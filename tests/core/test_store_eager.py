@@ -154,6 +154,21 @@ def test_a_cut_prefix_is_not_chased_while_the_request_runs() -> None:
     world.drain()
 
 
+def test_a_full_host_is_not_asked_again_while_the_request_runs() -> None:
+    world = World(host_blocks=4)
+    world.serve("other", text("b", 17))
+    reader = world.add("reader", text("b", 17))
+    world.manager.reserve(world.manager.match("reader", 0, 17))  # keeps all slots
+    request = running(world, A)
+    world.compute(request)
+    assert not world.plan().stores
+    assert not world.manager.busy, "nothing changes as long as nobody does anything"
+    world.finish(reader)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(A) == [0, 1, 2, 3], "the end asks once more"
+
+
 def test_what_continues_a_cut_prefix_waits_for_the_end() -> None:
     world = World(host_blocks=4)
     request = running(world, A)

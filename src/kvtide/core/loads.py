@@ -52,7 +52,7 @@ class Loads:
     def match(self, request: Request, device_tokens: int, num_tokens: int) -> Match:
         """Look a request up. Changes nothing."""
         if request.load_failed:
-            missed = {NotLoaded.COPY_FAILED: max(0, num_tokens - device_tokens)}
+            missed = {NotLoaded.COPY_FAILED: num_tokens - device_tokens}
             return Match(request.id, device_tokens, 0, (), missed, num_tokens)
         match = self._matcher.match(request.id, request.keys, device_tokens, num_tokens)
         if self._searches.waits(request, match):

@@ -142,6 +142,15 @@ def test_windows_that_others_filled_are_not_in_question() -> None:
     world.check()
 
 
+def test_the_groups_share_what_is_remembered() -> None:
+    world = second_use(groups=(FullAttention(4), FullAttention(4)), host_blocks=8, device_blocks=16)
+    for number in range(20):
+        world.serve(str(number), text(str(number), 16))
+    share = (8 + 16) // 2
+    for remembered in world.manager._stores._second_use or ():
+        assert REMEMBERED_POOLS * share // 2 <= len(remembered) <= REMEMBERED_POOLS * share + 4, "of 80 blocks"
+
+
 def test_f22_an_unknown_admission_is_refused() -> None:
     with pytest.raises(ConfigError, match="admission='sometimes': expected"):
         second_use(admission="sometimes")
