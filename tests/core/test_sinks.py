@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from kvtide.core import BelowConfig, NotSunk, Sink
 from kvtide.core import sinks as sinks_module
@@ -155,6 +157,80 @@ def test_what_is_evicted_before_its_turn_is_counted() -> None:
     world.drain()
     metrics = world.manager.metrics
     assert metrics.not_sunk[NotSunk.EVICTED] == metrics.evicted_blocks == 7, "all but the one that was sinking"
+
+
+def counted(world: World) -> int:
+    metrics = world.manager.metrics
+    return metrics.sunk_blocks + sum(metrics.not_sunk.values())
+
+
+def test_what_a_tier_refused_is_not_counted_again_when_it_is_evicted() -> None:
+    world = world_of(through=("all",), host_blocks=8)
+    store(world, "a", A)
+    while sinks := sinks_of(world):
+        world.answer(sinks[0], misses=range(0, 8, 2))
+        world.plan()
+    assert world.manager.metrics.not_sunk == {NotSunk.FAILED: 8}
+    world.serve("b", B)
+    assert world.manager.metrics.evicted_blocks == counted(world) - 8 == 8
+
+
+def test_what_found_the_queue_full_is_not_counted_again_when_it_is_evicted() -> None:
+    world = world_of(through=("all",), host_blocks=8, device_blocks=64)
+    for name in "abcd":
+        store(world, name, text(name, 32))
+    world.drain()
+    world.serve("e", text("e", 32))
+    assert world.manager.metrics.not_sunk[NotSunk.QUEUE_FULL] > 0
+    assert world.manager.metrics.stored_blocks == counted(world)
+
+
+def test_what_came_before_the_tiers_were_emptied_is_not_counted_again_when_it_is_evicted() -> None:
+    world = world_of(through=("all",), host_blocks=8)
+    world.reset()
+    world.plan()
+    store(world, "a", A)
+    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 8}
+    world.drain()
+    world.serve("b", B)
+    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 8}
+    assert counted(world) == 16
+
+
+@given(
+    host_blocks=st.integers(1, 12),
+    script=st.lists(st.sampled_from(["store", "answer", "refuse", "reset", "copy"]), max_size=20),
+)
+def test_written_through_every_block_sinks_or_is_counted_once(host_blocks: int, script: list[str]) -> None:
+    world = world_of(through=("all",), host_blocks=host_blocks)
+    for number, action in enumerate(script):
+        if action == "store":
+            request = world.add(str(number), text(str(number), 4 + 4 * (number % 5)))
+            world.admit(request)
+            world.compute(request)
+            world.finish(request)
+        elif action == "reset":
+            world.reset()
+        elif action == "copy":
+            world.plan()
+            world.drain_copies()
+        elif world.errands:
+            world.answer(next(iter(world.errands.values())), misses=range(number) if action == "refuse" else ())
+    world.drain()
+    world.step()  # tiers that could not be emptied are, now
+    world.drain()
+    assert counted(world) == world.manager.metrics.stored_blocks
+
+
+def test_a_slot_whose_turn_comes_with_other_content_sinks_once() -> None:
+    world = world_of(through=("all",), host_blocks=8)
+    store(world, "a", A)
+    store(world, "b", B)
+    names = [name for sink in sinks_of(world) for name in sink.names]
+    while sinks := sinks_of(world):
+        world.answer(sinks[0])
+        names += [name for sink in world.plan().errands if isinstance(sink, Sink) for name in sink.names]
+    assert len(names) == len(set(names)) == world.manager.metrics.sunk_blocks
 
 
 def test_the_queue_is_bounded_by_the_host() -> None:

@@ -35,7 +35,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="in which order they are tried (a new one each time)")
     parser.add_argument("--file", action="append", metavar="stores.py", help="only those of this file of the core")
     parser.add_argument("--mutant", action="append", metavar="ID", help="only this one; shows what it changes")
-    parser.add_argument("--quick", action="store_true", help="leave slow tests and most seeds out: shows suspects")
+    parser.add_argument("--quick", action="store_true", help="ask the tests of the same file: shows suspects")
     return parser.parse_args()
 
 

@@ -25,10 +25,10 @@ import pytest
 from tests.mutants.mutant import CORE, ROOT, Mutant
 from tests.mutants.swap import MutatedImport, Where, functions_in_memory, swap, where
 
-SEEDS, SEEDS_QUICK = 300, 20
+SEEDS, SEEDS_QUICK = 300, 10
 """Worlds of the simulator that a mutant has to survive."""
-QUICK_S = 0.05
-"""Tests that take longer are left out when it has to be quick."""
+QUICK_S = 0.1
+"""Tests that take longer are left out when it has to be quick, and those of other files."""
 SEED_CPU_S = 5.0
 """The longest of them takes a tenth of it."""
 TEST_CPU_S = 2.0
@@ -142,10 +142,10 @@ class Judge:
     def _judge_function(self, mutant: Mutant) -> str | None:
         swap(mutant, self._functions)
         changed = str(mutant.path), mutant.place.function_line
-        usual_s = {name: seconds for name, (seconds, called) in self._baseline.items() if changed in called}
-        if self.quick:
-            usual_s = {name: seconds for name, seconds in usual_s.items() if seconds < QUICK_S}
         likely = f"test_{mutant.path.name}::"  # the tests of that file
+        usual_s = {name: seconds for name, (seconds, called) in self._baseline.items() if changed in called}
+        if self.quick and any(likely in name for name in usual_s):
+            usual_s = {name: seconds for name, seconds in usual_s.items() if likely in name and seconds < QUICK_S}
         items = [item for item in self._items if item.nodeid in usual_s]
         for item in sorted(items, key=lambda item: (likely not in item.nodeid, usual_s[item.nodeid])):
             limit_cpu(10 * usual_s[item.nodeid] + TEST_CPU_S)

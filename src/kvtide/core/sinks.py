@@ -23,8 +23,10 @@ SINK_BLOCKS_MAX = 64
 AHEAD_BLOCKS_MAX = 512
 """Most slots that are kept free so that what is evicted has time to sink."""
 
-SUNK_THROUGH, SUNK_LEAVING, USED = 1, 2, 4
-"""Marks of a slot: below as far as tiers written through go, as far as tiers written on evict go; loaded since."""
+SUNK_THROUGH, SUNK_LEAVING, USED, LOST_THROUGH = 1, 2, 4, 8
+"""Marks of a slot: below as far as tiers written through go, as far as tiers written on evict go; loaded since; counted
+as not below as far as tiers written through go.
+"""
 
 
 class Sinks:
@@ -70,8 +72,7 @@ class Sinks:
 
     def came_up(self, slots: Sequence[int]) -> None:
         """Slots hold what was fetched from below: it is there."""
-        for slot in slots:
-            self._host.marks[slot] |= SUNK_THROUGH | SUNK_LEAVING
+        self._mark(slots, SUNK_THROUGH | SUNK_LEAVING)
 
     def plan(self) -> list[Sink]:
         """Return what begins to sink now."""
@@ -95,30 +96,29 @@ class Sinks:
             self._leaving_blocks -= len(sink.slots)
             self._host.free(sink.slots)
             return
-        for position in hits:
-            self._host.marks[sink.slots[position]] |= SUNK_THROUGH
+        self._mark(sink.slots, LOST_THROUGH)
+        self._mark([sink.slots[position] for position in hits], SUNK_THROUGH)
         self._host.unpin(sink.slots)
 
     def reset(self) -> None:
-        """Forget what waits."""
-        self._lose(NotSunk.RESET, len(self._queue))
+        """Forget what waits. What was evicted before its turn has been counted."""
+        self._lose(NotSunk.RESET, sum(self._host.holds(slot, (group, key)) for group, key, slot, _ in self._queue))
         self._queue.clear()
 
     def _evicted(self, slots: Sequence[int]) -> None:
         """Slots were needed at once. What the tiers wanted of them and do not have is lost."""
-        for write, sunk in ((self._config.through, SUNK_THROUGH), (self._config.on_evict, SUNK_LEAVING)):
+        through, on_evict = self._config.through, self._config.on_evict
+        for write, settled in ((through, SUNK_THROUGH | LOST_THROUGH), (on_evict, SUNK_LEAVING)):
             if write:
                 wanted = 0 if "all" in write else USED
                 marks = (self._host.marks[slot] for slot in slots)
-                self._lose(NotSunk.EVICTED, sum(mark & (sunk | wanted) == wanted for mark in marks))
+                self._lose(NotSunk.EVICTED, sum(mark & (settled | wanted) == wanted for mark in marks))
 
     def _enqueue(self, group: int, keys: Sequence[bytes], slots: Sequence[int], *, used: bool) -> None:
-        if not self.open:
-            self._lose(NotSunk.RESET, len(slots))
-            return
-        room = max(0, self._host.slots - len(self._queue))
-        self._lose(NotSunk.QUEUE_FULL, len(slots) - room)
-        for key, slot in zip(keys[:room], slots, strict=False):
+        room = self._host.slots - len(self._queue) if self.open else 0
+        self._lose(NotSunk.QUEUE_FULL if self.open else NotSunk.RESET, len(slots) - room)
+        self._mark(slots[room:], LOST_THROUGH)
+        for key, slot in zip(keys[:room], slots[:room], strict=True):
             self._queue.append((group, key, slot, used))
 
     def _from_queue(self) -> list[Sink]:
@@ -170,6 +170,10 @@ class Sinks:
         sink.slots.append(slot)
         sink.names.append(self._host.name(slot))
         self._in_flight_blocks += 1
+
+    def _mark(self, slots: Sequence[int], mark: int) -> None:
+        for slot in slots:
+            self._host.marks[slot] |= mark
 
     def _lose(self, why: NotSunk, blocks: int) -> None:
         if blocks > 0:
