@@ -35,19 +35,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="in which order they are tried (a new one each time)")
     parser.add_argument("--file", action="append", metavar="stores.py", help="only those of this file of the core")
     parser.add_argument("--mutant", action="append", metavar="ID", help="only this one; shows what it changes")
-    parser.add_argument("--quick", action="store_true", help="ask the tests of the same file: shows suspects")
+    parser.add_argument("--quick", action="store_true", help="ask the quickest tests and a few seeds: shows suspects")
     return parser.parse_args()
 
 
 def chosen(options: argparse.Namespace, mutants: list[Mutant]) -> list[Mutant]:
-    """Return the mutants to be tried, in the order of the seed."""
+    """Return the mutants to be tried, in the order of the seed; one file after the other if files are named."""
     files, ids = options.file or [], options.mutant or []
     for wanted, there in ((files, {mutant.file for mutant in mutants}), (ids, {mutant.id for mutant in mutants})):
         for name in set(wanted) - there:
             sys.exit(f"there is no {name!r} among {len(there)} of them")
     picked = [m for m in mutants if (not files or m.file in files) and (not ids or m.id in ids)]
     random.Random(options.seed).shuffle(picked)
-    return picked
+    return sorted(picked, key=lambda mutant: files.index(mutant.file)) if files else picked
 
 
 def diff(mutant: Mutant) -> str:
