@@ -9,7 +9,7 @@ from hypothesis import given
 from kvtide.core import BelowConfig, NotSunk, Sink
 from kvtide.core import sinks as sinks_module
 from kvtide.core.config import Admit
-from tests.support import World, text
+from tests.support import World, keys_of, text
 
 A, B = text("a", 32), text("b", 32)
 
@@ -33,6 +33,11 @@ def store(world: World, name: str, tokens: list[str]) -> None:
 
 def sinks_of(world: World) -> list[Sink]:
     return [errand for errand in world.errands.values() if isinstance(errand, Sink)]
+
+
+def counted(world: World) -> int:
+    metrics = world.manager.metrics
+    return metrics.sunk_blocks + sum(metrics.not_sunk.values())
 
 
 def test_written_through_a_block_sinks_once_it_is_stored() -> None:
@@ -101,6 +106,103 @@ def test_written_on_evict_blocks_sink_before_the_host_is_full() -> None:
     assert len(world.below) + lost == evicted
 
 
+def full_host(**options: object) -> World:
+    """A host of 80 blocks that is full of one prompt."""
+    world = world_of(host_blocks=80, device_blocks=128, pin_budget=128, **options)  # type: ignore[arg-type]
+    world.serve("r", text("a", 4 * 80))
+    world.step()
+    return world
+
+
+def test_a_sixteenth_of_the_host_is_kept_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert full_host(on_evict=("all",)).manager.gauges().slots_free == 5
+    monkeypatch.setattr(sinks_module, "AHEAD_BLOCKS_MAX", 3)
+    world = full_host(on_evict=("all",))
+    assert world.manager.gauges().slots_free == 3, "and not more than so many slots"
+    assert world.manager.metrics.sunk_blocks == len(world.below) == 3
+    assert world.cached_blocks(text("a", 320)) == list(range(77))
+
+
+def test_a_host_of_one_block_keeps_none_free() -> None:
+    world = world_of(on_evict=("all",), host_blocks=1)
+    world.serve("r", text("a", 4))
+    assert world.cached_blocks(text("a", 4)) == [0]
+
+
+def test_what_leaves_together_sinks_together_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks_module, "SINK_BLOCKS_MAX", 2)
+    world = world_of(on_evict=("all",), host_blocks=80, device_blocks=128, pin_budget=128)
+    store(world, "r", text("a", 4 * 80))
+    names = [(0, key) for key in keys_of(text("a", 320), 4)[75:]]
+    assert [list(sink.names) for sink in sinks_of(world)] == [names[:2], names[2:4], names[4:]]
+
+
+def loaded(world: World, count: int) -> None:
+    """Load the first blocks of the prompt that fills the host, so that they have been of use."""
+    world.fill_device()
+    world.serve("again", text("a", 4 * count + 1))
+
+
+@pytest.mark.parametrize("count", [0, 77])
+def test_on_second_touch_only_what_was_of_use_sinks_when_it_leaves(count: int) -> None:
+    world = full_host(on_evict=("second-touch",))
+    assert not world.below
+    loaded(world, count)
+    world.serve("other", text("b", 32))
+    assert len(world.below) == world.manager.metrics.sunk_blocks > 0 if count else not world.below
+    assert not world.manager.metrics.not_sunk
+
+
+def test_tiers_that_get_everything_do_not_get_it_again_when_it_is_used() -> None:
+    world = full_host(through=("all",), on_evict=("second-touch",))
+    sunk = world.manager.metrics.sunk_blocks
+    loaded(world, 40)
+    assert world.manager.metrics.sunk_blocks == sunk
+
+
+def test_what_was_of_use_and_has_sunk_is_no_loss_when_it_is_evicted() -> None:
+    world = world_of(through=("second-touch",), host_blocks=8)
+    world.serve("r", A)
+    loaded(world, 8)
+    assert world.manager.metrics.sunk_blocks == 8
+    world.serve("other", B)
+    assert world.manager.metrics.evicted_blocks == 8
+    assert not world.manager.metrics.not_sunk
+
+
+def test_what_was_of_use_and_had_no_time_to_sink_is_a_loss() -> None:
+    world = world_of(through=("second-touch",), host_blocks=8)
+    world.serve("r", A)
+    world.fill_device()
+    request = world.add("again", text("a", 33))
+    world.admit(request)
+    world.plan()
+    world.drain_copies()
+    world.finish(request)
+    store(world, "other", B)
+    assert world.manager.metrics.not_sunk == {NotSunk.EVICTED: 7}, "one of them was sinking"
+
+
+@pytest.mark.parametrize("write", ["through", "on_evict"])
+def test_what_came_up_from_below_is_no_loss_when_it_leaves_again(write: str) -> None:
+    before = world_of(through=("all",))
+    before.serve("r", A)
+    below = BelowConfig(**{write: frozenset({"all"})})  # type: ignore[arg-type]
+    world = World(below=below, min_fetch_tokens=4, host_blocks=16, device_blocks=64)
+    world.below = dict(before.below)
+    request = world.add("again", A)
+    for _ in range(4):
+        world.manager.reserve(world.match(request))
+        world.step()
+    world.finish(request)
+    for name in "bc":
+        world.serve(name, text(name, 64))
+    assert world.cached_blocks(A) == []
+    metrics = world.manager.metrics
+    assert metrics.fetched_blocks == 7
+    assert counted(world) == (metrics.stored_blocks if write == "through" else metrics.evicted_blocks - 7)
+
+
 def test_a_slot_that_leaves_is_nobody_elses_until_it_has_sunk() -> None:
     world = world_of(on_evict=("all",), host_blocks=16)
     world.serve("a", A)
@@ -157,11 +259,6 @@ def test_what_is_evicted_before_its_turn_is_counted() -> None:
     world.drain()
     metrics = world.manager.metrics
     assert metrics.not_sunk[NotSunk.EVICTED] == metrics.evicted_blocks == 7, "all but the one that was sinking"
-
-
-def counted(world: World) -> int:
-    metrics = world.manager.metrics
-    return metrics.sunk_blocks + sum(metrics.not_sunk.values())
 
 
 def test_what_a_tier_refused_is_not_counted_again_when_it_is_evicted() -> None:
@@ -248,6 +345,7 @@ def test_a_reset_forgets_what_waits_and_empties_the_tiers() -> None:
     (sinking,) = sinks_of(world)
     world.reset()
     assert world.manager.metrics.not_sunk == {NotSunk.RESET: 6}
+    assert world.manager.gauges().sink_queue_blocks == 0
     world.answer(sinking)
     world.drain()
     assert not world.below
