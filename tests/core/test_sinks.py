@@ -65,7 +65,7 @@ def test_what_sinks_is_pinned_until_every_rank_has_answered() -> None:
     sinks = sinks_of(world)
     assert world.manager.gauges().slots_pinned == sum(len(sink.slots) for sink in sinks) == 8
     for sink in sinks:
-        assert not sink.leaving
+        assert (sink.leaving, sink.used) == (False, False)
         world.answer(sink)
     assert world.manager.gauges().slots_pinned == 0
 
@@ -134,7 +134,14 @@ def test_what_leaves_together_sinks_together_in_order(monkeypatch: pytest.Monkey
     world = world_of(on_evict=("all",), host_blocks=80, device_blocks=128, pin_budget=128)
     store(world, "r", text("a", 4 * 80))
     names = [(0, key) for key in keys_of(text("a", 320), 4)[75:]]
-    assert [list(sink.names) for sink in sinks_of(world)] == [names[:2], names[2:4], names[4:]]
+    sinks = sinks_of(world)
+    assert [list(sink.names) for sink in sinks] == [names[:2], names[2:4], names[4:]]
+    assert not world.plan().errands, "what is leaving will be free"
+    for sink in sinks:
+        assert (sink.leaving, sink.used) == (True, False)
+        world.answer(sink)
+    assert not world.plan().errands
+    assert world.manager.gauges().slots_free == 5
 
 
 def loaded(world: World, count: int) -> None:
@@ -178,9 +185,11 @@ def test_what_was_of_use_and_had_no_time_to_sink_is_a_loss() -> None:
     world.admit(request)
     world.plan()
     world.drain_copies()
+    (sinking,) = sinks_of(world)
+    assert (len(sinking.slots), sinking.leaving, sinking.used) == (1, False, True)
     world.finish(request)
     store(world, "other", B)
-    assert world.manager.metrics.not_sunk == {NotSunk.EVICTED: 7}, "one of them was sinking"
+    assert world.manager.metrics.not_sunk == {NotSunk.EVICTED: 7}, "all but the one that was sinking"
 
 
 @pytest.mark.parametrize("write", ["through", "on_evict"])
