@@ -9,7 +9,7 @@ import sys
 import time
 
 from tests.mutants import equivalent
-from tests.mutants.judge import Judge
+from tests.mutants.judge import TESTS, Judge
 from tests.mutants.mutant import Mutant, all_mutants
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
@@ -35,6 +35,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="in which order they are tried (a new one each time)")
     parser.add_argument("--file", action="append", metavar="stores.py", help="only those of this file of the core")
     parser.add_argument("--mutant", action="append", metavar="ID", help="only this one; shows what it changes")
+    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help=f"the judges ({' '.join(TESTS)})")
     parser.add_argument("--quick", action="store_true", help="ask the quickest tests and a few seeds: shows suspects")
     return parser.parse_args()
 
@@ -85,7 +86,7 @@ def main() -> int:
         end_s = None if options.time is None else time.monotonic() + options.time
         caught.update(try_all(judge, picked, end_s))
 
-    if status := Judge(use, options.quick).collect():
+    if status := Judge(use, tuple(options.tests), options.quick).collect():
         return status
     return conclude(options, mutants, caught)
 

@@ -76,6 +76,7 @@ class Judge:
     """A plugin of pytest: collects the tests, and then lets `use` judge mutants instead of running the tests."""
 
     use: Callable[[Judge], None]
+    tests: tuple[str, ...] = TESTS
     quick: bool = False
     """Ask only those who answer at once. A mutant that survives is a suspect then, not more."""
     _items: list[pytest.Item] = field(default_factory=list)
@@ -85,7 +86,7 @@ class Judge:
     def collect(self) -> int:
         """Begin. Returns 0 unless pytest could not."""
         repeatable()
-        return int(pytest.main([*OPTIONS, *TESTS], plugins=[self]))
+        return int(pytest.main([*OPTIONS, *self.tests], plugins=[self]))
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Find out what each test does, and begin."""
@@ -164,7 +165,7 @@ class Judge:
         sys.meta_path.insert(0, MutatedImport(mutant))
         limit_cpu(10 * sum(seconds for seconds, _ in self._baseline.values()) + TEST_CPU_S)
         likely = [item.nodeid.split("::")[0] for item in self._items if f"test_{mutant.path.name}::" in item.nodeid]
-        if pytest.main([*OPTIONS, *dict.fromkeys(likely), *TESTS]) != pytest.ExitCode.OK:
+        if pytest.main([*OPTIONS, *dict.fromkeys(likely), *self.tests]) != pytest.ExitCode.OK:
             return "the tests, all imported again"
         return run_seeds(self._seeds)
 

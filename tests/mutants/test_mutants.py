@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import import_module
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.mutants import equivalent
 from tests.mutants.judge import in_a_fork
-from tests.mutants.mutant import CORE, Mutant, mutants_in, mutants_of
+from tests.mutants.mutant import CORE, ROOT, Mutant, mutants_in, mutants_of
 from tests.mutants.swap import MutatedImport, functions_in_memory, swap
 
 # Tests may run beside threads (of xdist, which waits in them). The forks here do next to nothing.
@@ -114,3 +115,25 @@ def test_the_list_as_it_is_can_be_read() -> None:
 
 def test_what_is_on_the_list_and_not_in_the_source_is_named() -> None:
     assert equivalent.gone({"a": "why", "b": "why"}, {"b", "c"}) == ["a"]
+
+
+def command(mutant: Mutant) -> subprocess.CompletedProcess[str]:
+    options = ["--quick", "--tests", "tests/core/test_wire.py", "--mutant", mutant.id]
+    return subprocess.run(  # noqa: S603  our own command
+        [sys.executable, "-m", "tests.mutants", *options], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_is_content_when_a_mutant_is_caught() -> None:
+    (caught,) = (m for m in mutants_of(CORE / "wire.py") if (m.place.name, m.after) == ("Plan.__bool__", "return None"))
+    done = command(caught)
+    assert "1 tried, 1 caught, 0 survived" in done.stdout
+    assert "caught by tests/core/test_wire.py::" in done.stdout
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_command_fails_and_says_where_when_a_mutant_survives() -> None:
+    survivor = mutants_of(CORE / "eviction/forecast.py")[-1]
+    done = command(survivor)
+    assert f"src/kvtide/core/{survivor.file}:{survivor.line}  --mutant {survivor.id}" in done.stdout
+    assert done.returncode == 1, done.stdout

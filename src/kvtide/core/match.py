@@ -61,7 +61,7 @@ class Matcher:
         self._others = [index for index, group in enumerate(groups) if not isinstance(group, FullAttention)]
         self._host = host
         self._step = common_boundary(groups)
-        self._min_load_tokens = max(1, min_load_tokens)
+        self._min_load_tokens = min_load_tokens
         self._pays = pays
 
     def match(self, request_id: str, keys: Sequence[Sequence[Key]], device_tokens: int, num_tokens: int) -> Match:
