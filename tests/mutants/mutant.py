@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tests.mutants.changes import changes_of
 
 ROOT = Path(__file__).parent.parent.parent
 CORE = ROOT / "src/kvtide/core"
+COMMENT = re.compile(r"(^|  )\s*# .*$", re.MULTILINE)
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -95,7 +97,8 @@ def mutants_in(source: str, file: str) -> list[Mutant]:
 
 
 def _one_line(text: bytes) -> str:
-    return " ".join(text.decode().split())
+    """Write some lines as one, without comments."""
+    return " ".join(COMMENT.sub("", text.decode()).split())
 
 
 def _walk(node: ast.AST, place: Place) -> Iterator[tuple[ast.AST, Place]]:
