@@ -16,8 +16,12 @@ from kvtide.core import (
     NotSunk,
     Report,
     SlidingWindow,
+    Stored,
+    ledger,
 )
 from kvtide.core import searches as searches_module
+from kvtide.core.break_even import RETRY_EVERY
+from kvtide.core.searches import _runs
 from kvtide.core.stores import ATTEMPTS_MAX
 from tests.support import FakeRequest, World, text
 
@@ -156,6 +160,7 @@ def test_what_is_gone_when_it_is_fetched_is_counted_and_computed() -> None:
     world.drain()
     metrics = world.manager.metrics
     assert (metrics.fetched_blocks, metrics.fetch_missed_blocks) == (6, 1)
+    assert not metrics.not_stored, "nobody has computed it meanwhile"
 
 
 def test_a_block_counts_as_fetched_when_every_rank_has_its_part() -> None:
@@ -213,6 +218,238 @@ def test_two_requests_wait_for_one_fetch() -> None:
     assert not world.plan().errands, "everything is on its way up already"
     world.answer(fetch)
     assert ask(world, second).tokens == 28
+
+
+def test_a_request_waits_for_what_others_fetch_and_for_its_own() -> None:
+    world = with_tiers(device_blocks=64)
+    longer = A + text("more", 16)
+    sunk(world, longer)
+    lookups = world.manager.metrics.lookups
+    _, (others,) = fetching(world, A, "first")
+    request, lookup = looking(world, longer, "second")
+    keys = request.keys[0]
+    assert lookup.names == tuple((0, key) for key in keys[7:11]), "the rest is on its way up"
+    world.answer(lookup)
+    (own,) = world.plan().errands
+    assert isinstance(own, Fetch)
+    assert own.names == lookup.names
+    world.answer(own)
+    assert world.manager.waits("second")
+    world.answer(others)
+    assert not world.manager.waits("second")
+    assert ask(world, request).tokens == 44
+    assert world.manager.metrics.lookups == lookups + 2
+
+
+def test_what_is_being_stored_is_not_asked_for() -> None:
+    world = with_tiers()
+    other = world.add("other", A[:16])
+    world.admit(other)
+    world.compute(other)
+    world.plan()
+    request = world.add("r", A)
+    world.manager.reserve(world.manager.match("r", 0, 32))
+    (lookup,) = (errand for errand in world.plan().errands if isinstance(errand, Lookup))
+    assert lookup.names == tuple((0, key) for key in request.keys[0][4:7])
+
+
+def test_a_request_that_gave_up_its_place_still_gets_what_it_asked_for() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, lookup = looking(world)
+    world.manager.give_up("r")
+    world.answer(lookup)
+    (fetch,) = world.plan().errands
+    world.answer(fetch)
+    assert ask(world, request).tokens == 28
+
+
+@pytest.mark.parametrize("groups", [(FullAttention(4),), HYBRID])
+def test_only_what_is_beyond_the_host_is_asked_for(groups: tuple[FullAttention, ...]) -> None:
+    world = with_tiers(groups=groups, device_blocks=64)
+    store(world, A)
+    world.fill_device()
+    request = world.add("r", A + text("more", 9))
+    assert ask(world, request).tokens == 32
+    lookup = next(errand for errand in world.plan().errands if isinstance(errand, Lookup))
+    assert set(lookup.names) == {(index, key) for index, keys in enumerate(request.keys) for key in keys[8:10]}
+
+
+def test_old_blocks_of_windows_are_not_asked_for() -> None:
+    world = with_tiers(groups=HYBRID, device_blocks=64)
+    other = world.add("other", A)
+    world.admit(other)
+    world.compute(other)
+    world.slide(other)  # before they are stored
+    world.finish(other)
+    for _ in range(4):
+        world.plan()
+        world.drain_copies()
+    world.fill_device()
+    request = world.add("r", A + text("more", 9))
+    assert ask(world, request).tokens == 32
+    lookup = next(errand for errand in world.plan().errands if isinstance(errand, Lookup))
+    assert set(lookup.names) == {(index, key) for index, keys in enumerate(request.keys) for key in keys[8:10]}
+
+
+@pytest.mark.parametrize(("below", "fetched"), [(5, 0), (6, 2), (7, 3)])
+def test_what_the_tiers_have_beyond_the_host_must_be_worth_it(below: int, fetched: int) -> None:
+    world = with_tiers(min_fetch_tokens=8)
+    sunk(world, A[: 4 * below])
+    store(world, A[:16])
+    world.fill_device()
+    request = world.add("r", A)
+    match = ask(world, request)
+    assert (match.tokens, match.waits) == (16, True)
+    lookup = next(errand for errand in world.plan().errands if isinstance(errand, Lookup))
+    world.answer(lookup, seconds=0.25)
+    fetches = [errand for errand in world.plan().errands if isinstance(errand, Fetch)]
+    assert sum(len(fetch.slots) for fetch in fetches) == fetched
+    assert all(fetch.waited_s == 0.25 for fetch in fetches)
+    assert world.manager.waits("r") == bool(fetched)
+
+
+def test_keys_that_are_not_known_yet_are_not_looked_for() -> None:
+    world = with_tiers()
+    sunk(world)
+    request = world.add("r", A)
+    world.manager.reserve(world.manager.match("r", 0, 48))  # the tokens behind `A` are placeholders
+    (lookup,) = world.plan().errands
+    assert isinstance(lookup, Lookup)
+    assert lookup.names == tuple((0, key) for key in request.keys[0])
+    world.answer(lookup)
+    (fetch,) = world.plan().errands
+    assert isinstance(fetch, Fetch)
+    assert len(fetch.names) == 8
+
+
+def test_what_came_to_the_host_while_it_was_looked_for_is_not_fetched() -> None:
+    world = with_tiers()
+    sunk(world)
+    _, lookup = looking(world)
+    store(world, A[:16])
+    world.answer(lookup)
+    (fetch,) = (errand for errand in world.plan().errands if isinstance(errand, Fetch))
+    assert fetch.names == lookup.names[4:]
+
+
+def test_a_request_whose_blocks_are_all_being_stored_does_not_wait() -> None:
+    world = with_tiers()
+    other = world.add("other", A)
+    world.admit(other)
+    world.compute(other)
+    world.plan()
+    request = world.add("r", A)
+    world.manager.reserve(world.manager.match("r", 0, 32))
+    assert not world.manager.waits("r")
+    assert not world.manager.match("r", 0, 32).waits
+    world.finish(request)
+
+
+def test_an_engine_goes_on_stepping_while_something_is_to_be_asked_for() -> None:
+    world = with_tiers()
+    ask(world, world.add("r", A))
+    assert world.manager.busy
+
+
+def test_what_has_come_is_kept_while_the_rest_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 3)
+    world = with_tiers()
+    sunk(world)
+    request, fetches = fetching(world)
+    world.answer(fetches[1])
+    match = ask(world, request)
+    assert (match.tokens, match.waits) == (0, True), "the beginning is not there yet"
+    assert world.manager.gauges().slots_pinned == 3
+
+
+def test_blocks_of_several_groups_come_as_one_chain_each() -> None:
+    world = with_tiers(groups=HYBRID, events=True, device_blocks=64)
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    flight = world.manager._ledger.get(fetch.id)
+    assert isinstance(flight, ledger.Fetch)
+    assert flight.queued_tokens == 9 * 4 / 2, "each group brings its share of a token"
+    world.manager.take_events()
+    world.answer(fetch)
+    full, window = (tuple(keys[:7]) for keys in request.keys)
+    assert world.manager.take_events() == [Stored(0, full, None), Stored(1, window[5:], window[4])]
+
+
+def test_what_is_missing_of_one_group_is_not_taken_for_that_of_another() -> None:
+    world = with_tiers(groups=HYBRID, device_blocks=64)
+    sunk(world)
+    _, (fetch,) = fetching(world)
+    world.answer(fetch, misses=[7])
+    assert (world.cached_blocks(A, 0), world.cached_blocks(A, 1)) == (list(range(7)), [6])
+
+
+def test_now_and_then_it_is_tried_although_it_does_not_seem_to_pay() -> None:
+    world = with_tiers()
+    sunk(world)
+    world.manager.computed(1_000, 0.001)
+    request, fetches = fetching(world)
+    for fetch in fetches:
+        world.answer(fetch, seconds=10.0)
+    world.finish(request)
+    asked = [ask(world, world.add(str(number), text(str(number), 32))).waits for number in range(RETRY_EVERY)]
+    assert asked == [False] * (RETRY_EVERY - 1) + [True]
+
+
+def test_fetched_blocks_have_their_place_in_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = with_tiers()
+    sunk(world)
+    added: list[tuple[list[int], int, int, int]] = []
+    monkeypatch.setattr(world.manager._host._policy, "add", lambda *chain: added.append(chain))
+    request, (fetch,) = fetching(world)
+    world.answer(fetch, misses=[3])
+    slots = [world.manager._host.known(0).get(key, -1) for key in request.keys[0]]
+    assert added == [(slots[:3], -1, 4, 4), (slots[4:7], -1, 20, 4)]
+
+
+@pytest.mark.parametrize(("slots", "fetched"), [(1, 1), (3, 1), (8, 4), (64, 7)])
+def test_half_of_the_host_may_be_fetched_to_and_one_block_always(slots: int, fetched: int) -> None:
+    world = with_tiers()
+    sunk(world)
+    small = with_tiers(host_blocks=slots)
+    small.below = dict(world.below)
+    _, (fetch,) = fetching(small)
+    assert len(fetch.slots) == fetched
+
+
+@pytest.mark.parametrize(("tokens", "waits"), [(4, False), (5, True)])
+def test_one_token_is_always_left_to_compute(tokens: int, waits: bool) -> None:
+    world = with_tiers()
+    assert ask(world, world.add("r", A[:tokens])).waits == waits
+
+
+def test_a_tier_that_is_late_for_somebody_who_does_not_wait_is_no_reason() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    world.admit(request, 0)
+    world.report(Report(0, late=(fetch.id,)))
+    assert world.manager.metrics.fetches_late == 0
+    world.preempt(request)
+    assert set(world.match(request).missed) == {NotLoaded.STILL_STORING}
+
+
+def test_what_it_takes_to_ask_counts_when_fetching_is_to_pay() -> None:
+    """F19."""
+    world = with_tiers()
+    sunk(world)
+    world.manager.computed(28, 0.5)
+    request, lookup = looking(world)
+    world.answer(lookup, seconds=10.0)
+    for fetch in world.plan().errands:
+        world.answer(fetch, seconds=0.001)
+    world.finish(request)
+    assert not ask(world, world.add("second", text("b", 32))).waits
+
+
+def test_what_comes_is_cut_where_something_is_missing() -> None:
+    assert list(_runs(2, 4, {2, 3, 5, 6, 7})) == [(0, 2), (2, 3), (3, 4)]
+    assert list(_runs(0, 2, {2})) == [(0, 2)]
 
 
 def test_what_has_come_is_kept_until_the_request_is_matched_again() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.fetch_break_even import FetchBreakEven
-from kvtide.core.groups import FullAttention, Key, Present, common_boundary, longest_resumable
+from kvtide.core.groups import Key, Present, common_boundary, longest_resumable
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Fetch, Ledger, Lookup
 from kvtide.core.match import Match
@@ -35,7 +35,6 @@ class Searches:
     def __init__(self, config: OffloadConfig, host: HostPool, sinks: Sinks, ledger: Ledger, metrics: Metrics) -> None:
         self._groups = config.geometry.groups
         self._step = common_boundary(self._groups)
-        self._all_full = all(isinstance(group, FullAttention) for group in self._groups)
         self._min_tokens = config.min_fetch_tokens
         self._enabled = config.below is not None
         self._host = host
@@ -125,8 +124,8 @@ class Searches:
         """Yield group and index of the blocks that the host lacks, beginnings first."""
         limit = (search.num_tokens - 1) // self._step * self._step
         first = search.device_tokens
-        if self._all_full and request.reservation is not None:
-            first += request.reservation.tokens  # up to there it lacks nothing
+        if request.reservation is not None:
+            first += request.reservation.tokens  # up to there it lacks nothing that a longer prefix needs
         for boundary in range(first // self._step * self._step, limit, self._step):
             for index, group in enumerate(self._groups):
                 keys = request.keys[index]
@@ -170,7 +169,7 @@ class Searches:
         boundary = self._boundary(request, search, found)
         on_host = search.device_tokens + (request.reservation.tokens if request.reservation is not None else 0)
         if boundary - on_host >= self._min_tokens:
-            self._fetch(request, search, found, boundary, lookup.seconds)
+            self._fetch(request, search, boundary, lookup.seconds)
         if not search.errands:
             self._end(search)
 
@@ -225,9 +224,8 @@ class Searches:
         return planned
 
     def reset(self) -> None:
-        """Forget what was going to be asked for or fetched."""
+        """Forget what was going to be asked for. Searches are dropped one by one, with their requests."""
         self._planned.clear()
-        self._answered.clear()
 
     # ------------------------------------------------------------------ fetching
 
@@ -250,7 +248,7 @@ class Searches:
         presents = [present(index) for index in range(len(self._groups))]
         return longest_resumable(self._groups, search.device_tokens, limit, presents, self._step)
 
-    def _fetch(self, request: Request, search: Search, found: set[Name], boundary: int, waited_s: float) -> None:
+    def _fetch(self, request: Request, search: Search, boundary: int, waited_s: float) -> None:
         """Begin to fetch what resuming at `boundary` needs, and wait for what somebody else fetches."""
         wanted: list[tuple[int, int]] = []
         rising: dict[int, Fetch] = {}
@@ -260,8 +258,8 @@ class Searches:
             if needed and self._rising(group, key):
                 fetch = self._fetch_of[self._host.known(group)[key]]
                 rising[fetch.id] = fetch
-            elif needed and (group, key) in found and key not in self._host.known(group):
-                wanted.append((group, block))
+            elif needed and key not in self._host.known(group):
+                wanted.append((group, block))  # it was found, or it would not be needed
         self._join(search, rising)
         # Half of the host at most, so that one prompt does not drive everything else out.
         room = max(1, self._host.slots // 2) - len(self._fetch_of)
