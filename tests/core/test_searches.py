@@ -254,7 +254,7 @@ def test_what_is_being_stored_is_not_asked_for() -> None:
 
 
 def test_a_request_that_gave_up_its_place_still_gets_what_it_asked_for() -> None:
-    world = with_tiers()
+    world = with_tiers(min_fetch_tokens=28)
     sunk(world)
     request, lookup = looking(world)
     world.manager.give_up("r")
@@ -273,6 +273,80 @@ def test_only_what_is_beyond_the_host_is_asked_for(groups: tuple[FullAttention, 
     assert ask(world, request).tokens == 32
     lookup = next(errand for errand in world.plan().errands if isinstance(errand, Lookup))
     assert set(lookup.names) == {(index, key) for index, keys in enumerate(request.keys) for key in keys[8:10]}
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "waits"), [(0, 0, True), (5, 0, True), (6, 0, False), (0, 6, False), (2, 5, True)]
+)
+def test_what_the_device_and_the_host_have_is_not_worth_asking_for(device: int, host: int, waits: bool) -> None:
+    world = with_tiers(min_fetch_tokens=8)
+    if host:
+        store(world, A[: 4 * host])
+    world.add("r", A)
+    assert world.manager.match("r", 4 * device, 32).waits == waits
+
+
+def test_what_the_device_has_is_not_asked_for() -> None:
+    world = with_tiers()
+    request = world.add("r", A)
+    world.manager.reserve(world.manager.match("r", 16, 32))
+    (lookup,) = world.plan().errands
+    assert isinstance(lookup, Lookup)
+    assert lookup.names == tuple((0, key) for key in request.keys[0][4:7])
+
+
+def test_of_a_long_prompt_the_beginning_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches_module, "LOOKUP_BLOCKS_MAX", 3)
+    request, lookup = looking(with_tiers())
+    assert lookup.names == tuple((0, key) for key in request.keys[0][:3])
+
+
+def test_what_others_compute_is_not_taken_for_what_is_on_its_way_up() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    other = world.add("other", text("b", 16))
+    world.admit(other, 0)
+    world.compute(other)
+    world.finish(other)
+    world.answer(fetch, misses=range(7))
+    world.finish(request)
+    world.drain()
+    assert not world.manager.metrics.not_stored, "nobody has computed what did not come"
+
+
+def test_what_was_fetched_before_does_not_count_against_later_fetches() -> None:
+    world = with_tiers(host_blocks=16)
+    for tokens in (A, text("b", 32)):
+        world.serve(tokens[0], tokens)
+    forget(world)
+    for tokens in (A, text("b", 32)):
+        request, (fetch,) = fetching(world, tokens, tokens[0])
+        assert len(fetch.slots) == 7
+        world.answer(fetch)
+        world.finish(request)
+
+
+def test_what_a_reset_ended_was_not_missing_below() -> None:
+    world = with_tiers()
+    sunk(world)
+    _, (fetch,) = fetching(world)
+    world.reset()
+    world.answer(fetch)
+    assert world.manager.metrics.fetch_missed_blocks == 0
+
+
+def test_a_fetch_is_late_when_anybody_still_waits_for_it() -> None:
+    world = with_tiers()
+    sunk(world)
+    first, (fetch,) = fetching(world, name="first")
+    second = world.add("second", A)
+    ask(world, second)
+    assert world.manager.waits("second")
+    world.finish(first)
+    world.report(Report(0, late=(fetch.id,)))
+    assert world.manager.metrics.fetches_late == 1
+    assert not world.manager.waits("second")
 
 
 def test_old_blocks_of_windows_are_not_asked_for() -> None:

@@ -66,7 +66,7 @@ class Searches:
             return False
         if request.search is not None:
             return not request.search.over
-        missing = self._limit(match) - match.device_tokens - match.tokens
+        missing = self._limit(match.num_tokens) - match.device_tokens - match.tokens
         return (
             self._sinks.open
             and missing >= self._min_tokens
@@ -81,8 +81,7 @@ class Searches:
             if search.over:
                 self._unpin(search)
             return
-        if self._enabled:
-            self.break_even.decided(tried=match.waits)
+        self.break_even.decided(tried=match.waits)
         if match.waits:
             request.search = Search(request.id, match.device_tokens, match.num_tokens)
             self._searching[request.id] = request
@@ -122,7 +121,7 @@ class Searches:
 
     def _lacking(self, request: Request, search: Search) -> Iterator[tuple[int, int]]:
         """Yield group and index of the blocks that the host lacks, beginnings first."""
-        limit = (search.num_tokens - 1) // self._step * self._step
+        limit = self._limit(search.num_tokens)
         first = search.device_tokens
         if request.reservation is not None:
             first += request.reservation.tokens  # up to there it lacks nothing that a longer prefix needs
@@ -134,8 +133,9 @@ class Searches:
                     if not self._cached(index, keys[block]):
                         yield index, block
 
-    def _limit(self, match: Match) -> int:
-        return (match.num_tokens - 1) // self._step * self._step
+    def _limit(self, num_tokens: int) -> int:
+        """Return up to where a request could resume: one token is left to compute."""
+        return (num_tokens - 1) // self._step * self._step
 
     def rely_on(self, slots: Iterable[int | None]) -> None:
         """Blocks that were computed are not stored, for they are on their way up. If they do not come, they are."""
@@ -244,7 +244,7 @@ class Searches:
 
             return there
 
-        limit = (search.num_tokens - 1) // self._step * self._step
+        limit = self._limit(search.num_tokens)
         presents = [present(index) for index in range(len(self._groups))]
         return longest_resumable(self._groups, search.device_tokens, limit, presents, self._step)
 
