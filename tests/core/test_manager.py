@@ -226,6 +226,16 @@ def test_a_manager_is_busy_from_the_first_block_to_the_last_report() -> None:
     assert not busy(world)
 
 
+def test_a_manager_is_busy_when_the_end_of_a_request_has_left_something_to_store() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request)
+    world.finish(request)
+    assert busy(world)
+    world.step()
+    assert not busy(world)
+
+
 def test_a_manager_is_busy_while_a_load_waits_to_be_planned() -> None:
     world = World()
     world.serve("first", A)
@@ -255,6 +265,13 @@ def test_an_idle_engine_waits_for_the_oldest_transfer() -> None:
     assert world.plan(idle=True).wait_for == (first,)
     world.run(world.pending[first].copy)
     assert world.plan(idle=True).wait_for == (second,)
+
+
+def test_an_engine_that_computes_waits_for_no_transfer() -> None:
+    world = World()
+    world.compute(running(world, A))
+    assert world.manager.plan().stores
+    assert world.manager.plan().wait_for == ()
 
 
 def test_an_idle_engine_waits_for_transfers_of_earlier_plans_or_of_this_one() -> None:
@@ -319,6 +336,27 @@ def test_after_a_reset_nothing_of_before_is_served(mode: str) -> None:
         world.finish(request)
         world.serve(f"and again {name}", text(name, 33))
     assert world.manager.metrics.resets == 1
+
+
+def test_requests_and_resets_are_counted() -> None:
+    world = World()
+    for name in "abc":
+        world.finish(world.add(name, A))
+    for _ in range(2):
+        world.reset()
+    assert (world.manager.metrics.requests, world.manager.metrics.resets) == (3, 2)
+
+
+def test_what_ran_at_two_resets_is_not_stored() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request, 16)
+    world.reset()
+    world.reset()
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert world.manager.metrics.stored_blocks == 0
 
 
 def test_a_reset_of_nothing_is_nothing() -> None:
@@ -400,6 +438,8 @@ def test_f20_the_host_pool_grows_as_far_as_the_slowest_rank_is_ready() -> None:
     manager = OffloadManager(config, BlockPool(16), slots_ready=2)
     assert manager.gauges().slots == manager.gauges().slots_free == 2
     manager.report(Report(0, slots_ready=8))
+    for rank in (-1, 2):  # neither is there
+        manager.report(Report(rank, slots_ready=8))
     assert manager.gauges().slots == 2, "the other rank has two only"
     manager.report(Report(1, slots_ready=5))
     assert manager.gauges().slots == manager.gauges().slots_free == 5

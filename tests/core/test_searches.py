@@ -586,6 +586,7 @@ def test_tiers_are_emptied_once_and_not_used_before_they_are() -> None:
     world = with_tiers()
     world.serve("before", A)
     world.reset()
+    assert world.manager.busy
     (clear,) = world.plan().errands
     assert isinstance(clear, Clear)
     assert not ask(world, world.add("r", A)).waits
@@ -595,6 +596,16 @@ def test_tiers_are_emptied_once_and_not_used_before_they_are() -> None:
     world.answer(clear)
     assert not world.plan().errands
     assert ask(world, world.add("later", A)).waits
+
+
+def test_a_reset_of_the_host_alone_leaves_the_tiers_as_they_are() -> None:
+    world = with_tiers()
+    world.serve("before", A)
+    world.manager.reset(below=False)
+    world.pool.reset()
+    assert not world.plan().errands
+    assert ask(world, world.add("r", A)).waits
+    assert world.below
 
 
 def test_tiers_that_were_emptied_for_an_earlier_reset_are_emptied_again() -> None:
@@ -621,6 +632,7 @@ def test_tiers_that_could_not_be_emptied_are_not_used_until_they_are() -> None:
     (clear,) = world.plan().errands
     world.answer(clear, misses=[0])
     assert not world.manager.busy, "an idle engine comes to rest although the store is down"
+    assert not world.plan(idle=True).errands
     request = world.add("r", A)
     assert not ask(world, request).waits
     (again,) = world.plan().errands
