@@ -123,10 +123,12 @@ def test_a_sixteenth_of_the_host_is_kept_free(monkeypatch: pytest.MonkeyPatch) -
     assert world.cached_blocks(text("a", 320)) == list(range(77))
 
 
-def test_a_host_of_one_block_keeps_none_free() -> None:
-    world = world_of(on_evict=("all",), host_blocks=1)
-    world.serve("r", text("a", 4))
-    assert world.cached_blocks(text("a", 4)) == [0]
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_host_of_one_block_keeps_none_free_and_any_other_at_least_one(slots: int) -> None:
+    world = world_of(on_evict=("all",), host_blocks=slots)
+    world.serve("r", text("a", 4 * slots))
+    world.step()
+    assert world.cached_blocks(text("a", 8)) == [0]
 
 
 def test_what_leaves_together_sinks_together_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,13 @@ def test_small_stores_of_one_plan_share_a_transfer() -> None:
     assert [len(copy.blocks) for copy in world.plan().stores] == [6]
 
 
+def test_a_chain_is_cut_into_its_blocks_if_need_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores_module, "STORE_BLOCKS_MAX", 1)
+    world = World()
+    request = computed(world, A[:8])
+    assert [copy.blocks for copy in world.plan().stores] == [(block,) for block in request.blocks[0]]
+
+
 @pytest.mark.usefixtures("small_transfers")
 def test_small_stores_fill_up_the_last_transfer() -> None:
     world = World()
@@ -181,6 +188,14 @@ def test_a_gauge_says_how_many_blocks_wait() -> None:
         waiting.append(world.manager.gauges().backlog_blocks)
         world.step()
     assert waiting == [9, 9, 6, 3]
+
+
+def test_what_waits_again_is_not_too_much_because_it_has_waited_before() -> None:
+    world = World(device_blocks=16, pin_budget=1)
+    world.finish(computed(world, text("a", 64)))
+    world.drain()
+    assert world.manager.metrics.stored_blocks == 16
+    assert not world.manager.metrics.not_stored
 
 
 def test_a_store_that_uses_the_budget_up_leaves_nothing_to_wait_for() -> None:

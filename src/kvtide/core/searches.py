@@ -139,12 +139,9 @@ class Searches:
 
     def rely_on(self, slots: Iterable[int | None]) -> None:
         """Blocks that were computed are not stored, for they are on their way up. If they do not come, they are."""
-        if not self._fetch_of:
-            return
-        for slot in slots:
-            fetch = self._fetch_of.get(-1 if slot is None else slot)
-            if fetch is not None:
-                fetch.relied_on.add(-1 if slot is None else slot)
+        if self._fetch_of:
+            for slot in self._fetch_of.keys() & set(slots):
+                self._fetch_of[slot].relied_on.add(slot)
 
     def take_unkept(self) -> list[Chain]:
         """Return blocks that somebody relied on and that have not come: they have to be stored after all."""
