@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import hypothesis
 import pytest
 
-from tests.mutants.mutant import CORE, ROOT, Mutant
+from tests.mutants.mutant import CORE, ROOT, Mutant, Place
 from tests.mutants.swap import MutatedImport, Where, functions_in_memory, swap, where
 
 SEEDS, SEEDS_QUICK = 300, 10
@@ -81,6 +81,8 @@ class Judge:
     """Ask only those who answer at once. A mutant that survives is a suspect then, not more."""
     _items: list[pytest.Item] = field(default_factory=list)
     _baseline: Baseline = field(default_factory=dict)
+    _noticed: set[tuple[str, Place, str]] = field(default_factory=set)
+    """Tests that have noticed a change of the same function: the first to be asked."""
     _failed: str | None = None
 
     def collect(self) -> int:
@@ -109,6 +111,8 @@ class Judge:
         judge = self._judge_import if mutant.place.function_line is None else self._judge_function
         outcome = in_a_fork(lambda: judge(mutant))
         assert outcome is None or isinstance(outcome, str)
+        if outcome in self._baseline:
+            self._noticed.add((mutant.file, mutant.place, outcome))
         return outcome
 
     def _measure(self) -> Baseline | str:
@@ -146,9 +150,13 @@ class Judge:
         changed = str(mutant.path), mutant.place.function_line
         likely = f"test_{mutant.path.name}::"  # the tests of that file
         usual_s = {name: seconds for name, (seconds, called) in self._baseline.items() if changed in called}
-        items = [item for item in self._items if item.nodeid in usual_s]
+
+        def order(item: pytest.Item) -> tuple[bool, bool, float]:
+            noticed = (mutant.file, mutant.place, item.nodeid) in self._noticed
+            return not noticed, likely not in item.nodeid, usual_s[item.nodeid]
+
         spent_s = 0.0
-        for item in sorted(items, key=lambda item: (likely not in item.nodeid, usual_s[item.nodeid])):
+        for item in sorted((item for item in self._items if item.nodeid in usual_s), key=order):
             spent_s += usual_s[item.nodeid] if likely not in item.nodeid else 0.0
             if self.quick and spent_s > QUICK_S:
                 break
