@@ -117,6 +117,18 @@ def test_what_is_tried_again_does_not_share_a_transfer_with_what_is_new() -> Non
     assert [len(copy.blocks) for copy in world.plan().stores] == [8, 8]
 
 
+def test_what_was_stored_later_is_evicted_later() -> None:
+    world = World(host_blocks=6)
+    computed(world, text("a", 8), "a")
+    world.step()
+    computed(world, text("b", 16), "b")
+    world.step()
+    computed(world, text("c", 4), "c")
+    world.step()
+    assert world.cached_blocks(text("a", 8)) == [0]
+    assert world.cached_blocks(text("b", 16)) == [0, 1, 2, 3]
+
+
 def test_what_is_stored_after_a_reset_does_not_share_a_transfer_with_what_came_to_nothing() -> None:
     world = World(pin_budget=32)
     world.finish(computed(world, A, "before"))  # begun, and not planned yet

@@ -1,27 +1,23 @@
 """The judges: the tests that call the changed function, the quickest first, and then seeds of the simulator.
 
 pytest collects the tests once. Each mutant is judged in a fork of that process, which ends at the first thing that
-goes wrong. CPU time is bounded, not time on a clock: a busy machine makes no mutant look caught.
+goes wrong.
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import pickle
-import resource
-import select
-import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.mutants.fork import in_a_fork, limit_cpu
 from tests.mutants.mutant import CORE, ROOT, Mutant, Place
 from tests.mutants.swap import MutatedImport, Where, functions_in_memory, swap, where
 
@@ -33,9 +29,6 @@ SEED_CPU_S = 5.0
 """The longest of them takes a tenth of it."""
 TEST_CPU_S = 2.0
 """What a test may take more than ten times its usual time."""
-WALL_S = 900.0
-"""For a mutant that waits for ever without using the CPU."""
-MEMORY_BYTES = 6 << 30
 TESTS = ("tests/core", "tests/faults")
 OPTIONS = ["-x", "--no-header", "--capture=no", "--assert=plain", f"--rootdir={ROOT}"]
 
@@ -64,11 +57,6 @@ def run_seeds(count: int) -> str | None:
         if found is not None:
             return f"simulator, seed {seed}: {found.invariant}: {found.what}"
     return None
-
-
-def limit_cpu(seconds: float) -> None:
-    """Let the kernel end this process unless the limit is set again before so much CPU time is used."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 @dataclass
@@ -176,37 +164,3 @@ class Judge:
         if pytest.main([*OPTIONS, *dict.fromkeys(likely), *self.tests]) != pytest.ExitCode.OK:
             return "the tests, all imported again"
         return run_seeds(self._seeds)
-
-
-def in_a_fork(work: Callable[[], Baseline | str | None]) -> Baseline | str | None:
-    """Return what `work` returns in a fork of this process, or in words why it did not."""
-    reading, writing = os.pipe()
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _work(work, writing)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        if not select.select([pipe], [], [], WALL_S)[0]:
-            os.kill(child, signal.SIGKILL)
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if status:
-        return "it takes too long" if os.WIFSIGNALED(status) else "the process ends"
-    outcome: Baseline | str | None = pickle.loads(said)  # noqa: S301  our own words
-    return outcome
-
-
-def _work(work: Callable[[], Baseline | str | None], writing: int) -> NoReturn:
-    status = 1
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
-        outcome = work()
-        with os.fdopen(writing, "wb") as pipe:
-            pickle.dump(outcome, pipe)
-        status = 0
-    finally:
-        os._exit(status)

@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 from tests.mutants import equivalent
-from tests.mutants.judge import in_a_fork
+from tests.mutants.fork import in_a_fork
 from tests.mutants.mutant import CORE, ROOT, Mutant, mutants_in, mutants_of
 from tests.mutants.swap import MutatedImport, functions_in_memory, swap
 

@@ -142,6 +142,15 @@ def test_windows_that_others_filled_are_not_in_question() -> None:
     world.check()
 
 
+def test_behind_a_block_that_is_kept_out_nothing_is_stored() -> None:
+    world = second_use()
+    request = world.add("r", A)
+    stores, core_request = world.manager._stores, world.manager._requests["r"]
+    assert stores._second_use is not None
+    stores._second_use[0].admit(request.keys[0][2:])  # the head was forgotten, the tail was not
+    assert [stores.admit(core_request, 0, full) for full in (1, 2, 3, 4)] == [0, 0, 0, 0]
+
+
 def test_the_groups_share_what_is_remembered() -> None:
     world = second_use(groups=(FullAttention(4), FullAttention(4)), host_blocks=8, device_blocks=16)
     for number in range(20):
