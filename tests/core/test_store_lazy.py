@@ -504,21 +504,17 @@ def test_a_load_larger_than_a_step_raises_the_target_for_the_next_one() -> None:
     assert clean_target(groups, 8, 100, 7, loading_blocks=10) == 7
 
 
-def test_a_target_that_a_load_has_raised_stays() -> None:
+@pytest.mark.parametrize(("loads", "most"), [([], 0), ([8], 8), ([8, 3, 0], 8), ([3, 8], 8)])
+def test_a_target_that_a_load_has_raised_stays(loads: list[int], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one may be as large."""
-    world = lazy(device_blocks=24, pin_budget=24)
-    fill(world, "a", 4 * 12)
-    world.fill_device()
-    world.step()
-    world.serve("first", text("b", 4 * 8))
-    world.fill_device()
-    request = world.add("again", text("b", 4 * 8 + 1))
-    world.admit(request)
-    world.step()
-    world.finish(request)
-    fill(world, "c", 4 * 24)
-    world.step()
-    assert all(front(world, TARGET + LOOKAHEAD_STEPS * 8))
+    world = lazy(device_blocks=40)
+    planner = world.manager._planner
+    for loading_blocks in loads:
+        planner.plan(loading_blocks)
+    planner.reset()
+    watch = Watch(world, monkeypatch)
+    planner.plan(0)
+    assert len(watch.take()) == LOOKAHEAD_STEPS * (2 + most)
 
 
 def kept_out_world() -> World:
