@@ -681,6 +681,27 @@ def test_what_did_not_come_is_stored_with_as_many_attempts_as_anything_else() ->
     assert world.manager.metrics.not_stored[NotStored.COPY_FAILED] == 8
 
 
+def test_what_left_its_window_while_it_was_on_its_way_up_is_stored_if_it_does_not_come() -> None:
+    world = with_tiers(groups=HYBRID, device_blocks=64)
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    world.report(Report(0, late=(fetch.id,)))
+    ask(world, request)
+    world.admit(request)
+    world.compute(request)
+    world.slide(request)
+    world.plan()
+    world.drain_copies()
+    world.answer(fetch, misses=range(9))
+    world.plan()
+    world.drain_copies()
+    assert world.cached_blocks(A, 1) == [5, 7], "block 5 is not part of the request any more, and was on its way up"
+    assert world.manager.metrics.not_stored == {NotStored.OUT_OF_WINDOW: 5}
+    world.finish(request)
+    world.drain()
+    assert (world.cached_blocks(A, 0), world.cached_blocks(A, 1)) == (list(range(8)), [5, 6, 7])
+
+
 def test_what_did_not_come_because_of_a_reset_is_counted() -> None:
     world, fetch = relied_on()
     world.plan()

@@ -50,6 +50,15 @@ def test_placeholders_are_not_stored() -> None:
     assert blocks_in(world) == 2
 
 
+def test_tokens_that_fill_no_block_leave_nothing_to_do() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request, 4)
+    world.step()
+    world.compute(request, 7)
+    assert not world.manager.busy
+
+
 def test_a_computed_block_whose_key_is_not_known_yet_waits_for_it() -> None:
     world = World()
     request = running(world, text("a", 6))
@@ -154,8 +163,9 @@ def test_a_cut_prefix_is_not_chased_while_the_request_runs() -> None:
     world.drain()
 
 
-def test_a_full_host_is_not_asked_again_while_the_request_runs() -> None:
-    world = World(host_blocks=4)
+@pytest.mark.parametrize("pin_budget", [1, 8])
+def test_a_full_host_is_not_asked_again_while_the_request_runs(pin_budget: int) -> None:
+    world = World(host_blocks=4, pin_budget=pin_budget)
     world.serve("other", text("b", 17))
     reader = world.add("reader", text("b", 17))
     world.manager.reserve(world.manager.match("reader", 0, 17))  # keeps all slots
@@ -198,6 +208,21 @@ def test_holes_before_and_behind_what_the_host_has_are_stored_in_order(pin_budge
         world.drain_copies()
     assert stored == [first.blocks[0][index] for index in (0, 1, 3)]
     assert not world.manager.busy
+
+
+def test_the_prefix_of_a_request_that_ended_earlier_is_evicted_earlier() -> None:
+    world = World(host_blocks=6)
+    first, second = running(world, text("a", 8), "first"), running(world, text("b", 16), "second")
+    for request in (second, first):
+        world.compute(request)
+        world.step()
+    world.finish(first)
+    world.finish(second)
+    third = running(world, text("c", 4), "third")
+    world.compute(third)
+    world.step()
+    assert world.cached_blocks(text("a", 8)) == [0]
+    assert world.cached_blocks(text("b", 16)) == [0, 1, 2, 3]
 
 
 def test_a_conversation_that_goes_on_is_stored_where_it_goes_on() -> None:
@@ -345,6 +370,15 @@ def test_nothing_of_a_request_that_ran_at_a_reset_is_stored() -> None:
     world.drain()
     assert world.manager.metrics.stored_blocks == 0
     assert world.manager.metrics.not_stored == {NotStored.RESET: 10}
+
+
+def test_what_a_reset_costs_is_counted_in_every_group() -> None:
+    world = World(groups=HYBRID)
+    request = running(world, A)
+    world.compute(request)
+    world.reset()
+    world.finish(request)
+    assert world.manager.metrics.not_stored == {NotStored.RESET: 16}
 
 
 def test_a_request_preempted_after_a_reset_starts_again_and_is_stored() -> None:
