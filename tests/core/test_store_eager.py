@@ -329,6 +329,17 @@ def test_preemption_may_be_told_after_the_blocks_were_freed() -> None:
     assert not world.manager.metrics.not_stored
 
 
+def test_what_left_its_window_and_is_still_on_the_device_is_stored_at_a_preemption() -> None:
+    world = World(groups=HYBRID)
+    request = running(world, A)
+    world.compute(request)
+    world.slide(request)
+    world.preempt(request)
+    world.drain()
+    assert (world.cached_blocks(A, 0), world.cached_blocks(A, 1)) == (list(range(8)), list(range(8)))
+    assert not world.manager.metrics.not_stored
+
+
 def test_what_the_device_has_lost_when_a_preemption_is_told_is_counted() -> None:
     world = World()
     request = running(world, A)

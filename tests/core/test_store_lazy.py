@@ -330,6 +330,23 @@ def test_a_block_that_a_full_host_refused_is_not_skipped_although_clean_ones_are
     assert world.cached_blocks(text("refused", 4)) == [0]
 
 
+def test_what_is_over_the_budget_is_not_skipped_although_clean_ones_are_behind_it() -> None:
+    world = lazy(pin_budget=1)
+    held = world.pool.allocate(8) or []
+    fill(world, "clean", 16)
+    for _ in range(8):
+        world.step()
+    uses_its_blocks = world.add("uses its blocks", text("clean", 17))
+    world.admit(uses_its_blocks)
+    world.pool.free(held[:3])
+    fill(world, "dirty", 12)
+    world.finish(uses_its_blocks)
+    assert front(world, 7) == [False] * 3 + [True] * 4
+    for _ in range(8):
+        world.step()
+    assert all(front(world, 7))
+
+
 def test_an_idle_engine_goes_on_until_the_next_victims_are_clean() -> None:
     world = lazy(pin_budget=1)
     fill(world, "a", 4 * 12)

@@ -151,6 +151,19 @@ def test_behind_a_block_that_is_kept_out_nothing_is_stored() -> None:
     assert [stores.admit(core_request, 0, full) for full in (1, 2, 3, 4)] == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_not_computed_was_not_used(mode: str) -> None:
+    world = second_use(mode=mode)
+    for name, computed in (("first", 5), ("second", 16)):
+        request = world.add(name, A)
+        world.admit(request)
+        world.compute(request, computed)
+        world.step()
+        world.finish(request)
+        world.fill_device()
+    assert [world.manager._stores.admits(0, key) for key in keys_of(A, 4)] == [True, False, False, False]
+
+
 def test_the_groups_share_what_is_remembered() -> None:
     world = second_use(groups=(FullAttention(4), FullAttention(4)), host_blocks=8, device_blocks=16)
     for number in range(20):
