@@ -270,6 +270,15 @@ def test_a_load_leaves_out_old_window_blocks() -> None:
     world.compute(request)
 
 
+def test_what_is_loaded_is_renewed_with_its_place_in_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = warm(groups=HYBRID)
+    used: list[tuple[list[int], int, int]] = []
+    monkeypatch.setattr(world.manager._host._policy, "use", lambda *chain: used.append(chain))
+    world.admit(waiting(world))
+    (copy,) = world.plan().loads
+    assert used == [(list(copy.slots[:8]), 4, 4), (list(copy.slots[8:]), 28, 4)]
+
+
 def test_what_the_engine_leaves_out_of_its_table_is_not_loaded() -> None:
     world = warm(groups=HYBRID)
     request = waiting(world)
@@ -310,6 +319,7 @@ def test_a_smaller_part_of_an_offer_needs_other_window_blocks() -> None:
     (copy,) = world.plan().loads
     assert len(copy.blocks) == 5 + 2
     world.run(copy)
+    assert world.manager.gauges().slots_pinned == 0
     assert request.computed == 20
     world.compute(request)
     world.finish(request)

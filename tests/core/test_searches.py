@@ -16,6 +16,7 @@ from kvtide.core import (
     NotSunk,
     Report,
     SlidingWindow,
+    StateSpace,
     Stored,
     ledger,
 )
@@ -192,6 +193,16 @@ def test_nobody_waits_for_a_tier_that_is_late() -> None:
     world.drain()
 
 
+def test_only_what_is_not_there_is_blamed_on_a_tier_that_is_late() -> None:
+    world = with_tiers(min_load_tokens=8)
+    sunk(world)
+    store(world, A[:4])
+    world.fill_device()
+    request, fetches = fetching(world)
+    world.report(Report(0, late=tuple(fetch.id for fetch in fetches)))
+    assert ask(world, request).missed == {NotLoaded.TIER_LATE: 24, NotLoaded.BELOW_BREAK_EVEN: 4}
+
+
 def test_what_is_not_below_is_not_called_late() -> None:
     world = with_tiers()
     request, lookup = looking(world)
@@ -221,9 +232,10 @@ def test_two_requests_wait_for_one_fetch() -> None:
 
 
 def test_a_request_waits_for_what_others_fetch_and_for_its_own() -> None:
-    world = with_tiers(device_blocks=64)
+    before, world = with_tiers(), with_tiers(device_blocks=64)
     longer = A + text("more", 16)
-    sunk(world, longer)
+    before.serve("before", longer)
+    world.below = dict(before.below)
     lookups = world.manager.metrics.lookups
     _, (others,) = fetching(world, A, "first")
     request, lookup = looking(world, longer, "second")
@@ -239,6 +251,34 @@ def test_a_request_waits_for_what_others_fetch_and_for_its_own() -> None:
     assert not world.manager.waits("second")
     assert ask(world, request).tokens == 44
     assert world.manager.metrics.lookups == lookups + 2
+
+
+def test_a_request_does_not_wait_for_what_others_fetch_and_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 7)
+    world = with_tiers(groups=(FullAttention(4), StateSpace(4)), device_blocks=64)
+    longer = A + text("more", 16)
+    sunk(world, longer)
+    _, (prefix, state) = fetching(world, A, "first")
+    assert state.names[0][0] == 1
+    _, own = fetching(world, longer, "second")
+    for fetch in (prefix, *own):
+        world.answer(fetch)
+    assert not world.manager.waits("second"), "the state that the first one resumes from is of no use to it"
+    assert world.manager.waits("first")
+
+
+def test_all_fetches_together_get_half_of_the_host() -> None:
+    world = with_tiers()
+    for tokens in (A, text("b", 32), text("c", 32)):
+        world.serve(tokens[0], tokens)
+    small = with_tiers(host_blocks=10)
+    small.below = dict(world.below)
+    sizes = []
+    for tokens in (A[:17], text("b", 32), text("c", 32)):
+        _, lookup = looking(small, tokens, tokens[0])
+        small.answer(lookup)
+        sizes.append(sum(len(errand.slots) for errand in small.plan().errands if isinstance(errand, Fetch)))
+    assert sizes == [4, 1, 0]
 
 
 def test_what_is_being_stored_is_not_asked_for() -> None:
@@ -397,11 +437,17 @@ def test_keys_that_are_not_known_yet_are_not_looked_for() -> None:
     assert len(fetch.names) == 8
 
 
-def test_what_came_to_the_host_while_it_was_looked_for_is_not_fetched() -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_comes_to_the_host_while_it_is_looked_for_is_not_fetched(stored: bool) -> None:
     world = with_tiers()
     sunk(world)
     _, lookup = looking(world)
-    store(world, A[:16])
+    other = world.add("other", A[:16])
+    world.admit(other, 0)
+    world.compute(other)
+    world.plan()
+    if stored:
+        world.drain_copies()
     world.answer(lookup)
     (fetch,) = (errand for errand in world.plan().errands if isinstance(errand, Fetch))
     assert fetch.names == lookup.names[4:]
@@ -418,6 +464,24 @@ def test_a_request_whose_blocks_are_all_being_stored_does_not_wait() -> None:
     assert not world.manager.waits("r")
     assert not world.manager.match("r", 0, 32).waits
     world.finish(request)
+
+
+def test_an_engine_goes_on_stepping_when_a_lookup_is_answered() -> None:
+    world = with_tiers()
+    sunk(world)
+    _, lookup = looking(world)
+    world.answer(lookup)
+    assert world.manager.busy
+
+
+def test_what_has_come_may_be_evicted_again_once_the_request_was_matched_and_gave_up() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, (fetch,) = fetching(world)
+    world.answer(fetch)
+    assert ask(world, request).tokens == 28
+    world.manager.give_up("r")
+    assert world.manager.gauges().slots_pinned == 0
 
 
 def test_an_engine_goes_on_stepping_while_something_is_to_be_asked_for() -> None:

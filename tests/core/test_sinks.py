@@ -338,7 +338,7 @@ def test_a_slot_whose_turn_comes_with_other_content_sinks_once() -> None:
     while sinks := sinks_of(world):
         world.answer(sinks[0])
         names += [name for sink in world.plan().errands if isinstance(sink, Sink) for name in sink.names]
-    assert len(names) == len(set(names)) == world.manager.metrics.sunk_blocks
+    assert len(names) == len(set(names)) == world.manager.metrics.sunk_blocks == 9, "one of `a`, all of `b`"
 
 
 def test_the_queue_is_bounded_by_the_host() -> None:

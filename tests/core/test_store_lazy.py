@@ -521,7 +521,7 @@ def test_a_load_larger_than_a_step_raises_the_target_for_the_next_one() -> None:
     assert clean_target(groups, 8, 100, 7, loading_blocks=10) == 7
 
 
-@pytest.mark.parametrize(("loads", "most"), [([], 0), ([8], 8), ([8, 3, 0], 8), ([3, 8], 8)])
+@pytest.mark.parametrize(("loads", "most"), [([], 0), ([1], 1), ([8], 8), ([8, 3, 0], 8), ([3, 8], 8)])
 def test_a_target_that_a_load_has_raised_stays(loads: list[int], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one may be as large."""
     world = lazy(device_blocks=40)

@@ -97,7 +97,7 @@ class Searches:
         """Ask for all blocks that the host lacks, and wait for those that are on their way up."""
         names: list[Name] = []
         fetches: dict[int, Fetch] = {}
-        for group, block in self._lacking(request, search):
+        for group, block in self._beyond(request, search):
             key = request.keys[group][block]
             fetch = self._fetch_of.get(self._host.known(group).get(key, -1))
             if fetch is not None:
@@ -119,8 +119,8 @@ class Searches:
             search.errands.add(fetch.id)
             fetch.waiting.append(search)
 
-    def _lacking(self, request: Request, search: Search) -> Iterator[tuple[int, int]]:
-        """Yield group and index of the blocks that the host lacks, beginnings first."""
+    def _beyond(self, request: Request, search: Search) -> Iterator[tuple[int, int]]:
+        """Yield group and index of the blocks beyond what the request has, beginnings first."""
         limit = self._limit(search.num_tokens)
         first = search.device_tokens
         if request.reservation is not None:
@@ -130,8 +130,7 @@ class Searches:
                 keys = request.keys[index]
                 last = min((boundary + self._step) // group.block_tokens, len(keys))
                 for block in range(boundary // group.block_tokens, last):
-                    if not self._cached(index, keys[block]):
-                        yield index, block
+                    yield index, block
 
     def _limit(self, num_tokens: int) -> int:
         """Return up to where a request could resume: one token is left to compute."""
@@ -249,7 +248,7 @@ class Searches:
         """Begin to fetch what resuming at `boundary` needs, and wait for what somebody else fetches."""
         wanted: list[tuple[int, int]] = []
         rising: dict[int, Fetch] = {}
-        for group, block in self._lacking(request, search):
+        for group, block in self._beyond(request, search):
             size, key = self._groups[group].block_tokens, request.keys[group][block]
             needed = self._groups[group].first_needed(boundary) <= block < boundary // size
             if needed and self._rising(group, key):
