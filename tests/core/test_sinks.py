@@ -123,6 +123,12 @@ def test_a_sixteenth_of_the_host_is_kept_free(monkeypatch: pytest.MonkeyPatch) -
     assert world.cached_blocks(text("a", 320)) == list(range(77))
 
 
+def test_what_was_written_through_sinks_again_to_tiers_that_are_written_on_evict() -> None:
+    world = full_host(through=("all",), on_evict=("all",))
+    assert world.manager.metrics.sunk_blocks == 80 + 5
+    assert not world.manager.metrics.not_sunk
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_host_of_one_block_keeps_none_free_and_any_other_at_least_one(slots: int) -> None:
     world = world_of(on_evict=("all",), host_blocks=slots)
@@ -181,6 +187,24 @@ def test_what_is_of_use_before_its_turn_sinks_all_the_same() -> None:
     world.finish(request)
     world.drain()
     assert len(world.below) == 8
+
+
+def test_tiers_that_want_what_is_of_use_get_it_although_others_have_it_already() -> None:
+    world = world_of(through=("all", "second-touch"), host_blocks=128)
+    world.serve("r", A)
+    assert world.manager.metrics.sunk_blocks == 8
+    new = world.add("new", B)
+    world.admit(new)
+    world.compute(new)
+    world.plan()
+    world.fill_device()
+    request = world.add("again", text("a", 33))
+    world.admit(request)
+    world.drain_copies()  # what is new sinks with the next plan, and so does what is of use
+    sinks = [errand for errand in world.plan().errands if isinstance(errand, Sink)]
+    assert [(len(sink.slots), sink.used) for sink in sinks] == [(8, True), (8, False)]
+    names = [{key for _, key in sink.names} for sink in sinks]
+    assert names == [set(request.keys[0]), set(new.keys[0])]
 
 
 def test_what_was_of_use_and_has_sunk_is_no_loss_when_it_is_evicted() -> None:

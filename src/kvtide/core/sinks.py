@@ -23,9 +23,9 @@ SINK_BLOCKS_MAX = 64
 AHEAD_BLOCKS_MAX = 512
 """Most slots that are kept free so that what is evicted has time to sink."""
 
-SUNK_THROUGH, SUNK_LEAVING, USED, LOST_THROUGH = 1, 2, 4, 8
-"""Marks of a slot: below as far as tiers written through go, as far as tiers written on evict go; loaded since; counted
-as not below as far as tiers written through go.
+DONE_THROUGH, DONE_LEAVING, USED = 1, 2, 4
+"""Marks of a slot: below, or counted as lost, as far as tiers written through go; the same for tiers written on evict;
+loaded since.
 """
 
 
@@ -72,7 +72,7 @@ class Sinks:
 
     def came_up(self, slots: Sequence[int]) -> None:
         """Slots hold what was fetched from below: it is there."""
-        self._mark(slots, SUNK_THROUGH | SUNK_LEAVING)
+        self._mark(slots, DONE_THROUGH | DONE_LEAVING)
 
     def plan(self) -> list[Sink]:
         """Return what begins to sink now."""
@@ -86,18 +86,16 @@ class Sinks:
     def settle(self, sink: Sink) -> None:
         """Every rank has answered."""
         self._in_flight_blocks -= len(sink.slots)
-        hits = [] if sink.abandoned else sink.hits
-        if not sink.abandoned:
-            self._metrics.sunk_blocks += len(hits)
-            self._lose(NotSunk.FAILED, len(sink.slots) - len(hits))
-        else:
+        if sink.abandoned:
             self._lose(NotSunk.RESET, len(sink.slots))
+        else:
+            self._metrics.sunk_blocks += len(sink.hits)
+            self._lose(NotSunk.FAILED, len(sink.slots) - len(sink.hits))
         if sink.leaving:
             self._leaving_blocks -= len(sink.slots)
             self._host.free(sink.slots)
             return
-        self._mark(sink.slots, LOST_THROUGH)
-        self._mark([sink.slots[position] for position in hits], SUNK_THROUGH)
+        self._mark(sink.slots, DONE_THROUGH)
         self._host.unpin(sink.slots)
 
     def reset(self) -> None:
@@ -108,16 +106,16 @@ class Sinks:
     def _evicted(self, slots: Sequence[int]) -> None:
         """Slots were needed at once. What the tiers wanted of them and do not have is lost."""
         through, on_evict = self._config.through, self._config.on_evict
-        for write, settled in ((through, SUNK_THROUGH | LOST_THROUGH), (on_evict, SUNK_LEAVING)):
+        for write, done in ((through, DONE_THROUGH), (on_evict, DONE_LEAVING)):
             if write:
                 wanted = 0 if "all" in write else USED
                 marks = (self._host.marks[slot] for slot in slots)
-                self._lose(NotSunk.EVICTED, sum(mark & (settled | wanted) == wanted for mark in marks))
+                self._lose(NotSunk.EVICTED, sum(mark & (done | wanted) == wanted for mark in marks))
 
     def _enqueue(self, group: int, keys: Sequence[bytes], slots: Sequence[int], *, used: bool) -> None:
         room = self._host.slots - len(self._queue) if self.open else 0
         self._lose(NotSunk.QUEUE_FULL if self.open else NotSunk.RESET, len(slots) - room)
-        self._mark(slots[room:], LOST_THROUGH)
+        self._mark(slots[room:], DONE_THROUGH)
         for key, slot in zip(keys[:room], slots[:room], strict=True):
             self._queue.append((group, key, slot, used))
 
@@ -130,8 +128,6 @@ class Sinks:
             group, key, slot, used = self._queue.popleft()
             if not host.holds(slot, (group, key)):
                 continue  # evicted before its turn came, which is counted where that happens
-            if host.marks[slot] & SUNK_THROUGH and not used:
-                continue
             sink = sinks[-1] if sinks else None
             if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
                 sink = self._begin(leaving=False, used=used)
@@ -151,7 +147,7 @@ class Sinks:
         clean = []
         for slot in reversed(victims):  # heads first: a tail is of no use without
             used = bool(host.marks[slot] & USED)
-            if host.marks[slot] & SUNK_LEAVING or ("all" not in self._config.on_evict and not used):
+            if host.marks[slot] & DONE_LEAVING or ("all" not in self._config.on_evict and not used):
                 clean.append(slot)
                 continue
             sink = sinks[-1] if sinks else None
