@@ -207,6 +207,26 @@ def test_tiers_that_want_what_is_of_use_get_it_although_others_have_it_already()
     assert names == [set(request.keys[0]), set(new.keys[0])]
 
 
+def test_what_leaves_is_told_by_whether_it_was_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks_module, "AHEAD_BLOCKS_MAX", 0)
+    world = full_host(on_evict=("all", "second-touch"))
+    loaded(world, 77)
+    monkeypatch.setattr(sinks_module, "AHEAD_BLOCKS_MAX", 5)
+    world.plan()
+    assert [(len(sink.slots), sink.used) for sink in sinks_of(world)] == [(2, True), (3, False)]
+
+
+def test_nothing_leaves_for_tiers_that_are_not_empty_yet() -> None:
+    """F9."""
+    world = world_of(on_evict=("all",), host_blocks=80, device_blocks=128, pin_budget=128)
+    world.reset()
+    store(world, "r", text("a", 4 * 80))
+    (clear,) = world.errands.values()
+    world.answer(clear)
+    world.plan()
+    assert sum(len(sink.slots) for sink in sinks_of(world)) == 5
+
+
 def test_what_was_of_use_and_has_sunk_is_no_loss_when_it_is_evicted() -> None:
     world = world_of(through=("second-touch",), host_blocks=8)
     world.serve("r", A)
