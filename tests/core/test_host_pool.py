@@ -242,6 +242,8 @@ def test_the_slots_of_the_first_keys_are_found_up_to_the_first_that_is_not_cache
             slots = bench.cache(A[:cached]).slots if cached else []
             if written:
                 bench.write(A[cached : cached + written], A[cached - 1] if cached else None, depth=cached)
+            if rest := 8 - cached - written:
+                bench.cache(B[:rest])
             for count in range(9):
                 assert bench.pool.leading_slots(0, A[:count]) == slots[:count]
 
