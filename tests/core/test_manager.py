@@ -89,6 +89,10 @@ def test_preemptions_are_counted_and_starting_again_after_a_failed_load_is_none(
         world.compute(request, 1)
         world.preempt(request)
         assert world.manager.metrics.preemptions == times
+    other = world.add("other", A)
+    world.admit(other)
+    world.preempt(other)
+    assert world.manager.metrics.preemptions == 3, "also one that has computed nothing"
 
 
 def test_a_request_that_does_not_search_does_not_wait() -> None:
