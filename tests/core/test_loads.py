@@ -15,6 +15,7 @@ from kvtide.core import (
     Report,
     SlidingWindow,
 )
+from kvtide.core.requests import State
 from kvtide.errors import ProtocolError
 from tests.support import FakeRequest, NoRoomError, World, text
 
@@ -467,6 +468,7 @@ def test_a_reservation_ends_with_a_reset() -> None:
     request = waiting(world)
     world.manager.reserve(world.match(request))
     world.reset()
+    assert world.manager._requests["r"].state is State.WAITING
     assert world.manager.gauges().slots_free == world.manager.gauges().slots
     assert world.match(request).tokens == 0
     assert not world.admit(request)

@@ -613,11 +613,16 @@ def searching(when: str) -> tuple[World, FakeRequest]:
     return world, request
 
 
+@pytest.mark.parametrize("how", ["finish", "preempt"])
 @pytest.mark.parametrize("when", ["looking", "fetching", "fetched"])
-def test_a_request_may_end_while_it_waits(when: str) -> None:
+def test_a_request_may_end_or_start_again_while_it_waits(when: str, how: str) -> None:
     """F16, below host memory."""
     world, request = searching(when)
-    world.finish(request)
+    if how == "finish":
+        world.finish(request)
+    else:
+        world.preempt(request)
+        assert not world.manager.waits("r")
     for errand in list(world.errands.values()):
         world.answer(errand)
     world.drain()

@@ -340,6 +340,18 @@ def test_what_left_its_window_and_is_still_on_the_device_is_stored_at_a_preempti
     assert not world.manager.metrics.not_stored
 
 
+def test_a_request_that_ends_before_it_runs_again_has_nothing_to_store() -> None:
+    world = World(groups=(FullAttention(1),), host_blocks=2)
+    request = running(world, A[:2])
+    world.compute(request)
+    world.step()
+    world.preempt(request)
+    world.serve("other", text("b", 2))
+    world.finish(request)
+    assert not world.plan().stores
+    assert not world.manager.metrics.not_stored
+
+
 def test_what_the_device_has_lost_when_a_preemption_is_told_is_counted() -> None:
     world = World()
     request = running(world, A)
