@@ -7,10 +7,12 @@ import difflib
 import random
 import sys
 import time
+from pathlib import Path
 
+import kvtide
 from tests.mutants import equivalent
 from tests.mutants.judge import TESTS, Judge
-from tests.mutants.mutant import Mutant, all_mutants
+from tests.mutants.mutant import ROOT, Mutant, all_mutants
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
@@ -75,6 +77,8 @@ def try_all(judge: Judge, mutants: list[Mutant], end_s: float | None) -> dict[Mu
 def main() -> int:
     """Try mutants; return 0 when all survivors are on the list, and the list is right."""
     options = parse()
+    if not Path(kvtide.__file__).is_relative_to(ROOT):
+        sys.exit(f"kvtide is imported from {kvtide.__file__}, and not from here: set PYTHONPATH=src")
     options.seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     mutants = all_mutants()
     picked = chosen(options, mutants)
