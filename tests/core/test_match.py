@@ -171,6 +171,11 @@ def test_one_block_of_a_step_that_is_on_its_way_is_the_reason() -> None:
     assert (match.tokens, dict(match.missed)) == (8, {NotLoaded.STILL_STORING: 8})
 
 
+def test_a_device_that_ends_within_a_step_is_told_what_the_whole_step_lacks() -> None:
+    match = Bench((FullAttention(8), SlidingWindow(4, 9)), cached(2), [CACHED, CACHED, CACHED, WRITING]).match(12, 17)
+    assert (match.tokens, dict(match.missed)) == (0, {NotLoaded.STILL_STORING: 4})
+
+
 def test_the_last_token_is_the_reason_only_where_every_group_has_its_block() -> None:
     groups = (FullAttention(4), SlidingWindow(4, 8))
     assert dict(Bench(groups, cached(5), cached(5)).match(0, 20).missed) == {NotLoaded.LAST_TOKEN: 4}
