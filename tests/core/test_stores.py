@@ -38,7 +38,7 @@ def test_keys_are_visible_when_every_rank_has_every_byte(ranks: int) -> None:
         world.run(copy, ranks=[rank])
     assert world.cached_blocks(A) == list(range(8))
     world.check()
-    assert world.manager.metrics.stored_blocks == 8
+    assert (world.manager.metrics.stored_blocks, world.manager.metrics.stores_failed) == (8, 0)
 
 
 def test_device_blocks_are_pinned_until_the_store_has_ended() -> None:
