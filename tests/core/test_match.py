@@ -171,6 +171,11 @@ def test_one_block_of_a_step_that_is_on_its_way_is_the_reason() -> None:
     assert (match.tokens, dict(match.missed)) == (8, {NotLoaded.STILL_STORING: 8})
 
 
+def test_a_group_that_lacks_one_block_of_a_step_does_not_have_it() -> None:
+    match = Bench((FullAttention(8), SlidingWindow(4, 9)), cached(1), [CACHED, CACHED, CACHED, WRITING]).match(0, 17)
+    assert (match.tokens, dict(match.missed)) == (8, {NotLoaded.NOT_CACHED: 8})
+
+
 def test_a_device_that_ends_within_a_step_is_told_what_the_whole_step_lacks() -> None:
     match = Bench((FullAttention(8), SlidingWindow(4, 9)), cached(2), [CACHED, CACHED, CACHED, WRITING]).match(12, 17)
     assert (match.tokens, dict(match.missed)) == (0, {NotLoaded.STILL_STORING: 4})

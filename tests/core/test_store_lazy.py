@@ -365,6 +365,15 @@ def test_a_failed_store_is_tried_again() -> None:
     assert world.cached_blocks(text("a", 48)) == list(range(12))
 
 
+def test_a_tail_whose_store_failed_is_tried_again_although_its_head_is_not_on_the_host() -> None:
+    world = lazy(pin_budget=2)
+    fill(world, "a", 4 * 12)
+    world.step(fails=lambda _: True)
+    world.step()
+    assert world.cached_blocks(text("a", 48)) == [10, 11]
+    assert not world.manager.metrics.not_stored
+
+
 def test_a_store_that_fails_for_good_is_counted() -> None:
     world = lazy()
     fill(world, "a", 4 * 12)
@@ -575,19 +584,28 @@ def test_what_is_remembered_of_blocks_that_were_not_admitted_is_bounded() -> Non
 def test_a_key_that_waits_to_be_stored_is_not_lost_yet_when_the_device_evicts_it() -> None:
     world = lazy(groups=(FullAttention(4), FullAttention(4)))
     world.manager._stores.defer(Chain(0, [b"waits"], None, 4))
+    lost = []
     for group, key in ((0, b"waits"), (0, b"other"), (1, b"waits")):  # a key belongs to its group
         world.manager.evicted(group, key)
-    assert world.manager.metrics.not_stored == {NotStored.EVICTED_FROM_DEVICE: 2}
+        lost.append(world.manager.metrics.not_stored[NotStored.EVICTED_FROM_DEVICE])
+    assert lost == [0, 1, 2]
 
 
 def test_a_host_whose_only_slot_is_the_parent_of_what_is_to_be_stored_is_nothing_to_wait_for() -> None:
     """Found by the simulator (seeds 393 and 2194): the manager stayed busy with nothing in flight."""
-    world = World(mode="lazy", device_blocks=3, host_blocks=1, pin_budget=1, step_tokens=4)
-    request = world.add("r", text("a", 12))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world = World(mode="lazy", device_blocks=4, host_blocks=1, pin_budget=1, step_tokens=4)
+    held = world.pool.allocate(3) or []
+    fill(world, "a", 4)
     world.step()
-    world.drain()
-    world.step()
-    assert not world.manager.busy, "no store is under way, and none can begin"
+    assert world.cached_blocks(text("a", 4)) == [0]
+    holder = world.add("holds the parent", text("a", 5))
+    world.admit(holder)
+    for name, tokens in (("child", text("a", 8)), ("other", text("b", 4))):
+        world.pool.free([held.pop()])
+        request = world.add(name, tokens)
+        world.admit(request)
+        world.compute(request)
+        world.finish(request)
+    assert front(world, 2) == [False, False], "the child, and one that is over the budget"
+    assert not world.plan().stores
+    assert not world.manager.busy

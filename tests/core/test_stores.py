@@ -210,6 +210,21 @@ def test_what_waits_again_is_not_too_much_because_it_has_waited_before() -> None
     assert not world.manager.metrics.not_stored
 
 
+@pytest.mark.usefixtures("small_transfers")
+def test_a_tail_is_not_lost_because_its_head_waits_for_room() -> None:
+    world = World(pin_budget=8)
+    computed(world, A, "a")
+    world.step(fails=lambda _: True)  # the head and the tail have to be tried again
+    world.finish(computed(world, text("b", 28), "b"))  # and there is room for one block
+    assert world.manager.gauges().store_pins == 7
+    world.plan()
+    world.drain_copies()
+    world.finish(world.requests["a"])
+    world.drain()
+    assert not world.manager.metrics.not_stored
+    assert world.cached_blocks(A) == list(range(8))
+
+
 def test_a_store_that_uses_the_budget_up_leaves_nothing_to_wait_for() -> None:
     world = World(pin_budget=8)
     world.finish(computed(world, A))

@@ -142,6 +142,18 @@ def test_windows_that_others_filled_are_not_in_question() -> None:
     world.check()
 
 
+def test_each_block_of_a_request_is_asked_about_once() -> None:
+    world = second_use(groups=(FullAttention(4), SlidingWindow(4, 5)))
+    keys = world.add("r", A).keys
+    stores, request = world.manager._stores, world.manager._requests["r"]
+    assert stores._second_use is not None
+    assert [stores.admit(request, 0, full) for full in (4, 2, 4)] == [0, 0, 0]
+    assert not any(stores.admits(0, key) for key in keys[0])
+    request.considered[1] = 3  # the engine left three blocks out: others have computed them
+    assert stores.admit(request, 1, 4) == 3
+    assert len(stores._second_use[1]) == 1
+
+
 def test_behind_a_block_that_is_kept_out_nothing_is_stored() -> None:
     world = second_use()
     request = world.add("r", A)
