@@ -293,6 +293,20 @@ def test_what_is_being_stored_is_not_asked_for() -> None:
     assert lookup.names == tuple((0, key) for key in request.keys[0][4:7])
 
 
+def test_what_continues_blocks_that_are_still_being_stored_is_not_fetched() -> None:
+    world = with_tiers()
+    sunk(world)
+    other = world.add("other", A[:16])
+    world.admit(other, 0)
+    world.compute(other)
+    world.plan()
+    world.add("r", A)
+    world.manager.reserve(world.manager.match("r", 0, 32))
+    (lookup,) = (errand for errand in world.plan().errands if isinstance(errand, Lookup))
+    world.answer(lookup)
+    assert not [errand for errand in world.plan().errands if isinstance(errand, Fetch)]
+
+
 def test_a_request_that_gave_up_its_place_still_gets_what_it_asked_for() -> None:
     world = with_tiers(min_fetch_tokens=28)
     sunk(world)
