@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SOAK   ?= 10m
+MUTANTS ?= 20m
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 # Programs and libraries that tests use and the system lacks (tools/system_packages.py).
@@ -26,7 +27,7 @@ IS_311 := -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
 VPYTHON = $(firstword $(foreach python,$(PYTHON) python3.11,$(shell $(python) $(IS_311) 2>/dev/null && echo $(python))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm test test-core test-vllm test-gpu soak bench bench-vllm clean vllm
+.PHONY: help demo demo-vllm test test-core test-vllm test-gpu soak mutants bench bench-vllm clean vllm
 
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +69,9 @@ soak: $(VENV)/.installed-dev   ## what tests do with fixed seeds, with fresh one
 	@HYPOTHESIS_PROFILE=fresh $(BIN)/python -m pytest -n 2 -m hypothesis
 	@echo "==> worlds of fresh seeds, for $(SOAK)"
 	@$(BIN)/kvtide simulate --soak $(SOAK)
+
+mutants: $(VENV)/.installed-dev   ## small wrong changes to the core: does a test or the simulator notice? MUTANTS=20m, 2h, ...
+	@$(BIN)/python -m tests.mutants --time $(MUTANTS)
 
 bench: $(VENV)/.installed   ## scheduler-side cost per block, against host pool size
 	@$(BIN)/python benchmarks/core.py

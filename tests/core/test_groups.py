@@ -154,6 +154,14 @@ def test_the_limit_is_rounded_down_to_a_boundary() -> None:
     assert longest_resumable(groups, 0, 23, [present_in(set(range(9))), present_in(set(range(9)))]) == 16
 
 
+def test_a_step_that_is_given_is_the_step() -> None:
+    assert longest_resumable([SlidingWindow(4, 5)], 0, 12, [lambda _: True], step=8) == 8
+
+
+def test_a_window_that_is_not_full_yet_begins_at_the_first_token() -> None:
+    assert [SlidingWindow(1, 4).first_needed(boundary) for boundary in range(6)] == [0, 0, 0, 0, 1, 2]
+
+
 def test_a_limit_below_the_floor_gives_the_floor() -> None:
     assert longest_resumable((FullAttention(4),), 8, 3, [present_in({0, 1, 2})]) == 8
 

@@ -125,7 +125,18 @@ def test_use_renews(bench: Bench) -> None:
 def test_a_child_that_was_there_first_protects_the_parent_that_comes_later(bench: Bench) -> None:
     bench.cache(A[2:4], A[1], depth=2)
     bench.cache(A[:2])
+    bench.pool.tick()
     bench.pool.use(0, [bench.pool.known(0)[key] for key in A[2:4]], 12)  # the child is the younger one now
+    bench.pool.take(6)
+    assert bench.cached(A[:4]) == [True, True, False, False]
+
+
+def test_a_child_that_comes_later_protects_its_parent(bench: Bench) -> None:
+    bench.cache(A[:2])
+    child = bench.cache(A[2:4], A[1], depth=2)
+    assert not bench.pool._orphans
+    bench.pool.tick()
+    bench.pool.use(0, child.slots, 12)  # the parent is the older one
     bench.pool.take(6)
     assert bench.cached(A[:4]) == [True, True, False, False]
 
@@ -141,8 +152,17 @@ def test_a_child_committed_before_its_parent_in_one_go_is_linked(bench: Bench) -
     parent, child = bench.write(A[:2]), bench.write(A[2:4], A[1], depth=2)
     bench.pool.commit(child)
     bench.pool.commit(parent)
+    bench.pool.tick()
+    bench.pool.use(0, child.slots, 12)
     bench.pool.take(5)
     assert bench.cached(A[:4]) == [True, True, True, False]
+
+
+def test_what_waited_for_its_parent_before_a_clear_does_not_keep_it_afterwards(bench: Bench) -> None:
+    bench.cache(A[2:4], A[1], depth=2)
+    bench.pool.clear()
+    bench.cache(A[:2])
+    assert len(bench.pool.take(8)) == 8
 
 
 def test_clear_forgets_all_and_frees_what_nobody_uses(bench: Bench) -> None:
@@ -199,6 +219,53 @@ def test_a_prefix_with_holes_is_renewed_each_block_by_its_own_position() -> None
     bench.pool.take(2)
     assert bench.cached(A[:4]) == [True, True, True, False]
     assert bench.cached(A[:4], group=1) == [False, False, True, False]
+
+
+def test_what_is_cached_of_a_prefix_with_holes_is_renewed_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(slots=8)
+    first = bench.cache(A[1:3], A[0], group=1, depth=1)
+    bench.write(A[3:4], A[2], group=1, depth=3)  # not there yet
+    second = bench.cache(A[5:6], A[4], group=1, depth=5)
+    third = bench.cache(A[7:8], A[6], group=1, depth=7)
+    renewed: list[tuple[list[int], int, int]] = []
+    monkeypatch.setattr(bench.pool._policy, "renew", lambda *run: renewed.append(run))
+    known = bench.pool.known(1)
+    assert bench.pool.use_keys(1, A[:8], 4) == [known.get(key) for key in A[:8]]
+    assert renewed == [(first.slots, 8, 4), (second.slots, 24, 4), (third.slots, 32, 4)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_slots_of_the_first_keys_are_found_up_to_the_first_that_is_not_cached(policy: str) -> None:
+    for cached in range(8):
+        for written in range(8 - cached):
+            bench = Bench(slots=8, policy=policy)
+            slots = bench.cache(A[:cached]).slots if cached else []
+            if written:
+                bench.write(A[cached : cached + written], A[cached - 1] if cached else None, depth=cached)
+            if rest := 8 - cached - written:
+                bench.cache(B[:rest])
+            for count in range(9):
+                assert bench.pool.leading_slots(0, A[:count]) == slots[:count]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prefix_of_which_nothing_is_cached_renews_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(policy=policy)
+    renewed: list[tuple[list[int], int, int]] = []
+    monkeypatch.setattr(bench.pool._policy, "renew", lambda *run: renewed.append(run))
+    assert bench.pool.use_keys(0, [], 4) == []
+    assert bench.pool.use_keys(0, A[:2], 4) == [None, None]
+    assert not renewed
+
+
+def test_slots_come_in_order_so_that_copies_are_contiguous(bench: Bench) -> None:
+    assert bench.pool.take(3) == [0, 1, 2]
+    assert bench.pool.take(8) == [3, 4, 5, 6, 7]
+
+
+def test_policies_that_remember_what_left_know_the_keys_of_slots(bench: Bench) -> None:
+    slots = bench.cache(A[:2]).slots
+    assert [bench.pool._policy.keys[slot] for slot in slots] == A[:2]
 
 
 # ---------------------------------------------------------------------- orphans

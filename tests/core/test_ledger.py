@@ -6,8 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvtide.core import Copy, Metrics, Report
-from kvtide.core.ledger import Ledger, Load, Store, Transfer
+from kvtide.core import Copy, Metrics, Report, wire
+from kvtide.core.ledger import Clear, Fetch, Ledger, Load, Lookup, Sink, Store, Transfer
+from kvtide.core.wire import Answer
 
 
 def started(ranks: int, count: int = 1) -> tuple[Ledger, list[Transfer], Metrics]:
@@ -94,6 +95,77 @@ def test_transfers_are_listed_oldest_first() -> None:
 def test_a_transfer_is_told_as_pairs() -> None:
     load = Load(7, blocks=[3, 1], slots=[0, 5], request_id="r")
     assert load.as_copy() == Copy(7, (3, 1), (0, 5), request_id="r")
+
+
+def test_a_store_says_whether_its_blocks_are_filled() -> None:
+    assert Store(7, blocks=[3], slots=[0]).as_copy() == Copy(7, (3,), (0,), filled=True)
+    assert Store(7, blocks=[3], slots=[0], filled=False).as_copy() == Copy(7, (3,), (0,), filled=False)
+
+
+NAMES = [(0, b"a"), (0, b"b"), (1, b"a")]
+
+
+@pytest.mark.parametrize(
+    ("errand", "told"),
+    [
+        (Lookup(7, names=NAMES), wire.Lookup(7, tuple(NAMES))),
+        (Fetch(7, names=NAMES, slots=[4, 5, 6], waited_s=0.5), wire.Fetch(7, tuple(NAMES), (4, 5, 6), 0.5)),
+        (Sink(7, names=NAMES, slots=[4, 5, 6]), wire.Sink(7, tuple(NAMES), (4, 5, 6))),
+        (Sink(7, names=NAMES, slots=[4, 5, 6], leaving=True), wire.Sink(7, tuple(NAMES), (4, 5, 6), leaving=True)),
+        (Sink(7, names=NAMES, slots=[4, 5, 6], used=True), wire.Sink(7, tuple(NAMES), (4, 5, 6), used=True)),
+        (Clear(7, names=[(0, b"")]), wire.Clear(7)),
+    ],
+)
+def test_an_errand_is_told_with_what_a_worker_needs(errand: Lookup | Fetch | Sink | Clear, told: wire.Errand) -> None:
+    assert errand.as_errand() == told
+
+
+def looking(ranks: int) -> tuple[Ledger, Lookup, Metrics]:
+    ledger, _, metrics = started(ranks)
+    lookup = Lookup(ledger.next_id(), names=NAMES)
+    ledger.start(lookup)
+    return ledger, lookup, metrics
+
+
+def test_what_every_rank_has_is_a_hit() -> None:
+    """F10."""
+    ledger, lookup, _ = looking(ranks=3)
+    answers = [((0, 1, 2), 0.1), ((2, 1), 0.3), ((1, 0, 2), 0.2)]
+    for rank, (hits, seconds) in enumerate(answers):
+        assert lookup in ledger
+        settled = ledger.settle(Report(rank, answers=(Answer(lookup.id, hits, seconds),)))
+    assert settled == [lookup]
+    assert lookup.hits == [1, 2]
+    assert lookup.seconds == 0.3, "the slowest rank's"
+
+
+def test_an_errand_is_answered_and_a_copy_is_reported_and_nothing_else_is_understood() -> None:
+    ledger, lookup, metrics = looking(ranks=1)
+    (copy, _) = ledger
+    assert not ledger.settle(Report(0, done=(lookup.id,)))
+    assert not ledger.settle(Report(0, failed=((lookup.id, "what?"),)))
+    assert not ledger.settle(Report(0, answers=(Answer(copy.id),)))
+    assert (metrics.reports_unknown, len(ledger)) == (3, 2)
+    assert not ledger.settle(Report(1, answers=(Answer(lookup.id),)))
+    assert metrics.reports_unknown == 4
+    assert ledger.settle(Report(0, answers=(Answer(lookup.id),))) == [lookup]
+    assert lookup.hits == []
+
+
+def test_a_second_answer_changes_nothing() -> None:
+    ledger, lookup, metrics = looking(ranks=2)
+    ledger.settle(Report(0, answers=(Answer(lookup.id, (0, 1, 2)),)))
+    ledger.settle(Report(0, answers=(Answer(lookup.id, (), 9.0),)))
+    assert metrics.reports_repeated == 1
+    ledger.settle(Report(1, answers=(Answer(lookup.id, (0, 1, 2)),)))
+    assert (lookup.hits, lookup.seconds) == ([0, 1, 2], 0.0)
+
+
+def test_a_transfer_can_be_had_while_it_is_under_way() -> None:
+    ledger, (transfer,), _ = started(ranks=1)
+    assert ledger.get(transfer.id) is transfer
+    ledger.settle(Report(0, done=(transfer.id,)))
+    assert ledger.get(transfer.id) is None
 
 
 @given(data=st.data(), ranks=st.integers(1, 4))

@@ -77,16 +77,20 @@ def test_f19_a_short_prefix_is_computed_when_that_was_faster_so_far() -> None:
 
 
 def test_f19_what_is_declined_is_counted_and_tried_again() -> None:
-    world = World(min_load_tokens="auto")
+    world = World(min_load_tokens="auto", host_blocks=1_000)
     world.serve("r", text("a", 40))
     world.manager.computed(100, 0.1)
     world.manager.loaded(16, 1.0)
-    for number in range(RETRY_EVERY):
+    for number in range(2 * RETRY_EVERY):
         world.fill_device()
         world.serve(f"again {number}", text("a", 9))
+        for other in (f"other {number}", f"another {number}"):  # finds nothing, so nothing is declined
+            world.serve(other, text(other, 9))
+        world.add(f"unasked {number}", text("a", 9))
+        world.manager.admit(f"unasked {number}", 0)
     metrics = world.manager.metrics
-    assert metrics.not_loaded[NotLoaded.BELOW_BREAK_EVEN] == 8 * (RETRY_EVERY - 1)
-    assert metrics.loaded_tokens == 8
+    assert metrics.not_loaded[NotLoaded.BELOW_BREAK_EVEN] == 2 * 8 * (RETRY_EVERY - 1)
+    assert metrics.loaded_tokens == 2 * 8
 
 
 @pytest.mark.parametrize("value", [0, 64])

@@ -10,10 +10,12 @@ from kvtide.core import (
     Copy,
     FullAttention,
     NotLoaded,
+    NotStored,
     Outcome,
     Report,
     SlidingWindow,
 )
+from kvtide.core.requests import State
 from kvtide.errors import ProtocolError
 from tests.support import FakeRequest, NoRoomError, World, text
 
@@ -65,6 +67,45 @@ def test_both_sides_are_pinned_while_a_load_runs_and_free_afterwards() -> None:
     assert world.run(copy) == Outcome()
     assert world.manager.gauges().slots_pinned == 0
     assert world.pool.num_free == 16
+
+
+def test_an_engine_may_have_allocated_more_than_the_load_needs() -> None:
+    """Room for what is computed next."""
+    world = warm()
+    request = waiting(world)
+    match = world.match(request)
+    world.manager.reserve(match)
+    world.place(request, 0, len(request.tokens))
+    assert world.manager.admit("r", match.tokens)
+    (copy,) = world.plan().loads
+    assert copy.blocks == tuple(request.blocks[0][:8])
+
+
+@pytest.mark.parametrize("policy", ["prefix", "lru"])
+def test_what_is_loaded_is_not_evicted_soon(policy: str) -> None:
+    world = World(host_blocks=16, policy=policy)
+    world.serve("first", A)
+    world.serve("second", text("b", 33))
+    world.fill_device()
+    request = waiting(world, tokens=33)
+    assert world.admit(request)
+    world.step()
+    world.serve("third", text("c", 32))
+    assert world.cached_blocks(A) == list(range(8))
+
+
+def test_what_was_loaded_and_has_left_the_host_is_stored_again_at_the_end() -> None:
+    world = World(host_blocks=8)
+    world.serve("first", A)
+    world.fill_device()
+    request = waiting(world)
+    assert world.admit(request)
+    world.step()
+    world.serve("other", text("b", 16))
+    assert world.cached_blocks(A) != list(range(8))
+    world.finish(request)  # before it has computed anything
+    world.drain()
+    assert world.cached_blocks(A) == list(range(8))
 
 
 def test_only_what_the_device_lacks_is_loaded() -> None:
@@ -230,6 +271,48 @@ def test_a_load_leaves_out_old_window_blocks() -> None:
     world.compute(request)
 
 
+def test_what_is_loaded_is_renewed_with_its_place_in_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = warm(groups=HYBRID)
+    used: list[tuple[list[int], int, int]] = []
+    monkeypatch.setattr(world.manager._host._policy, "use", lambda *chain: used.append(chain))
+    world.admit(waiting(world))
+    (copy,) = world.plan().loads
+    assert used == [(list(copy.slots[:8]), 4, 4), (list(copy.slots[8:]), 28, 4)]
+
+
+def test_what_the_engine_leaves_out_of_its_table_is_not_loaded() -> None:
+    world = warm(groups=HYBRID)
+    request = waiting(world)
+    match = world.match(request)
+    world.manager.reserve(match)
+    world.place(request, match.device_tokens, match.tokens)
+    request.blocks[1][6] = NULL_BLOCK
+    kept = request.blocks[1][7]
+    assert world.manager.admit(request.id, match.tokens)
+    (copy,) = world.plan().loads
+    assert set(copy.blocks) == {*request.blocks[0], kept}
+    slots = dict(zip(copy.blocks, copy.slots, strict=True))
+    assert world.host[0, slots[kept]].tokens == tuple(A[28:32])
+
+
+def test_what_the_engine_left_out_from_the_beginning_is_not_a_loss_of_this_request() -> None:
+    world = World(groups=HYBRID)
+    first = world.add("first", A)
+    world.admit(first)
+    world.compute(first)
+    world.slide(first)  # before the plan
+    world.finish(first)
+    world.drain()
+    assert world.manager.metrics.not_stored == {NotStored.OUT_OF_WINDOW: 6}
+    again = waiting(world)
+    world.admit(again)
+    world.compute(again)
+    world.step()
+    world.finish(again)
+    world.drain()
+    assert world.manager.metrics.not_stored == {NotStored.OUT_OF_WINDOW: 6}, "counted where it was computed"
+
+
 def test_a_smaller_part_of_an_offer_needs_other_window_blocks() -> None:
     world = warm(groups=HYBRID)
     request = waiting(world)
@@ -237,8 +320,11 @@ def test_a_smaller_part_of_an_offer_needs_other_window_blocks() -> None:
     (copy,) = world.plan().loads
     assert len(copy.blocks) == 5 + 2
     world.run(copy)
+    assert world.manager.gauges().slots_pinned == 0
     assert request.computed == 20
     world.compute(request)
+    world.finish(request)
+    world.drain()
 
 
 def test_a_smaller_part_whose_window_is_gone_is_a_failed_load_and_recomputed() -> None:
@@ -299,6 +385,14 @@ def test_a_load_that_failed_on_any_rank_is_recomputed(failing: list[int]) -> Non
     assert world.manager.gauges().slots_pinned == 0
     assert not world.admit(request), "it is not tried again"
     world.compute(request)
+
+
+def test_after_a_failed_load_everything_beyond_the_device_is_missed_for_that_reason() -> None:
+    world = warm()
+    request = waiting(world)
+    world.admit(request)
+    world.step(fails=lambda _: True)
+    assert world.manager.match("r", 8, 40).missed == {NotLoaded.COPY_FAILED: 32}
 
 
 def test_a_failed_load_does_not_keep_others_from_loading() -> None:
@@ -374,6 +468,7 @@ def test_a_reservation_ends_with_a_reset() -> None:
     request = waiting(world)
     world.manager.reserve(world.match(request))
     world.reset()
+    assert world.manager._requests["r"].state is State.WAITING
     assert world.manager.gauges().slots_free == world.manager.gauges().slots
     assert world.match(request).tokens == 0
     assert not world.admit(request)

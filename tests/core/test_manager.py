@@ -76,6 +76,31 @@ def test_the_keys_and_blocks_of_a_request_are_read_live() -> None:
     assert world.cached_blocks(text("a", 16)) == [0, 1, 2, 3]
 
 
+def test_preemptions_are_counted_and_starting_again_after_a_failed_load_is_none() -> None:
+    world = World()
+    world.serve("first", A)
+    world.fill_device()
+    request = world.add("r", A)
+    assert world.admit(request)
+    world.step(fails=lambda _: True)  # the engine starts it again
+    assert world.manager.metrics.preemptions == 0
+    for times in (1, 2):
+        world.admit(request)
+        world.compute(request, 1)
+        world.preempt(request)
+        assert world.manager.metrics.preemptions == times
+    other = world.add("other", A)
+    world.admit(other)
+    world.preempt(other)
+    assert world.manager.metrics.preemptions == 3, "also one that has computed nothing"
+
+
+def test_a_request_that_does_not_search_does_not_wait() -> None:
+    world = World()
+    world.add("r", A)
+    assert not world.manager.waits("r")
+
+
 def test_a_request_id_can_be_used_again_after_the_end() -> None:
     world = World()
     world.serve("r", A)
@@ -183,8 +208,9 @@ def busy(world: World) -> bool:
     return world.manager.busy
 
 
-def test_a_new_manager_is_not_busy_and_plans_nothing() -> None:
-    world = World()
+@pytest.mark.parametrize("mode", MODES)
+def test_a_new_manager_is_not_busy_and_plans_nothing(mode: str) -> None:
+    world = World(mode=mode)
     assert not busy(world)
     assert not world.plan()
     assert not world.plan(idle=True)
@@ -201,6 +227,16 @@ def test_a_manager_is_busy_from_the_first_block_to_the_last_report() -> None:
     world.run(copy, ranks=[0])
     assert busy(world)
     world.run(copy, ranks=[1])
+    assert not busy(world)
+
+
+def test_a_manager_is_busy_when_the_end_of_a_request_has_left_something_to_store() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request)
+    world.finish(request)
+    assert busy(world)
+    world.step()
     assert not busy(world)
 
 
@@ -233,6 +269,13 @@ def test_an_idle_engine_waits_for_the_oldest_transfer() -> None:
     assert world.plan(idle=True).wait_for == (first,)
     world.run(world.pending[first].copy)
     assert world.plan(idle=True).wait_for == (second,)
+
+
+def test_an_engine_that_computes_waits_for_no_transfer() -> None:
+    world = World()
+    world.compute(running(world, A))
+    assert world.manager.plan().stores
+    assert world.manager.plan().wait_for == ()
 
 
 def test_an_idle_engine_waits_for_transfers_of_earlier_plans_or_of_this_one() -> None:
@@ -297,6 +340,27 @@ def test_after_a_reset_nothing_of_before_is_served(mode: str) -> None:
         world.finish(request)
         world.serve(f"and again {name}", text(name, 33))
     assert world.manager.metrics.resets == 1
+
+
+def test_requests_and_resets_are_counted() -> None:
+    world = World()
+    for name in "abc":
+        world.finish(world.add(name, A))
+    for _ in range(2):
+        world.reset()
+    assert (world.manager.metrics.requests, world.manager.metrics.resets) == (3, 2)
+
+
+def test_what_ran_at_two_resets_is_not_stored() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request, 16)
+    world.reset()
+    world.reset()
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert world.manager.metrics.stored_blocks == 0
 
 
 def test_a_reset_of_nothing_is_nothing() -> None:
@@ -378,6 +442,8 @@ def test_f20_the_host_pool_grows_as_far_as_the_slowest_rank_is_ready() -> None:
     manager = OffloadManager(config, BlockPool(16), slots_ready=2)
     assert manager.gauges().slots == manager.gauges().slots_free == 2
     manager.report(Report(0, slots_ready=8))
+    for rank in (-1, 2):  # neither is there
+        manager.report(Report(rank, slots_ready=8))
     assert manager.gauges().slots == 2, "the other rank has two only"
     manager.report(Report(1, slots_ready=5))
     assert manager.gauges().slots == manager.gauges().slots_free == 5

@@ -147,6 +147,59 @@ def test_blocks_that_no_group_has_are_not_cached() -> None:
     assert match.missed == {NotLoaded.NOT_CACHED: 8}
 
 
+@pytest.mark.parametrize(
+    ("full", "window", "why"),
+    [
+        ([CACHED, CACHED, WRITING], cached(3), NotLoaded.STILL_STORING),
+        ([CACHED, CACHED, WRITING], [CACHED, CACHED, WRITING], NotLoaded.STILL_STORING),
+        ([CACHED, CACHED, WRITING], cached(2), NotLoaded.NOT_CACHED),
+        (cached(2), [CACHED, CACHED, WRITING], NotLoaded.NOT_CACHED),
+        (cached(3), [CACHED, CACHED, WRITING], NotLoaded.STILL_STORING),
+        (cached(3), cached(2), NotLoaded.GROUP_CANNOT_RESUME),
+        (cached(2), cached(3), NotLoaded.GROUP_CANNOT_RESUME),
+    ],
+)
+def test_the_reason_is_told_by_what_all_groups_have_of_the_next_blocks(
+    full: list[int], window: list[int], why: NotLoaded
+) -> None:
+    match = Bench((FullAttention(4), SlidingWindow(4, 8)), full, window).match(0, 13)
+    assert (match.tokens, dict(match.missed)) == (8, {why: 4})
+
+
+def test_one_block_of_a_step_that_is_on_its_way_is_the_reason() -> None:
+    match = Bench((FullAttention(8), SlidingWindow(4, 9)), cached(2), [CACHED, CACHED, CACHED, WRITING]).match(0, 17)
+    assert (match.tokens, dict(match.missed)) == (8, {NotLoaded.STILL_STORING: 8})
+
+
+def test_a_group_that_lacks_one_block_of_a_step_does_not_have_it() -> None:
+    match = Bench((FullAttention(8), SlidingWindow(4, 9)), cached(1), [CACHED, CACHED, CACHED, WRITING]).match(0, 17)
+    assert (match.tokens, dict(match.missed)) == (8, {NotLoaded.NOT_CACHED: 8})
+
+
+def test_a_device_that_ends_within_a_step_is_told_what_the_whole_step_lacks() -> None:
+    match = Bench((FullAttention(8), SlidingWindow(4, 9)), cached(2), [CACHED, CACHED, CACHED, WRITING]).match(12, 17)
+    assert (match.tokens, dict(match.missed)) == (0, {NotLoaded.STILL_STORING: 4})
+
+
+def test_the_last_token_is_the_reason_only_where_every_group_has_its_block() -> None:
+    groups = (FullAttention(4), SlidingWindow(4, 8))
+    assert dict(Bench(groups, cached(5), cached(5)).match(0, 20).missed) == {NotLoaded.LAST_TOKEN: 4}
+    assert not Bench(groups, cached(5), cached(4)).match(0, 20).missed
+    assert not Bench(groups, cached(4), cached(5)).match(0, 20).missed
+
+
+def test_what_is_known_beyond_the_request_changes_nothing() -> None:
+    match = Bench((FullAttention(4),), cached(8)).match(0, 16)
+    assert (match.tokens, dict(match.missed)) == (12, {NotLoaded.LAST_TOKEN: 4})
+
+
+def test_only_blocks_up_to_the_boundary_are_offered() -> None:
+    bench = Bench((FullAttention(4), SlidingWindow(4, 5)), cached(6), [CACHED] * 3)
+    match = bench.match(4, 25)
+    assert match.tokens == 8
+    assert bench.blocks(match) == {0: [1, 2], 1: [2]}
+
+
 def test_a_window_resumes_where_it_is_whole() -> None:
     groups = (FullAttention(4), SlidingWindow(4, 8))
     # At 16 tokens blocks 2 and 3 are needed, at 12 tokens 1 and 2, at 8 tokens 0 and 1.

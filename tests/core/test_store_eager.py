@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from kvtide.core import ChunkedLocal, FullAttention, Group, NotStored, SlidingWindow, StateSpace
+from kvtide.core.chain import Chain
 from tests.support import FakeRequest, World, keys_of, text
 
 A = text("a", 32)
@@ -47,6 +48,15 @@ def test_placeholders_are_not_stored() -> None:
     assert blocks_in(world) == 0
     world.manager.advance("r", 8)
     assert blocks_in(world) == 2
+
+
+def test_tokens_that_fill_no_block_leave_nothing_to_do() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request, 4)
+    world.step()
+    world.compute(request, 7)
+    assert not world.manager.busy
 
 
 def test_a_computed_block_whose_key_is_not_known_yet_waits_for_it() -> None:
@@ -153,6 +163,68 @@ def test_a_cut_prefix_is_not_chased_while_the_request_runs() -> None:
     world.drain()
 
 
+@pytest.mark.parametrize("pin_budget", [1, 8])
+def test_a_full_host_is_not_asked_again_while_the_request_runs(pin_budget: int) -> None:
+    world = World(host_blocks=4, pin_budget=pin_budget)
+    world.serve("other", text("b", 17))
+    reader = world.add("reader", text("b", 17))
+    world.manager.reserve(world.manager.match("reader", 0, 17))  # keeps all slots
+    request = running(world, A)
+    world.compute(request)
+    assert not world.plan().stores
+    assert not world.manager.busy, "nothing changes as long as nobody does anything"
+    world.finish(reader)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(A) == [0, 1, 2, 3], "the end asks once more"
+
+
+def test_what_continues_a_cut_prefix_waits_for_the_end() -> None:
+    world = World(host_blocks=4)
+    request = running(world, A)
+    world.compute(request, 16)
+    world.step()
+    world.serve("other", text("b", 16))
+    assert world.cached_blocks(A) == []
+    world.compute(request, 20)
+    assert not world.plan().stores, "a tail is of no use without its head"
+    assert not world.manager.busy
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(A) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("pin_budget", [1, 8])
+def test_holes_before_and_behind_what_the_host_has_are_stored_in_order(pin_budget: int) -> None:
+    world = World(pin_budget=pin_budget)
+    first = running(world, A[:16], "first")
+    world.compute(first)
+    keys = first.keys[0]
+    known = Chain(0, keys[2:3], keys[1], 12, slots=world.manager._host.take(1))
+    world.manager._host.assign(known)  # being fetched, say
+    stored: list[int] = []
+    for _ in range(3):
+        stored += [block for copy in world.plan().stores for block in copy.blocks]
+        world.drain_copies()
+    assert stored == [first.blocks[0][index] for index in (0, 1, 3)]
+    assert not world.manager.busy
+
+
+def test_the_prefix_of_a_request_that_ended_earlier_is_evicted_earlier() -> None:
+    world = World(host_blocks=6)
+    first, second = running(world, text("a", 8), "first"), running(world, text("b", 16), "second")
+    for request in (second, first):
+        world.compute(request)
+        world.step()
+    world.finish(first)
+    world.finish(second)
+    third = running(world, text("c", 4), "third")
+    world.compute(third)
+    world.step()
+    assert world.cached_blocks(text("a", 8)) == [0]
+    assert world.cached_blocks(text("b", 16)) == [0, 1, 2, 3]
+
+
 def test_a_conversation_that_goes_on_is_stored_where_it_goes_on() -> None:
     world = World()
     world.serve("turn 1", A)
@@ -172,6 +244,16 @@ def test_window_blocks_are_stored_before_they_leave_the_window() -> None:
     world.serve("r", text("a", 40), chunk=4)
     assert world.cached_blocks(text("a", 40), 1) == list(range(10))
     assert not world.manager.metrics.not_stored
+
+
+def test_a_group_with_small_blocks_need_not_wait_for_one_with_large_ones() -> None:
+    world = World(groups=(FullAttention(8), SlidingWindow(4, 9)))
+    request = running(world, A)
+    world.compute(request, 4)
+    (copy,) = world.plan().stores
+    assert copy.blocks == tuple(request.blocks[1])
+    world.run(copy)
+    assert not world.manager.busy
 
 
 def test_window_blocks_that_left_before_they_were_stored_are_counted_once() -> None:
@@ -244,6 +326,41 @@ def test_preemption_may_be_told_after_the_blocks_were_freed() -> None:
     world.manager.preempt("r")
     world.step()
     assert world.cached_blocks(A) == list(range(8))
+    assert not world.manager.metrics.not_stored
+
+
+def test_what_left_its_window_and_is_still_on_the_device_is_stored_at_a_preemption() -> None:
+    world = World(groups=HYBRID)
+    request = running(world, A)
+    world.compute(request)
+    world.slide(request)
+    world.preempt(request)
+    world.drain()
+    assert (world.cached_blocks(A, 0), world.cached_blocks(A, 1)) == (list(range(8)), list(range(8)))
+    assert not world.manager.metrics.not_stored
+
+
+def test_a_request_that_ends_before_it_runs_again_has_nothing_to_store() -> None:
+    world = World(groups=(FullAttention(1),), host_blocks=2)
+    request = running(world, A[:2])
+    world.compute(request)
+    world.step()
+    world.preempt(request)
+    world.serve("other", text("b", 2))
+    world.finish(request)
+    assert not world.plan().stores
+    assert not world.manager.metrics.not_stored
+
+
+def test_what_the_device_has_lost_when_a_preemption_is_told_is_counted() -> None:
+    world = World()
+    request = running(world, A)
+    world.compute(request)
+    world._release(request)
+    world.fill_device()
+    world.manager.preempt("r")
+    world.drain()
+    assert world.manager.metrics.not_stored == {NotStored.EVICTED_FROM_DEVICE: 8}
 
 
 def test_what_is_recomputed_after_a_preemption_is_storable_again() -> None:
@@ -276,6 +393,15 @@ def test_nothing_of_a_request_that_ran_at_a_reset_is_stored() -> None:
     world.drain()
     assert world.manager.metrics.stored_blocks == 0
     assert world.manager.metrics.not_stored == {NotStored.RESET: 10}
+
+
+def test_what_a_reset_costs_is_counted_in_every_group() -> None:
+    world = World(groups=HYBRID)
+    request = running(world, A)
+    world.compute(request)
+    world.reset()
+    world.finish(request)
+    assert world.manager.metrics.not_stored == {NotStored.RESET: 16}
 
 
 def test_a_request_preempted_after_a_reset_starts_again_and_is_stored() -> None:

@@ -8,8 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvtide.core import FreeBlock, FullAttention, Group, NotStored, SlidingWindow, StateSpace
-from kvtide.core.store_lazy import LOOKAHEAD_STEPS, clean_target
+from kvtide.core import FreeBlock, FullAttention, Group, NotStored, SlidingWindow, StateSpace, Stored
+from kvtide.core.chain import Chain
+from kvtide.core.store_lazy import LOOKAHEAD_STEPS, LazyPlanner, clean_target
 from tests.support import NoRoomError, World, keys_of, text
 
 TARGET = 4
@@ -101,6 +102,23 @@ def test_blocks_of_one_prefix_are_stored_as_one_chain_with_its_head_first() -> N
     assert getattr(event, "keys", None) == tuple(keys_of(text("a", 48), 4))
 
 
+def test_a_tail_is_stored_as_what_continues_its_head() -> None:
+    world = lazy(pin_budget=2, events=True)
+    fill(world, "a", 4 * 12)
+    world.step()
+    keys = tuple(keys_of(text("a", 48), 4))
+    assert world.manager.take_events() == [Stored(0, keys[10:], keys[9])]
+
+
+def test_blocks_of_two_prefixes_are_two_chains() -> None:
+    world = lazy(events=True)
+    fill(world, "a", 4 * 6)
+    fill(world, "b", 4 * 6)
+    world.step()
+    stored = {event for event in world.manager.take_events() if isinstance(event, Stored)}
+    assert stored == {Stored(0, tuple(keys_of(text(name, 24), 4)), None) for name in "ab"}
+
+
 def test_the_same_content_in_two_blocks_is_stored_once() -> None:
     world = lazy()
     for name in ("r1", "r2"):
@@ -160,6 +178,32 @@ def test_a_clean_queue_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -
     assert watch.take() == []
 
 
+def test_what_was_clean_before_something_was_stored_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = lazy()
+    world.pool.allocate(9)
+    fill(world, "a", 4)
+    watch = Watch(world, monkeypatch)
+    assert world.plan().stores
+    empty, _, dirty = watch.take()
+    assert world.pool.content(dirty) is not None
+    world.plan()
+    assert empty not in watch.take()
+
+
+def test_computing_is_no_reason_to_look_at_clean_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = lazy()
+    fill(world, "a", 4 * 6)
+    world.step()
+    request = world.add("r", text("b", 3))
+    world.admit(request)
+    world.compute(request, 2)
+    world.step()
+    watch = Watch(world, monkeypatch)
+    world.compute(request, 3)
+    world.step()
+    assert watch.take() == []
+
+
 def test_a_queue_shorter_than_the_target_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = lazy()
     world.pool.allocate(10)
@@ -210,6 +254,7 @@ def test_a_reset_looks_at_everything_again() -> None:
     world = lazy()
     fill(world, "a", 4 * 12)
     world.step()
+    world.step()  # all is clean now, and the cursor behind it
     world.manager.reset()  # the device keeps its blocks here: they are dirty now
     assert sum(len(copy.blocks) for copy in world.plan().stores) == 12
 
@@ -262,6 +307,54 @@ def test_blocks_that_a_full_host_refused_are_offered_again_and_not_skipped() -> 
     world.drain()
 
 
+def test_a_block_that_a_full_host_refused_is_not_skipped_although_clean_ones_are_behind_it() -> None:
+    world = lazy(host_blocks=4, device_blocks=8, step_tokens=4, pin_budget=8)
+    held = world.pool.allocate(6) or []
+    fill(world, "clean", 8)
+    world.step()
+    world.add("keeps its slots", text("clean", 9))
+    world.manager.reserve(world.manager.match("keeps its slots", 0, 9))
+    uses_its_blocks = world.add("uses its blocks", text("clean", 9))
+    world.admit(uses_its_blocks)
+    world.pool.free(held[:2])
+    fill(world, "under way", 8)
+    (under_way,) = world.plan().stores
+    world.pool.free(held[2:3])
+    fill(world, "refused", 4)
+    world.finish(uses_its_blocks)
+    assert front(world, 3) == [False, True, True]
+    assert not world.plan().stores, "the host has no room"
+    world.run(under_way)
+    world.pool.allocate(2)  # the blocks of that copy, which came back as the next victims
+    world.step()
+    assert world.cached_blocks(text("refused", 4)) == [0]
+
+
+def test_what_is_over_the_budget_is_not_skipped_although_clean_ones_are_behind_it() -> None:
+    world = lazy(pin_budget=1)
+    held = world.pool.allocate(8) or []
+    fill(world, "clean", 16)
+    for _ in range(8):
+        world.step()
+    uses_its_blocks = world.add("uses its blocks", text("clean", 17))
+    world.admit(uses_its_blocks)
+    world.pool.free(held[:3])
+    fill(world, "dirty", 12)
+    world.finish(uses_its_blocks)
+    assert front(world, 7) == [False] * 3 + [True] * 4
+    for _ in range(8):
+        world.step()
+    assert all(front(world, 7))
+
+
+def test_an_idle_engine_goes_on_until_the_next_victims_are_clean() -> None:
+    world = lazy(pin_budget=1)
+    fill(world, "a", 4 * 12)
+    world.step()
+    world.drain()
+    assert all(front(world, TARGET))
+
+
 def test_a_failed_store_is_tried_again() -> None:
     world = lazy()
     fill(world, "a", 4 * 12)
@@ -270,6 +363,15 @@ def test_a_failed_store_is_tried_again() -> None:
     assert world.manager.busy
     world.drain()
     assert world.cached_blocks(text("a", 48)) == list(range(12))
+
+
+def test_a_tail_whose_store_failed_is_tried_again_although_its_head_is_not_on_the_host() -> None:
+    world = lazy(pin_budget=2)
+    fill(world, "a", 4 * 12)
+    world.step(fails=lambda _: True)
+    world.step()
+    assert world.cached_blocks(text("a", 48)) == [10, 11]
+    assert not world.manager.metrics.not_stored
 
 
 def test_a_store_that_fails_for_good_is_counted() -> None:
@@ -428,11 +530,82 @@ def test_a_load_larger_than_a_step_raises_the_target_for_the_next_one() -> None:
     assert clean_target(groups, 8, 100, 7, loading_blocks=10) == 7
 
 
+@pytest.mark.parametrize(("loads", "most"), [([], 0), ([1], 1), ([8], 8), ([8, 3, 0], 8), ([3, 8], 8)])
+def test_a_target_that_a_load_has_raised_stays(loads: list[int], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one may be as large."""
+    world = lazy(device_blocks=40)
+    planner = world.manager._planner
+    for loading_blocks in loads:
+        planner.plan(loading_blocks)
+    planner.reset()
+    watch = Watch(world, monkeypatch)
+    planner.plan(0)
+    assert len(watch.take()) == LOOKAHEAD_STEPS * (2 + most)
+
+
+def kept_out_world() -> World:
+    """The device is full of what nobody has asked for a second time."""
+    world = lazy(admission="second-use")
+    fill(world, "a", 4 * 12)
+    world.step()
+    return world
+
+
+def test_what_is_not_admitted_is_counted_once_as_long_as_the_device_has_it() -> None:
+    world = kept_out_world()
+    counted = world.manager.metrics.not_stored[NotStored.NOT_ADMITTED]
+    assert counted == TARGET
+    for free in list(world.pool.walk_free(None) or ())[:TARGET]:
+        assert free.content is not None
+        world.manager.evicted(free.content.group, free.content.key)
+    assert world.manager.metrics.not_stored == {NotStored.NOT_ADMITTED: counted}
+
+
+def test_what_is_not_admitted_is_counted_again_when_the_device_has_it_again() -> None:
+    world = kept_out_world()
+    counted = world.manager.metrics.not_stored[NotStored.NOT_ADMITTED]
+    victim = next(world.pool.walk_free(None) or iter(())).content
+    assert victim is not None
+    for _ in range(2):
+        world.manager.evicted(victim.group, victim.key)
+    assert world.manager.metrics.not_stored == {NotStored.NOT_ADMITTED: counted + 1}
+
+
+def test_what_is_remembered_of_blocks_that_were_not_admitted_is_bounded() -> None:
+    """Not all engines say when the device evicts a block."""
+    world = kept_out_world()
+    for number in range(10):
+        world.serve(f"other {number}", text(f"other {number}", 4 * 12))
+    planner = world.manager._planner
+    assert isinstance(planner, LazyPlanner)
+    assert len(planner._kept_out) <= 12
+
+
+def test_a_key_that_waits_to_be_stored_is_not_lost_yet_when_the_device_evicts_it() -> None:
+    world = lazy(groups=(FullAttention(4), FullAttention(4)))
+    world.manager._stores.defer(Chain(0, [b"waits"], None, 4))
+    lost = []
+    for group, key in ((0, b"waits"), (0, b"other"), (1, b"waits")):  # a key belongs to its group
+        world.manager.evicted(group, key)
+        lost.append(world.manager.metrics.not_stored[NotStored.EVICTED_FROM_DEVICE])
+    assert lost == [0, 1, 2]
+
+
 def test_a_host_whose_only_slot_is_the_parent_of_what_is_to_be_stored_is_nothing_to_wait_for() -> None:
     """Found by the simulator (seeds 393 and 2194): the manager stayed busy with nothing in flight."""
-    world = World(mode="lazy", device_blocks=3, host_blocks=1, pin_budget=1, step_tokens=4)
-    request = world.add("r", text("a", 12))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
-    world.drain()
+    world = World(mode="lazy", device_blocks=4, host_blocks=1, pin_budget=1, step_tokens=4)
+    held = world.pool.allocate(3) or []
+    fill(world, "a", 4)
+    world.step()
+    assert world.cached_blocks(text("a", 4)) == [0]
+    holder = world.add("holds the parent", text("a", 5))
+    world.admit(holder)
+    for name, tokens in (("child", text("a", 8)), ("other", text("b", 4))):
+        world.pool.free([held.pop()])
+        request = world.add(name, tokens)
+        world.admit(request)
+        world.compute(request)
+        world.finish(request)
+    assert front(world, 2) == [False, False], "the child, and one that is over the budget"
+    assert not world.plan().stores
+    assert not world.manager.busy

@@ -38,7 +38,7 @@ def test_keys_are_visible_when_every_rank_has_every_byte(ranks: int) -> None:
         world.run(copy, ranks=[rank])
     assert world.cached_blocks(A) == list(range(8))
     world.check()
-    assert world.manager.metrics.stored_blocks == 8
+    assert (world.manager.metrics.stored_blocks, world.manager.metrics.stores_failed) == (8, 0)
 
 
 def test_device_blocks_are_pinned_until_the_store_has_ended() -> None:
@@ -93,6 +93,52 @@ def test_small_stores_of_one_plan_share_a_transfer() -> None:
     assert [len(copy.blocks) for copy in world.plan().stores] == [6]
 
 
+def test_a_chain_is_cut_into_its_blocks_if_need_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores_module, "STORE_BLOCKS_MAX", 1)
+    world = World()
+    request = computed(world, A[:8])
+    assert [copy.blocks for copy in world.plan().stores] == [(block,) for block in request.blocks[0]]
+
+
+@pytest.mark.usefixtures("small_transfers")
+def test_small_stores_fill_up_the_last_transfer() -> None:
+    world = World()
+    for name, tokens in (("a", 16), ("b", 8), ("c", 8)):
+        world.finish(computed(world, text(name, tokens), name))
+    assert [len(copy.blocks) for copy in world.plan().stores] == [4, 4]
+
+
+def test_what_is_tried_again_does_not_share_a_transfer_with_what_is_new() -> None:
+    """Each has attempts of its own."""
+    world = World(pin_budget=32)
+    computed(world, A, "a")
+    world.step(fails=lambda _: True)
+    world.preempt(computed(world, text("b", 32), "b"))  # found by key, as what is tried again
+    assert [len(copy.blocks) for copy in world.plan().stores] == [8, 8]
+
+
+def test_what_was_stored_later_is_evicted_later() -> None:
+    world = World(host_blocks=6)
+    computed(world, text("a", 8), "a")
+    world.step()
+    computed(world, text("b", 16), "b")
+    world.step()
+    computed(world, text("c", 4), "c")
+    world.step()
+    assert world.cached_blocks(text("a", 8)) == [0]
+    assert world.cached_blocks(text("b", 16)) == [0, 1, 2, 3]
+
+
+def test_what_is_stored_after_a_reset_does_not_share_a_transfer_with_what_came_to_nothing() -> None:
+    world = World(pin_budget=32)
+    world.finish(computed(world, A, "before"))  # begun, and not planned yet
+    world.reset()
+    world.finish(computed(world, A, "after"))
+    world.drain()
+    assert world.cached_blocks(A) == list(range(8))
+    assert world.manager.metrics.not_stored == {NotStored.RESET: 8}
+
+
 @pytest.mark.usefixtures("small_transfers")
 def test_transfers_of_one_prefix_may_end_in_any_order() -> None:
     world = World(pin_budget=32, host_blocks=8)
@@ -143,6 +189,47 @@ def test_what_is_over_the_budget_at_the_end_waits_and_is_stored_from_the_free_qu
     world.drain()
     assert world.cached_blocks(A) == list(range(8))
     assert not world.manager.metrics.not_stored
+
+
+def test_a_gauge_says_how_many_blocks_wait() -> None:
+    world = World(pin_budget=3)
+    for name in "abc":
+        world.finish(computed(world, text(name, 16), name))
+    waiting = []
+    while world.manager.busy:
+        waiting.append(world.manager.gauges().backlog_blocks)
+        world.step()
+    assert waiting == [9, 9, 6, 3]
+
+
+def test_what_waits_again_is_not_too_much_because_it_has_waited_before() -> None:
+    world = World(device_blocks=16, pin_budget=1)
+    world.finish(computed(world, text("a", 64)))
+    world.drain()
+    assert world.manager.metrics.stored_blocks == 16
+    assert not world.manager.metrics.not_stored
+
+
+@pytest.mark.usefixtures("small_transfers")
+def test_a_tail_is_not_lost_because_its_head_waits_for_room() -> None:
+    world = World(pin_budget=8)
+    computed(world, A, "a")
+    world.step(fails=lambda _: True)  # the head and the tail have to be tried again
+    world.finish(computed(world, text("b", 28), "b"))  # and there is room for one block
+    assert world.manager.gauges().store_pins == 7
+    world.plan()
+    world.drain_copies()
+    world.finish(world.requests["a"])
+    world.drain()
+    assert not world.manager.metrics.not_stored
+    assert world.cached_blocks(A) == list(range(8))
+
+
+def test_a_store_that_uses_the_budget_up_leaves_nothing_to_wait_for() -> None:
+    world = World(pin_budget=8)
+    world.finish(computed(world, A))
+    world.step()
+    assert not world.manager.busy
 
 
 def test_what_waited_too_long_is_counted() -> None:

@@ -1,10 +1,10 @@
-"""F5, F8, F9 and F10: what a request gets is exactly what was computed for its tokens."""
+"""F5, F6, F8, F9 and F10: what a request gets is exactly what was computed for its tokens."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvtide.core import FullAttention, NotStored, SlidingWindow
+from kvtide.core import FullAttention, Group, NotStored, Plan, Report, SlidingWindow, StateSpace
 from tests.support import NoRoomError, World, text
 
 
@@ -52,6 +52,36 @@ def test_f5_what_a_preempted_request_computes_again_is_stored_again() -> None:
     world.compute(victim)
     world.step()
     assert world.cached_blocks(text("a", 20)) == [0, 1, 2, 3, 4]
+
+
+def filled(plan: Plan) -> dict[int, bool]:
+    """Return of each device block that is stored whether earlier steps have filled it, as the plan says."""
+    return {block: store.filled for store in plan.stores for block in store.blocks}
+
+
+def test_f6_blocks_that_are_found_by_key_wait_for_the_step_of_the_plan() -> None:
+    """vLLM gives a block its key when it schedules the step that fills it."""
+    world = World()
+    victim = world.add("victim", text("a", 16))
+    world.admit(victim)
+    world.compute(victim)
+    blocks = list(victim.blocks[0])
+    world.preempt(victim)
+    assert filled(world.plan()) == dict.fromkeys(blocks, False)
+
+
+@pytest.mark.parametrize("when", ["running", "finished"])
+@pytest.mark.parametrize("other", [SlidingWindow(4, 8), StateSpace(4)])
+def test_f6_blocks_of_windows_and_states_wait_for_the_step_of_the_plan(when: str, other: Group) -> None:
+    """Engines may find these by key, as a block that somebody else's step is going to fill."""
+    world = World(groups=(FullAttention(4), other))
+    request = world.add("r", text("a", 8))
+    world.admit(request)
+    world.compute(request)
+    full, others = (list(table) for table in request.blocks)
+    if when == "finished":
+        world.finish(request)
+    assert filled(world.plan()) == dict.fromkeys(full, True) | dict.fromkeys(others, False)
 
 
 def test_f8_a_load_that_failed_is_not_served_as_loaded() -> None:
@@ -115,6 +145,25 @@ def test_f9_a_store_that_no_worker_has_heard_of_never_begins_after_a_reset() -> 
     assert world.manager.metrics.not_stored[NotStored.RESET] == 4
     assert not world.plan().stores
     assert not world.manager.busy
+
+
+def test_f9_a_request_whose_load_a_reset_ended_goes_on_and_is_not_stored() -> None:
+    """What it had found on the device, and goes on from, is of the old weights."""
+    world = World()
+    world.serve("old", text("a", 17))
+    request = world.add("r", text("a", 17))
+    match = world.manager.match("r", 4, 17)
+    world.manager.reserve(match)
+    world.place(request, 4, 16)
+    assert world.manager.admit("r", match.tokens)
+    (load,) = world.plan().loads
+    world.manager.reset()
+    assert world.manager.report(Report(0, done=(load.id,))).failed == ("r",)
+    world.manager.advance("r", 16)
+    assert not world.plan().stores
+    world.manager.finish("r")
+    assert not world.plan().stores
+    assert world.manager.metrics.not_stored == {NotStored.RESET: 4}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -149,8 +149,7 @@ class HostPool:
                     released.append(slot)
                 else:
                     self._free.append(slot)
-        if released:
-            self._policy.release(released)
+        self._policy.release(released)
 
     def use(self, group: int, slots: Sequence[int], end_tokens: int) -> None:
         """Tell that cached slots of one prefix were used; `end_tokens` is where the first one ends."""

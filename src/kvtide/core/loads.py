@@ -53,7 +53,7 @@ class Loads:
         """Look a request up. Changes nothing."""
         if request.load_failed or self._ledger.overdue:
             why = NotLoaded.NO_REPORT if self._ledger.overdue else NotLoaded.COPY_FAILED
-            return Match(request.id, device_tokens, 0, (), {why: max(0, num_tokens - device_tokens)}, num_tokens)
+            return Match(request.id, device_tokens, 0, (), {why: num_tokens - device_tokens}, num_tokens)
         match = self._matcher.match(request.id, request.keys, device_tokens, num_tokens)
         if self._searches.waits(request, match):
             return replace(match, waits=True)

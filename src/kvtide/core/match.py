@@ -61,7 +61,7 @@ class Matcher:
         self._others = [index for index, group in enumerate(groups) if not isinstance(group, FullAttention)]
         self._host = host
         self._step = common_boundary(groups)
-        self._min_load_tokens = max(1, min_load_tokens)
+        self._min_load_tokens = min_load_tokens
         self._pays = pays
 
     def match(self, request_id: str, keys: Sequence[Sequence[Key]], device_tokens: int, num_tokens: int) -> Match:
@@ -143,15 +143,14 @@ class Matcher:
 
     def _why(self, keys: Sequence[Sequence[Key]], boundary: int) -> NotLoaded:
         """Tell why the step behind `boundary` could not be taken."""
-        some_group_has_it = some_key_unknown = some_key_in_flight = False
+        some_group_has_it = some_key_unknown = False
         for index, first, last in self._next_step(boundary):
             slots = [self._host.known(index).get(key) for key in keys[index][first:last]]
             unknown = None in slots or len(slots) < last - first
             in_flight = any(slot is not None and not self._host.cached[slot] for slot in slots)
             some_group_has_it |= not unknown and not in_flight
             some_key_unknown |= unknown
-            some_key_in_flight |= in_flight
-        if some_key_in_flight and not some_key_unknown:
+        if not some_key_unknown:  # if all of it were cached, it could be taken
             return NotLoaded.STILL_STORING
         return NotLoaded.GROUP_CANNOT_RESUME if some_group_has_it else NotLoaded.NOT_CACHED
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.fetch_break_even import FetchBreakEven
-from kvtide.core.groups import FullAttention, Key, Present, common_boundary, longest_resumable
+from kvtide.core.groups import Key, Present, common_boundary, longest_resumable
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Fetch, Ledger, Lookup, Transfer
 from kvtide.core.match import Match
@@ -35,7 +35,6 @@ class Searches:
     def __init__(self, config: OffloadConfig, host: HostPool, sinks: Sinks, ledger: Ledger, metrics: Metrics) -> None:
         self._groups = config.geometry.groups
         self._step = common_boundary(self._groups)
-        self._all_full = all(isinstance(group, FullAttention) for group in self._groups)
         self._min_tokens = config.min_fetch_tokens
         self._enabled = config.below is not None
         self._host = host
@@ -67,7 +66,7 @@ class Searches:
             return False
         if request.search is not None:
             return not request.search.over
-        missing = self._limit(match) - match.device_tokens - match.tokens
+        missing = self._limit(match.num_tokens) - match.device_tokens - match.tokens
         return (
             self._sinks.open
             and missing >= self._min_tokens
@@ -82,8 +81,7 @@ class Searches:
             if search.over:
                 self._unpin(search)
             return
-        if self._enabled:
-            self.break_even.decided(tried=match.waits)
+        self.break_even.decided(tried=match.waits)
         if match.waits:
             request.search = Search(request.id, match.device_tokens, match.num_tokens)
             self._searching[request.id] = request
@@ -99,7 +97,7 @@ class Searches:
         """Ask for all blocks that the host lacks, and wait for those that are on their way up."""
         names: list[Name] = []
         fetches: dict[int, Fetch] = {}
-        for group, block in self._lacking(request, search):
+        for group, block in self._beyond(request, search):
             key = request.keys[group][block]
             fetch = self._fetch_of.get(self._host.known(group).get(key, -1))
             if fetch is not None:
@@ -121,31 +119,28 @@ class Searches:
             search.errands.add(fetch.id)
             fetch.waiting.append(search)
 
-    def _lacking(self, request: Request, search: Search) -> Iterator[tuple[int, int]]:
-        """Yield group and index of the blocks that the host lacks, beginnings first."""
-        limit = (search.num_tokens - 1) // self._step * self._step
+    def _beyond(self, request: Request, search: Search) -> Iterator[tuple[int, int]]:
+        """Yield group and index of the blocks beyond what the request has, beginnings first."""
+        limit = self._limit(search.num_tokens)
         first = search.device_tokens
-        if self._all_full and request.reservation is not None:
-            first += request.reservation.tokens  # up to there it lacks nothing
+        if request.reservation is not None:
+            first += request.reservation.tokens  # up to there it lacks nothing that a longer prefix needs
         for boundary in range(first // self._step * self._step, limit, self._step):
             for index, group in enumerate(self._groups):
                 keys = request.keys[index]
                 last = min((boundary + self._step) // group.block_tokens, len(keys))
                 for block in range(boundary // group.block_tokens, last):
-                    if not self._cached(index, keys[block]):
-                        yield index, block
+                    yield index, block
 
-    def _limit(self, match: Match) -> int:
-        return (match.num_tokens - 1) // self._step * self._step
+    def _limit(self, num_tokens: int) -> int:
+        """Return up to where a request could resume: one token is left to compute."""
+        return (num_tokens - 1) // self._step * self._step
 
     def rely_on(self, slots: Iterable[int | None]) -> None:
         """Blocks that were computed are not stored, for they are on their way up. If they do not come, they are."""
-        if not self._fetch_of:
-            return
-        for slot in slots:
-            fetch = self._fetch_of.get(-1 if slot is None else slot)
-            if fetch is not None:
-                fetch.relied_on.add(-1 if slot is None else slot)
+        if self._fetch_of:
+            for slot in self._fetch_of.keys() & set(slots):
+                self._fetch_of[slot].relied_on.add(slot)
 
     def take_unkept(self) -> list[Chain]:
         """Return blocks that somebody relied on and that have not come: they have to be stored after all."""
@@ -171,7 +166,7 @@ class Searches:
         boundary = self._boundary(request, search, found)
         on_host = search.device_tokens + (request.reservation.tokens if request.reservation is not None else 0)
         if boundary - on_host >= self._min_tokens:
-            self._fetch(request, search, found, boundary, lookup.seconds)
+            self._fetch(request, search, boundary, lookup.seconds)
         if not search.errands:
             self._end(search)
 
@@ -235,9 +230,8 @@ class Searches:
         return planned
 
     def reset(self) -> None:
-        """Forget what was going to be asked for or fetched."""
+        """Forget what was going to be asked for. Searches are dropped one by one, with their requests."""
         self._planned.clear()
-        self._answered.clear()
 
     # ------------------------------------------------------------------ fetching
 
@@ -256,22 +250,22 @@ class Searches:
 
             return there
 
-        limit = (search.num_tokens - 1) // self._step * self._step
+        limit = self._limit(search.num_tokens)
         presents = [present(index) for index in range(len(self._groups))]
         return longest_resumable(self._groups, search.device_tokens, limit, presents, self._step)
 
-    def _fetch(self, request: Request, search: Search, found: set[Name], boundary: int, waited_s: float) -> None:
+    def _fetch(self, request: Request, search: Search, boundary: int, waited_s: float) -> None:
         """Begin to fetch what resuming at `boundary` needs, and wait for what somebody else fetches."""
         wanted: list[tuple[int, int]] = []
         rising: dict[int, Fetch] = {}
-        for group, block in self._lacking(request, search):
+        for group, block in self._beyond(request, search):
             size, key = self._groups[group].block_tokens, request.keys[group][block]
             needed = self._groups[group].first_needed(boundary) <= block < boundary // size
             if needed and self._rising(group, key):
                 fetch = self._fetch_of[self._host.known(group)[key]]
                 rising[fetch.id] = fetch
-            elif needed and (group, key) in found and key not in self._host.known(group):
-                wanted.append((group, block))
+            elif needed and key not in self._host.known(group):
+                wanted.append((group, block))  # it was found, or it would not be needed
         self._join(search, rising)
         # Half of the host at most, so that one prompt does not drive everything else out.
         room = max(1, self._host.slots // 2) - len(self._fetch_of)

@@ -23,8 +23,10 @@ SINK_BLOCKS_MAX = 64
 AHEAD_BLOCKS_MAX = 512
 """Most slots that are kept free so that what is evicted has time to sink."""
 
-SUNK_THROUGH, SUNK_LEAVING, USED = 1, 2, 4
-"""Marks of a slot: below as far as tiers written through go, as far as tiers written on evict go; loaded since."""
+DONE_THROUGH, DONE_LEAVING, USED = 1, 2, 4
+"""Marks of a slot: below, or counted as lost, as far as tiers written through go; the same for tiers written on evict;
+loaded since.
+"""
 
 
 class Sinks:
@@ -70,8 +72,7 @@ class Sinks:
 
     def came_up(self, slots: Sequence[int]) -> None:
         """Slots hold what was fetched from below: it is there."""
-        for slot in slots:
-            self._host.marks[slot] |= SUNK_THROUGH | SUNK_LEAVING
+        self._mark(slots, DONE_THROUGH | DONE_LEAVING)
 
     def plan(self) -> list[Sink]:
         """Return what begins to sink now."""
@@ -85,43 +86,39 @@ class Sinks:
     def settle(self, sink: Sink) -> None:
         """Every rank has answered."""
         self._in_flight_blocks -= len(sink.slots)
-        hits = [] if sink.abandoned else sink.hits
-        if not sink.abandoned:
-            self._metrics.sunk_blocks += len(hits)
-            self._lose(NotSunk.FAILED, len(sink.slots) - len(hits))
-        else:
+        if sink.abandoned:
             self._lose(NotSunk.RESET, len(sink.slots))
+        else:
+            self._metrics.sunk_blocks += len(sink.hits)
+            self._lose(NotSunk.FAILED, len(sink.slots) - len(sink.hits))
         if sink.leaving:
             self._leaving_blocks -= len(sink.slots)
             self._host.free(sink.slots)
             return
-        for position in hits:
-            self._host.marks[sink.slots[position]] |= SUNK_THROUGH
+        self._mark(sink.slots, DONE_THROUGH)
         self._host.unpin(sink.slots)
 
     def reset(self) -> None:
-        """Forget what waits."""
-        self._lose(NotSunk.RESET, len(self._queue))
+        """Forget what waits. What was evicted before its turn has been counted."""
+        self._lose(NotSunk.RESET, sum(self._host.holds(slot, (group, key)) for group, key, slot, _ in self._queue))
         self._queue.clear()
 
     def _evicted(self, slots: Sequence[int]) -> None:
         """Slots were needed at once. What the tiers wanted of them and do not have is lost."""
-        self._lose_unsunk(slots, self._config.through, SUNK_THROUGH)
-        self._lose_unsunk(slots, self._config.on_evict, SUNK_LEAVING)
+        self._lose_unsunk(slots, self._config.through, DONE_THROUGH)
+        self._lose_unsunk(slots, self._config.on_evict, DONE_LEAVING)
 
-    def _lose_unsunk(self, slots: Sequence[int], write: frozenset[Admit], sunk: int) -> None:
+    def _lose_unsunk(self, slots: Sequence[int], write: frozenset[Admit], done: int) -> None:
         if write:
             wanted = 0 if "all" in write else USED
             marks = (self._host.marks[slot] for slot in slots)
-            self._lose(NotSunk.EVICTED, sum(mark & (sunk | wanted) == wanted for mark in marks))
+            self._lose(NotSunk.EVICTED, sum(mark & (done | wanted) == wanted for mark in marks))
 
     def _enqueue(self, group: int, keys: Sequence[bytes], slots: Sequence[int], *, used: bool) -> None:
-        if not self.open:
-            self._lose(NotSunk.RESET, len(slots))
-            return
-        room = max(0, self._host.slots - len(self._queue))
-        self._lose(NotSunk.QUEUE_FULL, len(slots) - room)
-        for key, slot in zip(keys[:room], slots, strict=False):
+        room = self._host.slots - len(self._queue) if self.open else 0
+        self._lose(NotSunk.QUEUE_FULL if self.open else NotSunk.RESET, len(slots) - room)
+        self._mark(slots[room:], DONE_THROUGH)
+        for key, slot in zip(keys[:room], slots[:room], strict=True):
             self._queue.append((group, key, slot, used))
 
     def _from_queue(self) -> list[Sink]:
@@ -133,8 +130,6 @@ class Sinks:
             group, key, slot, used = self._queue.popleft()
             if not host.holds(slot, (group, key)):
                 continue  # evicted before its turn came, which is counted where that happens
-            if host.marks[slot] & SUNK_THROUGH and not used:
-                continue
             sink = sinks[-1] if sinks else None
             if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
                 sink = self._begin(leaving=False, used=used)
@@ -150,12 +145,12 @@ class Sinks:
         target = min(AHEAD_BLOCKS_MAX, max(1, host.slots // 16))
         count = target - host.num_free - self._leaving_blocks
         victims = host.detach(count) if count > 0 and host.slots > 1 else []
-        self._lose_unsunk(victims, self._config.through, SUNK_THROUGH)  # to tiers that are not written on evict
+        self._lose_unsunk(victims, self._config.through, DONE_THROUGH)  # to tiers that are not written on evict
         sinks: list[Sink] = []
         clean = []
         for slot in reversed(victims):  # heads first: a tail is of no use without
             used = bool(host.marks[slot] & USED)
-            if host.marks[slot] & SUNK_LEAVING or ("all" not in self._config.on_evict and not used):
+            if host.marks[slot] & DONE_LEAVING or ("all" not in self._config.on_evict and not used):
                 clean.append(slot)
                 continue
             sink = sinks[-1] if sinks else None
@@ -174,6 +169,10 @@ class Sinks:
         sink.slots.append(slot)
         sink.names.append(self._host.name(slot))
         self._in_flight_blocks += 1
+
+    def _mark(self, slots: Sequence[int], mark: int) -> None:
+        for slot in slots:
+            self._host.marks[slot] |= mark
 
     def _lose(self, why: NotSunk, blocks: int) -> None:
         if blocks > 0:

@@ -45,8 +45,8 @@ class LazyPlanner:
         self._host = host
         self._stores = stores
         self._geometry = geometry
-        self._loading_blocks_max = -1
-        self._target = 0
+        self._loading_blocks_max = 0
+        self._target = self._clean_target(0)
         self._cursor: int | None = None
         self._tried: set[tuple[int, Key]] = set()
         self._kept_out: set[tuple[int, Key]] = set()
@@ -56,7 +56,7 @@ class LazyPlanner:
     @property
     def waiting(self) -> bool:
         """Whether the pin budget ended the last walk too early, and will have room again when stores end."""
-        return self._stopped_by_budget and self._stores.pinned_blocks > 0
+        return self._stopped_by_budget
 
     def advanced(self, request: Request, before_tokens: int) -> None:
         """Let everything be tried again. Blocks of a running request itself are not about to be evicted."""
@@ -78,7 +78,6 @@ class LazyPlanner:
         """Start again from the front."""
         self._cursor = None
         self._tried.clear()
-        self._stopped_by_budget = False
 
     def evicted(self, group: int, key: Key) -> None:
         """Count a block that was taken before it was stored, or that was not to be stored."""
@@ -103,6 +102,8 @@ class LazyPlanner:
             self._tried.update((chain.group, key) for key in chain.keys[:begun])
             if begun < len(chain):
                 self._cursor = None  # the host was full: look at these blocks again
+        if not self._stores.pinned_blocks:
+            self._stopped_by_budget = False  # no store is under way that would make room by ending
 
     def _clean_target(self, loading_blocks: int) -> int:
         facts = self._geometry
@@ -110,14 +111,11 @@ class LazyPlanner:
 
     def _walk(self, ahead: int) -> list[FreeBlock]:
         """Move the cursor over clean blocks; return the dirty ones passed, as many as may be pinned."""
-        walk = self._device.walk_free(self._cursor) if ahead else None
-        if walk is None:
-            self._cursor = None
-            ahead = 0
-            walk = self._device.walk_free(None)
+        if not ahead:
+            self._cursor = None  # its block has left the queue
         dirty: dict[tuple[int, Key], FreeBlock] = {}
         arriving = False
-        for free in walk or ():
+        for free in self._device.walk_free(self._cursor) or ():
             content = free.content
             if content is None or not self._is_dirty(content):
                 ahead += 1

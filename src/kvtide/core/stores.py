@@ -184,7 +184,7 @@ class Stores:
         if not self.useful(chain):
             self.lose(NotStored.PREFIX_MISSING, len(chain))
             return
-        started = self.begin(chain, attempt) if self.room > 0 else 0
+        started = self.begin(chain, attempt)
         if started == len(chain):
             return
         if self.room > 0:
@@ -280,11 +280,15 @@ class Stores:
 
     def _add_to_plan(self, chain: Chain, attempt: int) -> None:
         store = self._planned[-1] if self._planned else None
-        full = store is not None and len(store.blocks) + len(chain) > STORE_BLOCKS_MAX
-        fits = store is not None and (store.attempt, store.filled) == (attempt, chain.filled)
-        if store is None or full or not fits:
+        if store is None or not self._fits(chain, attempt, store):
             store = Store(self._ledger.next_id(), attempt=attempt, filled=chain.filled)
             self._planned.append(store)
         store.chains.append(chain)
         store.blocks += chain.blocks
         store.slots += chain.slots
+
+    @staticmethod
+    def _fits(chain: Chain, attempt: int, store: Store) -> bool:
+        """Whether a chain may share a transfer with what is in it."""
+        alike = (store.attempt, store.filled) == (attempt, chain.filled)
+        return alike and len(store.blocks) + len(chain) <= STORE_BLOCKS_MAX

@@ -142,6 +142,49 @@ def test_windows_that_others_filled_are_not_in_question() -> None:
     world.check()
 
 
+def test_each_block_of_a_request_is_asked_about_once() -> None:
+    world = second_use(groups=(FullAttention(4), SlidingWindow(4, 5)))
+    keys = world.add("r", A).keys
+    stores, request = world.manager._stores, world.manager._requests["r"]
+    assert stores._second_use is not None
+    assert [stores.admit(request, 0, full) for full in (4, 2, 4)] == [0, 0, 0]
+    assert not any(stores.admits(0, key) for key in keys[0])
+    request.considered[1] = 3  # the engine left three blocks out: others have computed them
+    assert stores.admit(request, 1, 4) == 3
+    assert len(stores._second_use[1]) == 1
+
+
+def test_behind_a_block_that_is_kept_out_nothing_is_stored() -> None:
+    world = second_use()
+    request = world.add("r", A)
+    stores, core_request = world.manager._stores, world.manager._requests["r"]
+    assert stores._second_use is not None
+    stores._second_use[0].admit(request.keys[0][2:])  # the head was forgotten, the tail was not
+    assert [stores.admit(core_request, 0, full) for full in (1, 2, 3, 4)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_not_computed_was_not_used(mode: str) -> None:
+    world = second_use(mode=mode)
+    for name, computed in (("first", 5), ("second", 16)):
+        request = world.add(name, A)
+        world.admit(request)
+        world.compute(request, computed)
+        world.step()
+        world.finish(request)
+        world.fill_device()
+    assert [world.manager._stores.admits(0, key) for key in keys_of(A, 4)] == [True, False, False, False]
+
+
+def test_the_groups_share_what_is_remembered() -> None:
+    world = second_use(groups=(FullAttention(4), FullAttention(4)), host_blocks=8, device_blocks=16)
+    for number in range(20):
+        world.serve(str(number), text(str(number), 16))
+    share = (8 + 16) // 2
+    for remembered in world.manager._stores._second_use or ():
+        assert REMEMBERED_POOLS * share // 2 <= len(remembered) <= REMEMBERED_POOLS * share + 4, "of 80 blocks"
+
+
 def test_f22_an_unknown_admission_is_refused() -> None:
     with pytest.raises(ConfigError, match="admission='sometimes': expected"):
         second_use(admission="sometimes")

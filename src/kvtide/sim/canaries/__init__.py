@@ -6,14 +6,16 @@ it is applied. Production code knows nothing of it.
 
 from __future__ import annotations
 
+from kvtide.sim.canaries import below, hanging, losing_work, misunderstandings, wrong_bytes
 from kvtide.sim.canaries.base import BrokenCanary, Canary
-from kvtide.sim.canaries.below import BELOW
-from kvtide.sim.canaries.hanging import HANGING
-from kvtide.sim.canaries.losing_work import LOSING_WORK
-from kvtide.sim.canaries.misunderstandings import MISUNDERSTANDINGS
-from kvtide.sim.canaries.wrong_bytes import WRONG_BYTES
 
-CANARIES: tuple[Canary, ...] = LOSING_WORK + WRONG_BYTES + HANGING + MISUNDERSTANDINGS + BELOW
+CANARIES: tuple[Canary, ...] = (
+    *losing_work.LOSING_WORK,
+    *wrong_bytes.WRONG_BYTES,
+    *hanging.HANGING,
+    *misunderstandings.MISUNDERSTANDINGS,
+    *below.BELOW,
+)
 """Every fault that the simulator must notice. Some can be let in by more than one door."""
 
 __all__ = ["CANARIES", "BrokenCanary", "Canary"]

@@ -1,10 +1,12 @@
-"""I6 below host memory: what the tiers want is there, or its loss is counted under a reason, and nothing else is.
+"""I6 below host memory: what the tiers want is there, or its loss is counted once, under a reason, and nothing else is.
 
 Written through, a block is wanted below when it is stored, or when it is loaded for the first time; written on evict,
 when it leaves the host. Each of these is compared with how far queue and counters move in the same call.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 from kvtide.core.wire import Clear, Outcome, Plan, Sink
 from kvtide.sim.attention import first_blocks
@@ -17,7 +19,7 @@ from kvtide.sim.world import World
 
 
 class SinkingChecker(Checker):
-    """Knows of each visible block whether it was of use and whether it is below."""
+    """Knows of each visible block whether it was of use, and whether it is below or counted as lost."""
 
     invariant = "I6"
 
@@ -31,14 +33,19 @@ class SinkingChecker(Checker):
         assert world.tier is not None
         self._through, self._on_evict = world.tier.through, world.tier.on_evict
         self._used: set[int] = set()
-        self._below_through: set[int] = set()
-        self._below_leaving: set[int] = set()
+        self._done_through: set[int] = set()
+        self._done_leaving: set[int] = set()
         self._waiting: set[int] = set()
         """Contents that are queued to sink."""
+        self._entries: deque[tuple[int, int]] = deque()
+        """The queue: contents and their slots, also of those that have left the host since."""
+        self._waited = 0
+        """How many of them were on the host when the reset came."""
         self._counted = 0
         self._queue = 0
         self._sunk = 0
-        self._stored = 0
+        self._stored: list[int] = []
+        """Contents that were stored since the last look."""
         self._lost_by_eviction = 0
         """What the evictions since the last look have lost."""
         self._idle = False
@@ -52,24 +59,22 @@ class SinkingChecker(Checker):
         observed = self.observed
         for content in contents:
             if observed.flights[observed.writing[content]].is_store:
-                self._stored += 1
-                if "all" in self._through:
-                    self._waiting.add(content)
+                self._stored.append(content)
             else:
-                self._below_through.add(content)
-                self._below_leaving.add(content)
+                self._done_through.add(content)
+                self._done_leaving.add(content)
 
     def removed(self, contents: list[int]) -> None:
         """What leaves the host, and is wanted below and not there, is lost."""
         for content in contents:
             used = content in self._used
-            for wanted, below in ((self._through, self._below_through), (self._on_evict, self._below_leaving)):
+            for wanted, below in ((self._through, self._done_through), (self._on_evict, self._done_leaving)):
                 if content not in below and ("all" in wanted or (used and wanted)):
                     self._lost_by_eviction += 1
             self._forget(content)
 
     def _forget(self, content: int) -> None:
-        for contents in (self._used, self._below_through, self._below_leaving, self._waiting):
+        for contents in (self._used, self._done_through, self._done_leaving, self._waiting):
             contents.discard(content)
 
     # ------------------------------------------------------------------ calls that count
@@ -81,6 +86,17 @@ class SinkingChecker(Checker):
         moved = counted - self._counted, queue - self._queue
         self._counted, self._queue = counted, queue
         return moved
+
+    def _enqueued(self, contents: list[int], queued: int, *, opened: bool = False) -> None:
+        """The first of some contents were queued, until there was no room. The others were counted.
+
+        `opened`: the tiers were empty at last, in the midst of it, so it is the last ones that were queued.
+        """
+        first = len(contents) - queued if opened else 0
+        for content in contents[first : first + queued]:
+            self._waiting.add(content)
+            self._entries.append((content, self.observed.visible[content]))
+        self._done_through.update(contents[:first] + contents[first + queued :])
 
     def _expect_lost(self, expected: int, when: str) -> None:
         lost, _ = self._move()
@@ -108,8 +124,7 @@ class SinkingChecker(Checker):
             raise Violation(
                 "I6", f"{wanted} blocks are of use for the first time; {queued} are queued to sink and {lost} counted"
             )
-        if not lost and wanted:
-            self._waiting.update(first_time)
+        self._enqueued(first_time[:wanted], queued)
 
     def _loaded(self, request: SimRequest) -> list[int]:
         """Return what resuming needs beyond the device, if all of it is there."""
@@ -130,10 +145,12 @@ class SinkingChecker(Checker):
         if not self.observed.settled:
             return
         failed = void = 0
+        opened = False
         for flight in self.observed.settled:
             if flight.kind == "clear" and flight.id == self._clearing:
                 self._clearing = None
                 self._clear_due = flight.cleared is False
+                opened = not self._clear_due
             if flight.kind != "sink":
                 continue
             if flight.orphaned:
@@ -141,11 +158,10 @@ class SinkingChecker(Checker):
                 continue
             failed += len(flight.missed)
             self._sunk += len(flight.slots) - len(flight.missed)
-            for position, content in enumerate(flight.stamps):
-                if position not in flight.missed and not flight.leaving:
-                    self._below_through.add(content)
-        wanted = self._stored if "all" in self._through else 0
-        self._stored = 0
+            if not flight.leaving:
+                self._done_through.update(flight.stamps)
+        stored, self._stored = self._stored if "all" in self._through else [], []
+        wanted = len(stored)
         lost, queued = self._move()
         if lost + queued != wanted + failed + void or self.manager.metrics.sunk_blocks != self._sunk:
             raise Violation(
@@ -153,8 +169,7 @@ class SinkingChecker(Checker):
                 f"{wanted} blocks are to sink, {failed} have not and {void} have in vain; {queued} are queued and "
                 f"{lost} counted; {self._sunk} have sunk so far and {self.manager.metrics.sunk_blocks} are counted",
             )
-        if lost != failed + void:
-            self._waiting.clear()  # nobody can tell which of them found no room
+        self._enqueued(stored, queued, opened=opened)
 
     # ------------------------------------------------------------------ plans and resets
 
@@ -174,8 +189,10 @@ class SinkingChecker(Checker):
         # What sinks when it leaves is lost only to tiers that are written through.
         lost -= sum(len(errand.slots) for errand in plan.errands if isinstance(errand, Sink) and errand.leaving)
         self._expect_lost(lost, "slots were needed")
+        while len(self._entries) > self._queue:
+            self._entries.popleft()
         if not self._queue:
-            silent = self._waiting - self._below_through
+            silent = self._waiting - self._done_through
             if silent:
                 what = self.observed.tokens.describe(min(silent))
                 raise Violation("I6", f"{what} was to sink, is on the host, and does not wait any more")
@@ -190,13 +207,19 @@ class SinkingChecker(Checker):
             self._clear_due = False
             self._clearing = clears[0]
 
+    def before_reset(self) -> None:
+        """Those that have left the host were counted when they did."""
+        visible = self.observed.visible
+        self._waited = sum(visible.get(content) == slot for content, slot in self._entries)
+
     def after_reset(self) -> None:
         """All that waited to sink is lost, and nothing that is below is of use."""
-        waited = self._queue
         lost, _ = self._move()
-        if lost != waited:
-            raise Violation("I6", f"{waited} blocks were waiting to sink at the reset, and {lost} are counted")
-        for contents in (self._used, self._below_through, self._below_leaving, self._waiting):
+        if lost != self._waited:
+            raise Violation("I6", f"{self._waited} blocks were waiting to sink at the reset, and {lost} are counted")
+        self._entries.clear()
+        for contents in (self._used, self._done_through, self._done_leaving, self._waiting):
             contents.clear()
-        self._lost_by_eviction = self._stored = 0
+        self._stored.clear()
+        self._lost_by_eviction = 0
         self._clear_due, self._clearing = True, None
