@@ -59,6 +59,7 @@ test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests th
 
 test-vllm: vllm   ## the connector on real vLLM, its CPU build (8 minutes)
 	@echo "==> tests on real vLLM (pytest)"
+	@mkdir -p $(VENV)
 	@$(VBIN)/python -m pytest -n 2 --dist worksteal -c tests/vllm/pytest.ini --not-tested=$(VENV)/not-tested-vllm $(STRICT) tests/vllm
 
 test-gpu:       ## the CUDA copy engine, with the Python, torch, Triton and pytest of a CUDA machine
