@@ -12,6 +12,7 @@ from kvtide.sim.canaries import CANARIES, BrokenCanary, Canary
 from kvtide.sim.canaries.base import Patches, caught_by
 from kvtide.sim.checkers import watch
 from kvtide.sim.checkers.content import ContentChecker
+from kvtide.sim.checkers.progress import ProgressChecker
 from kvtide.sim.checkers.visibility import VisibilityChecker
 from kvtide.sim.rank import Rank
 from tests.sim.test_found_faults import OLD_ENGINES
@@ -49,6 +50,19 @@ def test_broken_rules_end_in_wrong_bytes(name: str) -> None:
     with patch.object(watch, "CHECKERS", (ContentChecker, VisibilityChecker)):
         found = run_canary(BY_NAME[name], 0, OLD_ENGINES, SEEDS_MAX)
     assert found.invariant in ("I3", "I4")
+
+
+def test_pins_of_overdue_loads_that_are_returned_at_once_end_in_wrong_bytes() -> None:
+    with patch.object(watch, "CHECKERS", (ContentChecker, VisibilityChecker)):
+        found = run_canary(BY_NAME["overdue-returns-pins"], 0, {}, SEEDS_MAX)
+    assert found.invariant == "I4"
+
+
+def test_who_waits_without_end_for_a_silent_rank_hangs() -> None:
+    with patch.object(watch, "CHECKERS", (ProgressChecker,)):
+        found = run_canary(BY_NAME["never-overdue"], 0, {}, SEEDS_MAX)
+    assert found.invariant == "I8"
+    assert "no progress" in (found.what or "")
 
 
 def test_a_canary_leaves_nothing_behind() -> None:

@@ -85,8 +85,8 @@ class SimEngine:
 
     def run(self) -> None:
         """Live through the whole world."""
-        while self._arrivals or not self.resting:
-            if self.resting:
+        while self._arrivals or not self.resting or self.watch.observed.overdue:
+            if self.resting and self._arrivals:
                 self.step_number = max(self.step_number, self._arrivals[0].at_step)  # sleep until then
             self.step()
             self.resting = self.scheduler.idle and not self._outputs and not self.manager.busy
@@ -102,6 +102,8 @@ class SimEngine:
         self.steps += 1
         if self.log:
             self.log.add(f"step {self.step_number}")
+        if self.world.step_s:
+            self.manager.passed(self.world.step_s)
         if self.world.habits.outputs_before_reports:
             self._take_outputs()
             self._take_reports()
@@ -225,6 +227,9 @@ class SimEngine:
             self._outputs.append(work)
             if self.log:
                 self.log.add(f"compute {plan.step}: {work.describe()}")
+        for transfer in plan.ask:
+            for rank in self.ranks:
+                rank.answer(transfer)
         self._send_copies(plan)
         for load in plan.loads:
             self.scheduler.loading[load.request_id].load_id = load.id

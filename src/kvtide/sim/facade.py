@@ -141,9 +141,17 @@ class WatchedManager:
         self._watch.before_report(reports)
         outcome = self.manager.report(*reports)
         if self._log and (outcome.loaded or outcome.failed):
-            self._log.add(f"loaded {list(outcome.loaded)}, failed to load {list(outcome.failed)}")
+            overdue = f", {list(outcome.overdue)} overdue" if outcome.overdue else ""
+            self._log.add(f"loaded {list(outcome.loaded)}, failed to load {list(outcome.failed)}{overdue}")
         self._watch.reported(outcome)
         return outcome
+
+    def passed(self, seconds: int) -> None:
+        """See `OffloadManager.passed`, for which a call is a second at most."""
+        self._watch.before_passed()
+        for _ in range(seconds):
+            self.manager.passed(1.0)
+        self._watch.passed(seconds)
 
     def reset(self) -> None:
         """See `OffloadManager.reset`."""
@@ -171,4 +179,6 @@ def _describe(plan: Plan) -> str:
     parts += [f"errand {errand}" for errand in plan.errands]
     if plan.wait_for:
         parts.append(f"wait for {list(plan.wait_for)}")
+    if plan.ask:
+        parts.append(f"ask for {list(plan.ask)}")
     return "; ".join(parts)

@@ -28,11 +28,13 @@ class Faults:
     """A report about a transfer that never was, or from a rank that is not there."""
     slow_compute: int = 0
     """A step's compute takes longer than the host waits for it."""
+    silent_rank: int = 0
+    """What a rank has to say of a transfer never comes, or the transfer hangs. Only where time is told."""
 
     @classmethod
     def draw(cls, draw: Draw) -> Faults:
-        """Draw a chance for each kind: never, seldom or often."""
-        return cls(**{kind: draw.pick((0, 0, 0, 6, 24, 80)) for kind in FAULT_KINDS})
+        """Draw a chance for each kind: never, seldom or often. Silence comes with the time (`World.step_s`)."""
+        return cls(**{kind: draw.pick((0, 0, 0, 6, 24, 80)) for kind in FAULT_KINDS if kind != "silent_rank"})
 
     def without(self, *kinds: str) -> Faults:
         """Return the same without some kinds."""

@@ -1,12 +1,18 @@
-"""The way of reports from ranks to the host: late, repeated, stray."""
+"""The way of reports from ranks to the host: late, repeated, stray, lost."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from kvtide.core.wire import Report
 from kvtide.sim.rank import Rank
 from kvtide.sim.run import Run
 
 REPEAT_STEPS_MAX = 30
+SILENCE, SILENT_STEPS_MAX = 48, 40
+"""How often in 256 times that a rank is silent none of its reports comes, and for how many steps at most: it says
+nothing then, not even when it is asked.
+"""
 STRAY_ID = 1 << 30
 """Far above any transfer that exists."""
 
@@ -22,6 +28,8 @@ class Mailbox:
         self._fault_counts = run.fault_counts
         self._late: list[tuple[int, Report]] = []
         """Reports that are under way, with the number of steps until they come."""
+        self._silent_steps = [0] * len(ranks)
+        """Per rank: for how many more steps nothing comes of it."""
 
     def collect(self) -> list[Report]:
         """Return the reports that arrive in this step."""
@@ -33,7 +41,9 @@ class Mailbox:
             if rank.slots_ready < self._host_slots:
                 rank.pin_more()
             if rank.has_news:
-                self._send(rank.poll(), arriving)
+                self._hear(rank.poll(), arriving)
+            if self._silent_steps[rank.index]:
+                self._silent_steps[rank.index] -= 1
         if self._draw.chance(self._faults.stray_report):
             self._fault_counts["stray_report"] += 1
             arriving.append(self._stray())
@@ -45,6 +55,22 @@ class Mailbox:
         if rank < len(self._ranks):
             return Report(rank, done=(STRAY_ID,))
         return Report(rank, done=tuple(self._ranks[0].unfinished))
+
+    def _hear(self, report: Report, arriving: list[Report]) -> None:
+        """Let a report come, unless its rank is silent: then nothing comes of what it says of transfers.
+
+        It does not know that, so who asks hears that nothing is under way; but maybe not before long.
+        """
+        silent = self._draw.chance(self._faults.silent_rank) and self._draw.chance(SILENCE)
+        if silent and not self._silent_steps[report.rank]:
+            self._silent_steps[report.rank] = self._draw.skewed(1, SILENT_STEPS_MAX)
+        if not self._silent_steps[report.rank]:
+            self._send(report, arriving)
+            return
+        self._fault_counts["silent_rank"] += 1
+        if self._draw.chance(64):  # what nobody believes any more comes after all
+            self._late.append((SILENT_STEPS_MAX, report))
+        arriving.append(replace(report, done=(), failed=(), answers=(), late=()))
 
     def _send(self, report: Report, arriving: list[Report]) -> None:
         delay_steps = 0

@@ -78,6 +78,8 @@ def _made_possible(world: World, overrides: Overrides) -> World:
         if "pin_budget" in overrides:
             raise ConfigError("pin_budget", world.pin_budget, f"at most {world.device_blocks}, the device blocks")
         world = replace(world, pin_budget=world.device_blocks)
+    if not world.step_s:
+        world = replace(world, faults=world.faults.without("silent_rank"))  # they would be waited for without end
     return world
 
 
@@ -193,6 +195,7 @@ WORLD_OPTIONS: dict[str, WorldOption] = {
     "host_slots": _number("host_slots", "slots of the host pool", 1),
     "slots_ready": _number("slots_ready", "host slots that can be used from the start", 0),
     "pin_budget": _number("pin_budget", "most device blocks that stores may pin", 1),
+    "step_s": _number("step_s", "seconds that go by in each step; 0: kvtide is not told", 0, 60),
     "min_load_tokens": WorldOption(
         "fewer tokens are not loaded", "a whole number of at least 0, or auto", _apply_min_load_tokens
     ),

@@ -17,6 +17,7 @@ from kvtide.sim.work import StepWork
 SLOTS_PINNED_CHANCE, SLOTS_PINNED_MAX = 64, 8
 """How often in 256 steps, and how many at most, host slots become usable."""
 SLOW_COPY_TICKS_MAX = 12 * TICKS_PER_STEP
+HANG_TICKS_MAX = 60 * TICKS_PER_STEP
 
 
 class CopyCrash(Exception):
@@ -98,6 +99,10 @@ class Rank:
         if draw.chance(faults.rank_skew):
             self._fault_counts["rank_skew"] += 1
             speed = draw_speed(draw, faults.slow_copy, self._fault_counts)
+        # Loads hang more often, for there are fewer of them.
+        if draw.chance(faults.silent_rank) and (not is_store or draw.chance(32)):
+            self._fault_counts["silent_rank"] += 1
+            speed = speed[0], draw.between(SLOW_COPY_TICKS_MAX, HANG_TICKS_MAX)
         fails, crashes = draw.chance(faults.failed_copy), draw.chance(faults.copy_crash)
         job = Job(copy, is_store, *speed, fails=fails, crashes=crashes)
         self.unfinished[copy.id] = job
@@ -106,6 +111,17 @@ class Rank:
             self._clock.after(job.delay_ticks, self._begin, job)
         else:
             self._fenced.append((fence, job))
+
+    def answer(self, transfer: int) -> None:
+        """Say of an overdue transfer that it is not under way here. If it is, its end will be said when it comes."""
+        if not self.has_unfinished(transfer) and not self._will_report(transfer):
+            self._failed.append((transfer, "this rank has no such transfer under way"))
+            self.has_news = True
+
+    def _will_report(self, transfer: int) -> bool:
+        """Whether the next report has something to say of a transfer anyway."""
+        said = transfer in self._done or any(transfer == failed for failed, _ in self._failed)
+        return said or (self.tier is not None and self.tier.will_answer(transfer))
 
     def load_fence(self, step: int) -> int:
         """Return the step whose compute must have ended before this plan's loads: it may read their blocks (F7)."""

@@ -238,7 +238,10 @@ class Scheduler:
         for request_id in outcome.loaded:
             self._loaded(self.loading[request_id])
         for request_id in outcome.failed:
-            self._not_loaded(self.loading[request_id])
+            if request_id in outcome.overdue:
+                self.preempt(self.loading[request_id])  # its blocks may still be written to
+            else:
+                self._not_loaded(self.loading[request_id])
 
     def arrived(self, request: SimRequest, *, succeeded: bool) -> None:
         """Let a request go on whose load is certain to end, or came to nothing meanwhile."""

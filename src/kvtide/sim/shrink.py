@@ -45,6 +45,7 @@ class Shrinker:
         yield from self._fewer_requests()
         for name in ("tier", "resets", "aborts"):
             yield self.overrides | {name: NONE}
+        yield self.overrides | {"step_s": "0"}
         for kind in FAULT_KINDS:
             kept = [other for other in self._world().faults.kinds if other != kind]
             yield self.overrides | {"faults": "+".join(kept) or NONE}

@@ -16,10 +16,10 @@ FAULTS: tuple[str, ...] = (*FAULT_KINDS, *PRESSURE_KINDS, *TIER_FAULT_KINDS, "cl
 
 REASONS: tuple[str, ...] = tuple(
     [f"not_stored.{why.value}" for why in NotStored]
-    + [f"not_loaded.{why.value}" for why in NotLoaded if why is not NotLoaded.NO_REPORT]
+    + [f"not_loaded.{why.value}" for why in NotLoaded]
     + [f"not_sunk.{why.value}" for why in NotSunk]
 )
-"""Every reason of F4, but for one that needs the time: no world tells it to the manager (`OffloadManager.passed`)."""
+"""Every reason of F4."""
 
 FOUND_KEPT_MAX = 20
 

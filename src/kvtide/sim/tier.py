@@ -161,6 +161,10 @@ class SimTier:
         late, self._late = tuple(self._late), []
         return answers, late
 
+    def will_answer(self, errand: int) -> bool:
+        """Whether an errand is over, and the next poll says so."""
+        return any(answer.id == errand for answer in self._answers)
+
     def _at_deadline(self, job: TierJob) -> None:
         if job.over:
             return

@@ -17,7 +17,7 @@ from kvtide.sim.traffic import Arrival, draw_shape, draw_traffic
 WORLD_STREAM, RUN_STREAM, TIER_STREAM, TIER_RUN_STREAM = 0, 1, 3, 4
 ADMISSION_STREAM = 5
 MORE_RESETS_MAX = 8
-NEW_STREAM = 6
+NEW_STREAM, TIME_STREAM = 6, 7
 """What was thought of later, so that older worlds are as they were but for that."""
 
 
@@ -110,6 +110,10 @@ class World:
     arrivals: tuple[Arrival, ...]
     resets: tuple[int, ...]
     """Steps before which the weights change."""
+    step_s: int = 0
+    """Seconds that go by in each step, as kvtide is told; 0: it is not told. Far more than the copies take for theirs,
+    so that what is slow, silent or hangs is overdue after a few steps.
+    """
     tier: TierWorld | None = None
     """What lies below host memory, if anything does."""
     admission: Admission = "all"
@@ -161,6 +165,7 @@ class World:
             slots = new.between(2, 2 * needed)
             tier = replace(world.tier, warm=250, records_max=400, tier_damage=new.pick((0, 24, 80)))
             world = replace(world, tier=tier, host_slots=slots, slots_ready=min(slots, world.slots_ready))
+        world = _with_time(world, Draw(seed, TIME_STREAM))
         clears_fail = world.habits.clears_fail and world.tier is not None
         if not world.habits.resets_while_loading and not clears_fail:
             return world
@@ -197,6 +202,7 @@ class World:
             f"requests   {len(self.arrivals)}: "
             + ", ".join(f"{arrival.name} at {arrival.at_step}" for arrival in self.arrivals),
             f"resets     {', '.join(f'at {step}' for step in self.resets) or 'none'}",
+            f"time       {f'{self.step_s} s a step' if self.step_s else 'not told'}",
         ]
 
 
@@ -207,6 +213,14 @@ def _learned(tokens: int | None) -> str:
 def _with_room(world: World) -> World:
     """Return the world with a device pool that can hold the first prefix that kvtide can resume from."""
     return replace(world, device_blocks=max(world.device_blocks, blocks_to_resume_first(world.told_groups)))
+
+
+def _with_time(world: World, draw: Draw) -> World:
+    """Let the engine of some worlds tell the time, and ranks be silent in most of these."""
+    if not draw.chance(56):
+        return world
+    faults = replace(world.faults, silent_rank=draw.pick((0, 24, 80, 160)))
+    return replace(world, step_s=draw.pick((3, 6, 12, 20)), faults=faults)
 
 
 def draw_policy(draw: Draw, new: Draw) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtide.core.ledger import Ledger, Transfer
+from kvtide.core.ledger import Ledger, Load, Transfer
 from kvtide.core.loads import Loads
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
@@ -67,7 +67,7 @@ def _assert_known() -> Patches:
     def trusting(
         self: Ledger, rank: int, transfer_id: int, failure: str | None, answer: Answer | None = None
     ) -> Transfer | None:
-        assert transfer_id in self._in_flight, f"unknown transfer {transfer_id}"
+        assert self.get(transfer_id) is not None, f"unknown transfer {transfer_id}"
         return hear(self, rank, transfer_id, failure, answer)
 
     return [(Ledger, "_hear", trusting)]
@@ -84,6 +84,27 @@ def _finish_returns_pins() -> Patches:
         finish(self, request_id)
 
     return [(OffloadManager, "finish", hasty)]
+
+
+def _overdue_returns_pins() -> Patches:
+    passed = OffloadManager.passed
+
+    def hasty(self: OffloadManager, seconds: float) -> None:
+        passed(self, seconds)
+        for load in self._ledger.overdue:
+            if isinstance(load, Load):
+                self._loads._device.unpin(load.blocks)
+                self._loads._host.unpin(load.slots)
+                load.blocks, load.slots = [], []
+
+    return [(OffloadManager, "passed", hasty)]
+
+
+def _never_overdue() -> Patches:
+    def patient(self: Ledger, seconds: float) -> list[Transfer]:
+        return []
+
+    return [(Ledger, "passed", patient)]
 
 
 HANGING = (
@@ -110,5 +131,19 @@ HANGING = (
         "a request that ends returns the pins of its load at once",
         _finish_returns_pins,
         caught_by("I1", "I5"),
+    ),
+    Canary(
+        "F15",
+        "overdue-returns-pins",
+        "the pins of a load are returned as soon as it is overdue",
+        _overdue_returns_pins,
+        caught_by("I1", "I2", "I5"),
+    ),
+    Canary(
+        "F15",
+        "never-overdue",
+        "a rank that says nothing is waited for without end",
+        _never_overdue,
+        caught_by("I8"),
     ),
 )

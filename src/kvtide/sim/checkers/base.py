@@ -108,6 +108,12 @@ class Checker:
     def reported(self, outcome: Outcome) -> None:
         """The manager has answered; the transfers in `observed.settled` leave the books right after this."""
 
+    def before_passed(self) -> None:
+        """The manager is about to be told how much time has passed."""
+
+    def passed(self) -> None:
+        """It was told, and what is overdue now is in the books."""
+
     def before_reset(self) -> None:
         """The weights are about to change."""
 

@@ -110,8 +110,10 @@ class ConservationChecker(Checker):
             raise Violation("I5", f"{gauges.slots} slots are in use, and some rank does not have as many yet")
         if gauges.slots_pinned < len(observed.slots_read):
             raise Violation("I2", f"{gauges.slots_pinned} slots are pinned and {len(observed.slots_read)} are read")
-        if gauges.transfers != len(observed.flights):
-            raise Violation("I5", f"{gauges.transfers} transfers are counted and {len(observed.flights)} in flight")
+        if gauges.transfers + gauges.transfers_unanswered != len(observed.flights):
+            raise Violation("I5", f"{len(observed.flights)} transfers are in flight, which is not so in {gauges}")
+        if gauges.transfers_unanswered != len(observed.overdue):
+            raise Violation("I5", f"{len(observed.overdue)} transfers are overdue, which is not so in {gauges}")
 
     def at_end(self, slots_taken: int) -> None:
         """No slot is lost for ever: when nothing is pinned, all of them can be had."""

@@ -3,7 +3,7 @@
 After a plan the first blocks of the free queue, as many as the next steps may allocate, hold nothing that is not on the
 host or on its way there. In the way are: the pin budget and a host that is full of what is in use (so this is looked at
 when nothing is in flight), a store of the same content since the engine last computed something, a copy that failed,
-and a host that has evicted it again.
+a rank that does not say what became of a copy, and a host that has evicted it again.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class LazyChecker(Checker):
         self._loading_blocks_max = max(self._loading_blocks_max, sum(len(load.blocks) for load in plan.loads))
         gauges = self.observed.gauges
         if gauges.store_pins or gauges.slots_pinned or gauges.backlog_blocks or not gauges.slots:
+            return
+        if self.observed.overdue:
             return
         self._check_if_changed()
 

@@ -14,6 +14,9 @@ from kvtide.sim.tokens import NOTHING, ROOT, Tokens, epoch_of, group_of, node_of
 from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
 
+OVERDUE_S = 60.0
+"""Nobody waits longer than that for the word of a rank."""
+
 
 class Observed:
     """Bookkeeping of its own, made from events, plans and reports. The checkers read it."""
@@ -54,6 +57,13 @@ class Observed:
         self._parents: dict[int, int] = {}
         self.settled: list[Flight] = []
         """Transfers that the last report has ended."""
+        self.overdue: dict[int, Flight] = {}
+        """Those among `flights` that some rank has not reported for too long."""
+        self.overdue_total = 0
+        """How many there were so far."""
+        self._now_s = 0.0
+        self._given_up: list[Flight] = []
+        """Loads that are overdue since the last report."""
 
     # ------------------------------------------------------------------ keys
 
@@ -130,6 +140,7 @@ class Observed:
     def begin(self, flight: Flight) -> None:
         """Take note of a transfer."""
         self.flights[flight.id] = flight
+        flight.since_s = self._now_s
         for block in flight.blocks:
             self.blocks_busy[block] = self.blocks_busy.get(block, 0) + 1
         if flight.writes_host:
@@ -155,7 +166,30 @@ class Observed:
         """Number of slots that were given up and are still read, to sink."""
         return sum(len(flight.slots) for flight in self.flights.values() if flight.leaving)
 
-    # ------------------------------------------------------------------ reports
+    # ------------------------------------------------------------------ time and reports
+
+    def passed(self, seconds: float) -> None:
+        """Let time pass: a transfer that is overdue has failed, but for what tiers bring all the same."""
+        self._now_s += seconds
+        for flight in self.flights.values():  # oldest first
+            if self._now_s - flight.since_s < OVERDUE_S:
+                break
+            if flight.id not in self.overdue:
+                self.overdue[flight.id] = flight
+                self.overdue_total += 1
+                flight.failed = flight.kind in ("store", "load")
+                if flight.kind == "load":
+                    self._given_up.append(flight)
+
+    def take_given_up(self) -> list[Flight]:
+        """Return the loads that are overdue since the last report, and that their requests wait for to the last."""
+        given_up, self._given_up = self._given_up, []
+        return [flight for flight in given_up if flight.ranks_left and self.is_awaited(flight)]
+
+    def is_awaited(self, flight: Flight) -> bool:
+        """Whether a request waits for a transfer."""
+        request = flight.request
+        return request is not None and flight.life == request.life and self.requests.get(request.id) is request
 
     def hear(self, reports: list[Report]) -> None:
         """Tick off what ranks say; `settled` has the transfers that are over then."""
@@ -173,6 +207,8 @@ class Observed:
         flight = self.flights.get(transfer_id)
         if flight is None or not flight.ranks_left >> rank & 1:
             return
+        if failed and transfer_id in self.overdue and flight.kind not in ("store", "load"):
+            hits = ()  # it was asked, and has nothing of the kind under way
         if (flight.kind in ("store", "load")) != (hits is None):
             return  # a stray report, about something else with this id
         flight.missed.update(set(range(len(flight.slots))).difference(hits or ()) if hits is not None else ())
@@ -186,6 +222,7 @@ class Observed:
         """Forget the transfers that are over."""
         for flight in self.settled:
             del self.flights[flight.id]
+            self.overdue.pop(flight.id, None)
             _count_down(self.blocks_busy, flight.blocks)
             if flight.writes_host:
                 for slot, content in zip(flight.slots, flight.stamps, strict=True):

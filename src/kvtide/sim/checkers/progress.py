@@ -29,13 +29,9 @@ class ProgressChecker(Checker):
         self._settled += len(settled)
         if not settled and not outcome.loaded and not outcome.failed:
             return
-        ended = set(outcome.loaded) | set(outcome.failed)
+        ended = (set(outcome.loaded) | set(outcome.failed)).difference(outcome.overdue)
         waiting = {
-            flight.request.id
-            for flight in settled
-            if flight.request is not None
-            and flight.life == flight.request.life
-            and self.observed.requests.get(flight.request.id) is flight.request
+            flight.request.id for flight in settled if flight.request is not None and self.observed.is_awaited(flight)
         }
         if waiting - ended:
             raise Violation("I8", f"the loads of {sorted(waiting - ended)} are over and the engine is not told")

@@ -15,6 +15,7 @@ from kvtide.sim.checkers.content import ContentChecker
 from kvtide.sim.checkers.lazy import LazyChecker
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.checkers.offers import OffersChecker
+from kvtide.sim.checkers.overdue import OverdueChecker
 from kvtide.sim.checkers.ownership import OwnershipChecker
 from kvtide.sim.checkers.pin_budget import PinBudgetChecker
 from kvtide.sim.checkers.prefixes import PrefixesChecker
@@ -44,6 +45,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     PrefixesChecker,
     OffersChecker,
     SinkingChecker,
+    OverdueChecker,
 )
 
 Hook = Callable[..., None]
@@ -93,7 +95,9 @@ class Watch:
         self.compute_ends = self._hook("compute_ends")
         self.copy_begins = self._hook("copy_begins")
         self.after_step = self._hook("after_step")
-        self.at_rest = self._hook("at_rest")
+        self._at_rest = self._hook("at_rest")
+        self.before_passed = self._hook("before_passed")
+        self._passed = self._hook("passed")
         self.at_end = self._hook("at_end")
         self.matched = self._hook("matched")
         self.reserved = self._hook("reserved")
@@ -208,6 +212,19 @@ class Watch:
             observed.computed[request_id] = observed.requests[request_id].resume_at
         if observed.settled:
             observed.end_settled()
+
+    def passed(self, seconds: float) -> None:
+        """Hear how much time has passed."""
+        self.observed.passed(seconds)
+        self._passed()
+
+    def at_rest(self) -> None:
+        """Hear that the engine sleeps. Transfers that are overdue may be under way, and what has to wait for them."""
+        overdue = self.observed.overdue
+        if not overdue:
+            self._at_rest()
+        elif len(overdue) < len(self.observed.flights):
+            raise Violation("I8", "the engine sleeps while transfers are under way that are not overdue")
 
     def after_reset(self) -> None:
         """Hear that the weights have changed."""
