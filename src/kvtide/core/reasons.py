@@ -26,6 +26,8 @@ class NotStored(str, Enum):
     """Too many blocks were waiting for the pin budget already."""
     NOT_ADMITTED = "not_admitted"
     """No second request has asked for it so far (`admission`)."""
+    STOPPED = "stopped"
+    """A rank cannot copy any more, so nothing is stored."""
 
 
 class NotLoaded(str, Enum):

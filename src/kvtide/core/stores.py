@@ -144,6 +144,9 @@ class Stores:
 
         `first`: before others of its length.
         """
+        if self.stopped:
+            self.lose(NotStored.STOPPED, len(chain))
+            return
         if self.backlog_blocks + len(chain) > self._backlog_max:
             self.lose(NotStored.QUEUE_FULL, len(chain))
             return
@@ -252,7 +255,7 @@ class Stores:
     @property
     def waiting(self) -> bool:
         """Whether a later plan will have stores to start."""
-        return bool(self._planned or (self._backlog and not self.stopped and not self._ledger.overdue))
+        return bool(self._planned or (self._backlog and not self._ledger.overdue))
 
     def _hand_on(self, store: Store) -> None:
         """Let another try be made by whoever holds the same bytes then."""

@@ -129,6 +129,8 @@ class SimEngine:
         """Let requests arrive and be aborted, and weights change."""
         if self._is_time_to_reset():
             self._reset_if_due()
+        if self.world.stops_at is not None and self.step_number >= self.world.stops_at:
+            self._lose_device()
         while self._arrivals and self._arrivals[0].at_step <= self.step_number:
             arrival = self._arrivals.popleft()
             request = SimRequest.arrive(arrival, self._id_for(arrival), self.world.tokens, self.world.groups)
@@ -147,6 +149,15 @@ class SimEngine:
         while self._resets and self._resets[0] <= self.step_number:
             self._resets.popleft()
             self.scheduler.reset()
+
+    def _lose_device(self) -> None:
+        """Let one rank lose its device; when that is heard of, a step later, let all of them stop."""
+        last = self.ranks[-1]
+        if not last.has_device and not self.scheduler.stopped:
+            self.scheduler.stop()
+            for rank in self.ranks:
+                rank.has_device = False
+        last.has_device = False
 
     def _is_time_to_reset(self) -> bool:
         """Whether weights change now if that is due, and not a little later, when somebody is loading."""

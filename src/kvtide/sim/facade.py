@@ -159,7 +159,16 @@ class WatchedManager:
             self._log.add("the weights change")
         self._watch.before_reset()
         self.manager.reset()
-        self._watch.after_reset()
+        self._watch.after_reset(below=True)
+
+    def stop(self) -> None:
+        """See `OffloadManager.stop`."""
+        if self._log:
+            self._log.add("a rank has lost its device")
+        self._watch.before_reset()
+        self.manager.stop()
+        self._watch.observed.stopped = True
+        self._watch.after_reset(below=False)
 
     def take_all_slots(self) -> int:
         """Ask for every host slot, as a store would; return how many there were. Only when everything is over."""

@@ -154,6 +154,12 @@ def _apply_resets(world: World, text: str) -> World:
     return replace(world, resets=())
 
 
+def _apply_stops_at(world: World, text: str) -> World:
+    if text != NONE:
+        raise ValueError
+    return replace(world, stops_at=None)
+
+
 def _apply_aborts(world: World, text: str) -> World:
     if text != NONE:
         raise ValueError
@@ -180,6 +186,7 @@ WORLD_OPTIONS: dict[str, WorldOption] = {
     "aborts": WorldOption("no request is aborted", NONE, _apply_aborts),
     "tier": WorldOption("nothing lies below host memory", NONE, _apply_tier),
     "resets": WorldOption("the weights never change", NONE, _apply_resets),
+    "stops_at": WorldOption("no rank loses its device", NONE, _apply_stops_at),
     "faults": WorldOption(
         "kinds of faults that may happen", f"{NONE}, or some joined by +: {', '.join(FAULT_KINDS)}", _apply_faults
     ),

@@ -58,6 +58,8 @@ class Rank:
         """Transfers that were taken and not reported."""
         self.has_news = False
         """Whether there is something to report."""
+        self.has_device = True
+        """False: it takes no more copies. Those under way come to their end."""
         self._slots_news: int | None = None
         self._faults = world.faults
         self.tier: SimTier | None = None
@@ -95,6 +97,10 @@ class Rank:
 
     def take(self, copy: Copy, step: int, *, is_store: bool, speed: tuple[int, int]) -> None:
         """Take a copy of a step's plan. `speed`: ticks until it begins and until it ends, unless this rank is off."""
+        if not self.has_device:
+            self._failed.append((copy.id, "the device is lost"))
+            self.has_news = True
+            return
         draw, faults = self._draw, self._faults
         if draw.chance(faults.rank_skew):
             self._fault_counts["rank_skew"] += 1

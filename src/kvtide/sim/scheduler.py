@@ -46,6 +46,8 @@ class Scheduler:
         self.running: list[SimRequest] = []
         self._admissions = 0
         self.epoch = 0
+        self.stopped = False
+        """Nothing is offloaded any more, and nobody asks what the host has."""
 
     # ------------------------------------------------------------------ one step
 
@@ -156,6 +158,8 @@ class Scheduler:
 
     def _accepted(self, request: SimRequest, device_tokens: int) -> int | None:
         """Ask what the host has, and decide how many tokens to take of it; None: think about it until the next step."""
+        if self.stopped:
+            return 0
         match = request.match
         if match is None and self._draw.chance(self._habits.asks_nothing_chance):
             return 0
@@ -289,6 +293,17 @@ class Scheduler:
         """The weights change."""
         self._pool.reset()
         self._manager.reset()
+        self._start_anew()
+
+    def stop(self) -> None:
+        """A rank has lost its device, and what was on it: kvtide is told to stop."""
+        self.stopped = True
+        self._pool.reset()
+        self._manager.stop()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Nothing that was computed until now is used by requests that begin."""
         self.epoch += 1
         for request in self.waiting:
             request.match = None

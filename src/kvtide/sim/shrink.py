@@ -43,7 +43,7 @@ class Shrinker:
     def _candidates(self) -> Iterator[dict[str, str]]:
         """Yield smaller worlds than the present one, each made when it is asked for."""
         yield from self._fewer_requests()
-        for name in ("tier", "resets", "aborts"):
+        for name in ("tier", "resets", "stops_at", "aborts"):
             yield self.overrides | {name: NONE}
         yield self.overrides | {"step_s": "0"}
         for kind in FAULT_KINDS:

@@ -114,6 +114,8 @@ class World:
     """Seconds that go by in each step, as kvtide is told; 0: it is not told. Far more than the copies take for theirs,
     so that what is slow, silent or hangs is overdue after a few steps.
     """
+    stops_at: int | None = None
+    """The step before which a rank loses its device, so that nothing is offloaded any more; None: never."""
     tier: TierWorld | None = None
     """What lies below host memory, if anything does."""
     admission: Admission = "all"
@@ -165,7 +167,10 @@ class World:
             slots = new.between(2, 2 * needed)
             tier = replace(world.tier, warm=250, records_max=400, tier_damage=new.pick((0, 24, 80)))
             world = replace(world, tier=tier, host_slots=slots, slots_ready=min(slots, world.slots_ready))
-        world = _with_time(world, Draw(seed, TIME_STREAM))
+        late = Draw(seed, TIME_STREAM)
+        world = _with_time(world, late)
+        if late.chance(20):
+            world = replace(world, stops_at=late.between(1, last_step))
         clears_fail = world.habits.clears_fail and world.tier is not None
         if not world.habits.resets_while_loading and not clears_fail:
             return world
@@ -202,7 +207,8 @@ class World:
             f"requests   {len(self.arrivals)}: "
             + ", ".join(f"{arrival.name} at {arrival.at_step}" for arrival in self.arrivals),
             f"resets     {', '.join(f'at {step}' for step in self.resets) or 'none'}",
-            f"time       {f'{self.step_s} s a step' if self.step_s else 'not told'}",
+            f"time       {f'{self.step_s} s a step' if self.step_s else 'not told'}; "
+            f"a device is lost {'never' if self.stops_at is None else f'at {self.stops_at}'}",
         ]
 
 

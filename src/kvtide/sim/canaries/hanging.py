@@ -107,6 +107,13 @@ def _never_overdue() -> Patches:
     return [(Ledger, "passed", patient)]
 
 
+def _stores_after_stop() -> Patches:
+    def only_reset(self: OffloadManager) -> None:
+        self.reset(below=False)
+
+    return [(OffloadManager, "stop", only_reset)]
+
+
 HANGING = (
     Canary(
         "F11",
@@ -144,6 +151,13 @@ HANGING = (
         "never-overdue",
         "a rank that says nothing is waited for without end",
         _never_overdue,
+        caught_by("I8"),
+    ),
+    Canary(
+        "F15",
+        "stores-after-stop",
+        "a rank has lost its device, and what is computed is stored all the same",
+        _stores_after_stop,
         caught_by("I8"),
     ),
 )

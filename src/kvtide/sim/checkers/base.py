@@ -115,10 +115,10 @@ class Checker:
         """It was told, and what is overdue now is in the books."""
 
     def before_reset(self) -> None:
-        """The weights are about to change."""
+        """The weights are about to change, or a rank has lost its device."""
 
-    def after_reset(self) -> None:
-        """The weights have changed."""
+    def after_reset(self, below: bool) -> None:
+        """The weights have changed, or the device is lost. `below`: what lies below the host is to be emptied."""
 
     # ------------------------------------------------------------------ ranks
 

@@ -330,7 +330,7 @@ class CompletenessChecker(Checker):
         self._look("a reset")
         self._begun = self.manager.gauges().store_pins - self.observed.slots_stored
 
-    def after_reset(self) -> None:
+    def after_reset(self, below: bool) -> None:
         """All that no rank has heard of must be counted, and no more. What is in flight is counted when it ends."""
         counted = self._total() - self._lost
         if counted != self._backlog + self._begun:

@@ -64,14 +64,14 @@ class LazyChecker(Checker):
         gauges = self.observed.gauges
         if gauges.store_pins or gauges.slots_pinned or gauges.backlog_blocks or not gauges.slots:
             return
-        if self.observed.overdue:
+        if self.observed.overdue or self.observed.stopped:
             return
         self._check_if_changed()
 
     def at_rest(self) -> None:
         """The engine would not make another plan: this must be the state after the last one."""
         gauges = self.manager.gauges()
-        if gauges.slots:
+        if gauges.slots and not self.observed.stopped:
             self.observed.gauges = gauges
             self._check_queue()
 

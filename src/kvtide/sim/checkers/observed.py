@@ -26,6 +26,8 @@ class Observed:
         self.groups: Layout = world.groups
         self.all_ranks = (1 << world.ranks) - 1
         self.epoch = 0
+        self.stopped = False
+        """A rank has lost its device: nothing is offloaded any more."""
         self.will_hold = [NOTHING] * (world.device_blocks + 1)
         """Per device block: its stamp once all compute sent so far, and all loads planned so far, have ended."""
         self.visible: dict[int, int] = {}

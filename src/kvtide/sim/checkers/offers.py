@@ -130,7 +130,7 @@ class OffersChecker(Checker):
         self._reserved.pop(request.id, None)
         self._loading.pop(request, None)
 
-    def after_reset(self) -> None:
+    def after_reset(self, below: bool) -> None:
         """Nothing is kept."""
         self._reserved.clear()
 

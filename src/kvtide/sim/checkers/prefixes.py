@@ -51,7 +51,7 @@ class PrefixesChecker(Checker):
         """And for what a request leaves."""
         self._check()
 
-    def after_reset(self) -> None:
+    def after_reset(self, below: bool) -> None:
         """Start again."""
         self._children.clear()
         self._removed.clear()

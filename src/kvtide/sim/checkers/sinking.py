@@ -134,6 +134,8 @@ class SinkingChecker(Checker):
             size = group.block_tokens
             first = max(first_blocks(group)[boundary], request.device_tokens // size)
             for block in range(first, -(-boundary // size)):
+                if block >= len(request.keys[index]):
+                    return []
                 content = observed.stamp_of(index, request.keys[index][block])
                 if content not in observed.visible:
                     return []
@@ -212,7 +214,7 @@ class SinkingChecker(Checker):
         visible = self.observed.visible
         self._waited = sum(visible.get(content) == slot for content, slot in self._entries)
 
-    def after_reset(self) -> None:
+    def after_reset(self, below: bool) -> None:
         """All that waited to sink is lost, and nothing that is below is of use."""
         lost, _ = self._move()
         if lost != self._waited:
@@ -222,4 +224,4 @@ class SinkingChecker(Checker):
             contents.clear()
         self._stored.clear()
         self._lost_by_eviction = 0
-        self._clear_due, self._clearing = True, None
+        self._clear_due, self._clearing = self._clear_due or below, None

@@ -22,6 +22,7 @@ from kvtide.sim.checkers.prefixes import PrefixesChecker
 from kvtide.sim.checkers.progress import ProgressChecker
 from kvtide.sim.checkers.single_writer import SingleWriterChecker
 from kvtide.sim.checkers.sinking import SinkingChecker
+from kvtide.sim.checkers.stopped import StoppedChecker
 from kvtide.sim.checkers.visibility import VisibilityChecker
 from kvtide.sim.request import SimRequest
 from kvtide.sim.violation import Violation
@@ -46,6 +47,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     OffersChecker,
     SinkingChecker,
     OverdueChecker,
+    StoppedChecker,
 )
 
 Hook = Callable[..., None]
@@ -226,14 +228,14 @@ class Watch:
         elif len(overdue) < len(self.observed.flights):
             raise Violation("I8", "the engine sleeps while transfers are under way that are not overdue")
 
-    def after_reset(self) -> None:
+    def after_reset(self, below: bool) -> None:
         """Hear that the weights have changed."""
         self._follow_events()
         self.observed.epoch += 1
         for flight in self.observed.flights.values():
             flight.orphaned = True
         self.observed.gauges = self._manager.gauges()
-        self._after_reset()
+        self._after_reset(below)
 
     def _follow_events(self) -> None:
         """Read the event stream. Keys are turned into what they stand for with the weights of now."""
