@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from kvtide.core import POLICIES, OffloadManager
+from kvtide.core.wire import Plan
 from kvtide.sim.batch import run_seed
+from kvtide.sim.checkers import watch
+from kvtide.sim.checkers.overdue import OverdueChecker
 from kvtide.sim.world import Habits, World
 
 SEEDS = 60
@@ -36,6 +40,21 @@ def test_every_method_of_the_facade_is_called() -> None:
         for seed in range(SEEDS):
             run_seed(seed, {})
     assert [name for name in METHODS if not calls[name]] == []
+
+
+def test_transfers_of_every_kind_are_overdue_while_ranks_copy_them_and_when_they_are_over() -> None:
+    seen: set[tuple[str, bool]] = set()
+
+    class Seeing(OverdueChecker):
+        def plan_made(self, plan: Plan) -> None:
+            super().plan_made(plan)
+            for flight in self.observed.overdue.values():
+                seen.add((flight.kind, any(rank.has_unfinished(flight.id) for rank in self.ranks)))
+
+    with patch.object(watch, "CHECKERS", (Seeing,)):
+        for seed in (seed for seed in range(10 * SEEDS) if World.draw(seed).step_s):
+            run_seed(seed, {})
+    assert seen >= set(product(("load", "store", "fetch", "sink", "clear"), (False, True))) | {("lookup", False)}
 
 
 def test_every_policy_and_learned_break_evens_are_drawn() -> None:

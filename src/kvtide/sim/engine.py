@@ -102,7 +102,7 @@ class SimEngine:
         self.steps += 1
         if self.log:
             self.log.add(f"step {self.step_number}")
-        if self.world.step_s:
+        if self.world.step_s and not self.world.habits.tells_time_last:
             self.manager.passed(self.world.step_s)
         if self.world.habits.outputs_before_reports:
             self._take_outputs()
@@ -116,6 +116,8 @@ class SimEngine:
             self._reset_if_due()
         work = lay_out(self.manager.steps + 1, items, self._reads, self._loads_ahead() if self._announced else ())
         self.watch.submitted(work)
+        if self.world.step_s and self.world.habits.tells_time_last:
+            self.manager.passed(self.world.step_s)
         plan = self.manager.plan(idle=not items)
         assert plan.step == work.step
         self._dispatch(plan, work)

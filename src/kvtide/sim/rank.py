@@ -10,14 +10,13 @@ from kvtide.sim.clock import TICKS_PER_STEP
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FaultCounts
 from kvtide.sim.run import Run
-from kvtide.sim.tier import SimTier
+from kvtide.sim.tier import HANG_TICKS_MAX, SimTier
 from kvtide.sim.tokens import MOVING, NOTHING, TORN
 from kvtide.sim.work import StepWork
 
 SLOTS_PINNED_CHANCE, SLOTS_PINNED_MAX = 64, 8
 """How often in 256 steps, and how many at most, host slots become usable."""
 SLOW_COPY_TICKS_MAX = 12 * TICKS_PER_STEP
-HANG_TICKS_MAX = 60 * TICKS_PER_STEP
 
 
 class CopyCrash(Exception):
@@ -74,6 +73,7 @@ class Rank:
                 has_news=self._has_news,
                 clears_fail=world.habits.clears_fail,
                 tries_patience=world.habits.impatient,
+                hangs=world.faults.silent_rank,
             )
         self._queue: deque[StepWork] = deque()
         self._fenced: list[tuple[int, Job]] = []

@@ -16,6 +16,7 @@ from kvtide.sim.tokens import MOVING, TORN
 DEADLINE_TICKS = 3 * TICKS_PER_STEP
 """A lookup is answered by then, and a fetch that is not over is late."""
 SLOW_TICKS_MAX = 20 * TICKS_PER_STEP
+HANG_TICKS_MAX = 60 * TICKS_PER_STEP
 FETCH_IN_VAIN = 64
 """How often in 256 a fetch takes long and brings nothing, where engines do not wait for it."""
 CLEAR_FAILS = 160
@@ -106,6 +107,7 @@ class SimTier:
         has_news: Callable[[], None],
         clears_fail: bool = False,
         tries_patience: bool = False,
+        hangs: int = 0,
     ) -> None:
         self.records: dict[Name, int] = {}
         self.jobs: dict[int, TierJob] = {}
@@ -119,6 +121,7 @@ class SimTier:
         self._has_news = has_news
         self._busy_until = 0
         self._fetch_in_vain = FETCH_IN_VAIN if tries_patience else 0
+        self._hangs = hangs
         self._clear_fails = CLEAR_FAILS if clears_fail else 0
         self._answers: list[Answer] = []
         self._late: list[int] = []
@@ -134,6 +137,9 @@ class SimTier:
         in_vain = isinstance(errand, Fetch) and self._draw.chance(self._fetch_in_vain)
         slow = self._happens("tier_slow") or in_vain
         ticks = self._draw.between(1, SLOW_TICKS_MAX if slow else TICKS_PER_STEP)
+        if isinstance(errand, Fetch) and self._draw.chance(self._hangs):
+            self._fault_counts["silent_rank"] += 1
+            ticks = self._draw.between(SLOW_TICKS_MAX, HANG_TICKS_MAX)
         job = TierJob(errand, self._clock.now, fails=self._happens("tier_fails") or in_vain)
         self.jobs[errand.id] = job
         if isinstance(errand, Sink):

@@ -79,6 +79,8 @@ class Habits:
     """Weights change more often, best when some request is loading or about to, and requests go on if they can."""
     clears_fail: bool
     """Emptying what is below the host fails more often than not."""
+    tells_time_last: bool = False
+    """Tells the time (`World.step_s`) right before the plan, when requests are admitted, and not before the reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,8 @@ def _with_time(world: World, draw: Draw) -> World:
     if not draw.chance(56):
         return world
     faults = replace(world.faults, silent_rank=draw.pick((0, 24, 80, 160)))
-    return replace(world, step_s=draw.pick((3, 6, 12, 20)), faults=faults)
+    habits = replace(world.habits, tells_time_last=draw.chance(128))
+    return replace(world, step_s=draw.pick((3, 6, 12, 20)), faults=faults, habits=habits)
 
 
 def draw_policy(draw: Draw, new: Draw) -> str:

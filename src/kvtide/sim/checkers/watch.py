@@ -161,8 +161,10 @@ class Watch:
         """Hear that a request goes on before its load has ended, or cannot."""
         observed = self.observed
         flight = observed.flights[request.load_id or 0]
-        if not succeeded and not flight.orphaned:
+        if not succeeded and not flight.orphaned and not flight.failed:
             raise Violation("I8", f"the load of {request.id} is certain, and counts as failed")
+        if succeeded and flight.failed:
+            raise Violation("I8", f"the load of {request.id} is overdue, and counts as done")
         if succeeded and flight.orphaned:
             raise Violation("I4", f"the load of {request.id} began before a reset, and counts as done")
         flight.request = None
