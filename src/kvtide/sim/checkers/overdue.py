@@ -15,6 +15,9 @@ from kvtide.sim.request import SimRequest
 from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
 
+AWAKE_STEPS_MAX = 4
+"""What the last reports have left to do is done in fewer steps."""
+
 
 class OverdueChecker(Checker):
     """Knows who need not wait any longer, what ranks must be asked, and what may not begin meanwhile."""
@@ -30,6 +33,7 @@ class OverdueChecker(Checker):
         super().__init__(world, observed)
         self._begun_before = 0
         """Blocks whose store had begun, without a plan that names it, when the first transfer was overdue."""
+        self._awake_steps = 0
 
     def before_passed(self) -> None:
         """See what is begun by now, as long as anything may be."""
@@ -68,3 +72,20 @@ class OverdueChecker(Checker):
         if overdue and stored > self._begun_before:
             raise Violation("I8", f"transfers are overdue, and {stored} blocks begin to be stored")
         self._begun_before = 0
+        if overdue and self.observed.gauges.searches and not self._any_search_goes_on():
+            raise Violation(
+                "I8", f"requests wait for what is below the host, and all of that is overdue: {list(overdue)}"
+            )
+
+    def _any_search_goes_on(self) -> bool:
+        observed = self.observed
+        searching = (flight.id for flight in observed.flights.values() if flight.kind in ("lookup", "fetch"))
+        return any(flight not in observed.overdue for flight in searching)
+
+    def after_step(self) -> None:
+        """What is overdue does not keep an idle engine awake, nor does what has to wait for it."""
+        observed = self.observed
+        waits_in_vain = 0 < len(observed.overdue) == len(observed.flights) and not observed.requests
+        self._awake_steps = self._awake_steps + 1 if waits_in_vain and self.manager.busy else 0
+        if self._awake_steps > AWAKE_STEPS_MAX:
+            raise Violation("I8", f"there is nothing to do, and {list(observed.overdue)} keep the engine awake")

@@ -205,6 +205,8 @@ class SinkingChecker(Checker):
         clears = [errand.id for errand in plan.errands if isinstance(errand, Clear)]
         if self._clear_due and not clears and not self._idle:
             raise Violation("I8", "the tiers are not empty after a reset, and nobody empties them")
+        if clears and not self._clear_due:
+            raise Violation("I6", "the tiers are emptied, and there was no reset")
         if clears:
             self._clear_due = False
             self._clearing = clears[0]
