@@ -63,7 +63,9 @@ class Books(Pool):
 
     def begin_anew(self) -> None:
         self.now = 0
-        self.visits: list[Visit] = []
+        self.visits: dict[int, Visit] = {}
+        """The last ones, by number, as many as the policy has rows for."""
+        self.next = 0
         self.holder: dict[int, Visit] = {}
         self.continued: dict[int, int] = {}
         """How often each block was continued since it is cached."""
@@ -129,8 +131,8 @@ class Books(Pool):
             visit.running, visit.born = False, self.now
             if visit.grew and len(visit.slots) > 1:
                 self.hold([visit.slots.pop()], LAST_BLOCK_LATER if visit.turn else LAST_BLOCK, visit.turn)
-        if len(self.visits) >= self.refit_at:
-            self.refit_at = len(self.visits) + REFIT_VISITS
+        if self.next >= self.refit_at:
+            self.refit_at = self.next + REFIT_VISITS
             self.expose()
 
     def evict(self, count: int) -> list[int]:
@@ -143,7 +145,7 @@ class Books(Pool):
                 assert visit.slots.pop() == slot, "a visit loses its last blocks first"
                 visit.gone += 1
                 del self.holder[slot]
-            for other in self.visits:
+            for other in self.visits.values():
                 if other.trace == self.keys[slot]:
                     other.trace = None
             visit.trace = self.keys[slot]
@@ -155,8 +157,14 @@ class Books(Pool):
     # ------------------------------------------------------------------ the books
 
     def open(self, kind: int, turn: int) -> Visit:
-        self.visits.append(Visit(kind, min(turn, 255), self.now))
-        return self.visits[-1]
+        while (oldest := self.visits.pop(self.next - self.rows, None)) and oldest.slots:
+            self.number(oldest)  # it still holds blocks
+        return self.number(Visit(kind, min(turn, 255), self.now))
+
+    def number(self, visit: Visit) -> Visit:
+        self.visits[self.next] = visit
+        self.next += 1
+        return visit
 
     def visit_behind(self, parent: int) -> Visit:
         """The visit of the request that continues a block: the one that has it, or a new one."""
@@ -228,7 +236,7 @@ class Books(Pool):
         return 0, 0, back, visit.turn + 1, back
 
     def traced(self, slot: int) -> Visit | None:
-        return next((visit for visit in self.visits if visit.trace == self.keys[slot]), None)
+        return next((visit for visit in self.visits.values() if visit.trace == self.keys[slot]), None)
 
     def come_back(self, visit: Visit, most: int) -> int:
         blocks = min(visit.gone, most)
@@ -246,12 +254,12 @@ class Books(Pool):
 
     def expose(self) -> None:
         for age_bin, edge in enumerate(self.forecast._holders.index.edges):
-            while self.exposed_up_to[age_bin] < len(self.visits):
-                visit = self.visits[self.exposed_up_to[age_bin]]
+            for number in range(max(self.exposed_up_to[age_bin], self.next - self.rows), self.next):
+                visit = self.visits[number]
                 if visit.born > self.now - edge:
                     break
                 self.exposed[visit.kind][age_bin] += len(visit.slots) + visit.gone
-                self.exposed_up_to[age_bin] += 1
+                self.exposed_up_to[age_bin] = number + 1
 
     # ------------------------------------------------------------------ comparison
 
@@ -260,14 +268,18 @@ class Books(Pool):
         assert isinstance(self.policy, Forecast)
         return self.policy
 
+    @property
+    def rows(self) -> int:
+        return self.forecast._holders.visits.size
+
     def check(self) -> None:
         """Compare with what the policy has written down."""
         holders, rows = self.forecast._holders, self.forecast._holders.visits
-        assert (holders.now, rows.next) == (self.now, len(self.visits))
+        assert (holders.now, rows.next) == (self.now, self.next)
         numbers = rows.kind, rows.turn, rows.born, rows.tip, rows.cached, rows.gone, rows.known, rows.fresh
         columns = *numbers, rows.soon, rows.running, rows.grew, rows.trace
-        for number, visit in enumerate(self.visits):
-            assert tuple(column[number] for column in columns) == visit.row
+        for number, visit in self.visits.items():
+            assert tuple(column[number % rows.size] for column in columns) == visit.row
         assert {slot: self.visits[holders.visit_of[slot]] for slot in self.holder} == self.holder
-        assert holders._by_trace == {v.trace: n for n, v in enumerate(self.visits) if v.trace is not None}
+        assert holders._by_trace == {v.trace: n for n, v in self.visits.items() if v.trace is not None}
         assert (holders.index.exposed, holders.index.returned) == (self.exposed, self.returned)

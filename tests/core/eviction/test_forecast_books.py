@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import pytest
 
+from kvtide.core.eviction import forecast_holders
 from tests.core.eviction.plain_forecast import Books, Visit
 from tests.core.eviction.traffic import Traffic
 
 
 @pytest.mark.parametrize(("slots", "seed"), [(24, 1), (24, 2), (48, 3), (48, 4), (100, 5), (300, 6)])
 def test_what_is_remembered_is_what_plain_books_say(slots: int, seed: int) -> None:
-    traffic = Traffic(Books(slots), seed)
+    play_and_check(Traffic(Books(slots), seed))
+
+
+@pytest.mark.parametrize(("slots", "seed"), [(24, 7), (48, 8), (100, 9)])
+def test_what_the_ring_of_visits_comes_round_to_is_kept_as_long_as_it_holds_blocks(
+    slots: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast_holders, "VISITS_MORE", 4)
+    books = Books(slots)
+    assert books.rows == slots + 4
+    play_and_check(Traffic(books, seed))
+
+
+def play_and_check(traffic: Traffic) -> None:
     for _ in range(40):
         traffic.play(20, at_a_time=4)
         traffic.books.check()
-    assert len(traffic.books.visits) > 500
+    assert traffic.books.next > 500
 
 
 class Watched(Books):
@@ -32,7 +46,7 @@ class Watched(Books):
     def there(self, cached: dict[int, int]) -> list[Visit]:
         """Return the visits whose last block may leave."""
         leaves = {slot for slot in cached if not self.pins[slot]} - set(cached.values())
-        return [visit for visit in self.visits if visit.slots and visit.slots[-1] in leaves]
+        return [visit for visit in self.visits.values() if visit.slots and visit.slots[-1] in leaves]
 
     def choose(self, visit: Visit, cached: dict[int, int]) -> None:
         there = self.there(cached)
