@@ -280,6 +280,8 @@ class Books(Pool):
         columns = *numbers, rows.soon, rows.running, rows.grew, rows.trace
         for number, visit in self.visits.items():
             assert tuple(column[number % rows.size] for column in columns) == visit.row
+        assert len(holders.visit_of) == self.policy.slots
         assert {slot: self.visits[holders.visit_of[slot]] for slot in self.holder} == self.holder
-        assert holders._by_trace == {v.trace: n for n, v in self.visits.items() if v.trace is not None}
+        traced = {visit.trace: number % rows.size for number, visit in self.visits.items() if visit.trace is not None}
+        assert {key: number % rows.size for key, number in holders._by_trace.items()} == traced
         assert (holders.index.exposed, holders.index.returned) == (self.exposed, self.returned)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtide.core.eviction import forecast_holders
+from tests.contracts.eviction_contract import clear
 from tests.core.eviction.plain_forecast import Books, Visit
 from tests.core.eviction.traffic import Traffic
 
@@ -66,10 +67,24 @@ class Watched(Books):
         return youngest if index.value_at_birth(kind) < oldest[0] and youngest[0] < oldest[0] else oldest
 
 
+@pytest.mark.parametrize("more_visits", [40, forecast_holders.VISITS_MORE])
 @pytest.mark.parametrize(("slots", "seed"), [(8, 0), (16, 1), (24, 2), (40, 3), (48, 4), (63, 5)])
-def test_who_leaves_is_worth_least_of_all(slots: int, seed: int) -> None:
+def test_who_leaves_is_worth_least_of_all(
+    slots: int, seed: int, more_visits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of one request at a time; the values of a pool this small are computed anew with each block."""
+    monkeypatch.setattr(forecast_holders, "VISITS_MORE", more_visits)
     books = Watched(slots)
     Traffic(books, seed).play(1000, at_a_time=1)
     books.check()
     assert books.choices > 100
+
+
+def test_after_clear_it_begins_anew() -> None:
+    books = Watched(24)
+    for seed in range(4):
+        Traffic(books, seed).play(300, at_a_time=1)
+        books.check()
+        clear(books)
+        books.begin_anew()
+    assert books.evict(24) == []

@@ -78,7 +78,7 @@ class Traffic:
             return
         chain = self.leading(names)
         if chain and self.draw.random() < 0.8:  # else the device has them
-            self.books.use(chain)
+            self.books.use(self.window(chain))
         self.extend(names)
         self.running.append(names)
         self.known.append(names)
@@ -92,7 +92,11 @@ class Traffic:
 
     def end(self, number: int) -> None:
         if chain := self.leading(self.running.pop(number)):
-            self.books.end(chain)
+            self.books.end(self.window(chain))
+
+    def window(self, chain: list[int]) -> list[int]:
+        """Return the chain, or what a group with a window needs of it."""
+        return chain[self.draw.randrange(len(chain)) :] if self.draw.random() < 0.1 else chain
 
     def play(self, steps: int, at_a_time: int) -> None:
         for _ in range(steps):
