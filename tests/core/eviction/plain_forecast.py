@@ -8,7 +8,7 @@ from itertools import groupby
 
 from kvtide.core.eviction import NO_PARENT, Forecast
 from kvtide.core.eviction.forecast_holders import REFIT_VISITS
-from kvtide.core.eviction.forecast_index import BINS
+from kvtide.core.eviction.forecast_index import BINS, ReturnIndex
 from kvtide.core.eviction.forecast_kinds import (
     FIRST_TURN,
     KINDS,
@@ -70,8 +70,7 @@ class Books(Pool):
         self.continued: dict[int, int] = {}
         """How often each block was continued since it is cached."""
         self.refit_at = REFIT_VISITS
-        self.exposed = [[0.0] * BINS for _ in range(KINDS)]
-        self.returned = [[0.0] * BINS for _ in range(KINDS)]
+        self.index = ReturnIndex(self.policy.slots, KINDS, special_kinds=FIRST_TURN)
         self.exposed_up_to = [0] * BINS
 
     # ------------------------------------------------------------------ what happens
@@ -134,6 +133,7 @@ class Books(Pool):
         if self.next >= self.refit_at:
             self.refit_at = self.next + REFIT_VISITS
             self.expose()
+            self.index.refit()
 
     def evict(self, count: int) -> list[int]:
         cached = dict(self.parent)
@@ -246,19 +246,20 @@ class Books(Pool):
         return blocks
 
     def bin(self, age: float) -> int:
-        edges = self.forecast._holders.index.edges
-        return max(index for index, edge in enumerate(edges) if edge <= age)
+        return max(number for number, edge in enumerate(self.index.edges) if edge <= age)
 
     def give_back(self, visit: Visit, blocks: int) -> None:
-        self.returned[visit.kind][self.bin(self.now - visit.born)] += blocks
+        self.index.returned[visit.kind][self.bin(self.now - visit.born)] += blocks
 
     def expose(self) -> None:
-        for age_bin, edge in enumerate(self.forecast._holders.index.edges):
+        for age_bin, edge in enumerate(self.index.edges):
             for number in range(max(self.exposed_up_to[age_bin], self.next - self.rows), self.next):
                 visit = self.visits[number]
                 if visit.born > self.now - edge:
                     break
-                self.exposed[visit.kind][age_bin] += len(visit.slots) + visit.gone
+                blocks = len(visit.slots) + visit.gone
+                self.index.exposed[visit.kind][age_bin] += blocks
+                self.index._visits += age_bin == 0 and blocks > 0 and visit.kind >= FIRST_TURN
                 self.exposed_up_to[age_bin] = number + 1
 
     # ------------------------------------------------------------------ comparison
@@ -284,4 +285,5 @@ class Books(Pool):
         assert {slot: self.visits[holders.visit_of[slot]] for slot in self.holder} == self.holder
         traced = {visit.trace: number % rows.size for number, visit in self.visits.items() if visit.trace is not None}
         assert {key: number % rows.size for key, number in holders._by_trace.items()} == traced
-        assert (holders.index.exposed, holders.index.returned) == (self.exposed, self.returned)
+        for name in ("exposed", "returned", "_visits", "_index"):
+            assert getattr(holders.index, name) == getattr(self.index, name)
