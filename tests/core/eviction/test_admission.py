@@ -45,6 +45,16 @@ def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
     assert admission.admit([b"%d" % (200 - REMEMBERED_POOLS * 10 // 2)]) == 1
 
 
+def test_what_came_in_is_still_known_when_a_generation_has_passed() -> None:
+    admission = SecondUse(1)
+    for _ in range(2):
+        admission.admit([b"a"])
+    admission.admit([b"b", b"c"])
+    assert [admission.admits(key) for key in (b"a", b"b", b"never seen")] == [True, False, False]
+    admission.admit([b"d", b"e", b"f"])
+    assert not admission.admits(b"a"), "two generations have passed"
+
+
 # ---------------------------------------------------------------------- in the core
 
 A = text("a", 16)

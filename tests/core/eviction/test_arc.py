@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvtide.core.eviction import ARC
 from tests.contracts.eviction_contract import SLOTS, Pool
+from tests.core.eviction.plain import PlainARC, Twins
 
 
 def pool_with_keys() -> tuple[Pool, list[bytes]]:
@@ -70,3 +73,9 @@ def test_memory_of_what_was_given_up_is_bounded() -> None:
         pool.evict(8)
     assert isinstance(pool.policy, ARC)
     assert len(pool.policy._once_gone) + len(pool.policy._often_gone) <= SLOTS
+
+
+@pytest.mark.parametrize("keys", [True, False])
+@pytest.mark.parametrize("slots", [1, 5, 24, 40])
+def test_victims_are_those_of_plain_lists(slots: int, keys: bool) -> None:
+    assert all(Twins(ARC, PlainARC, slots, keys=keys).play(seed) for seed in range(12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
 from kvtide.core.eviction import NO_PARENT, Forecast
@@ -75,6 +76,17 @@ def test_what_a_conversation_did_not_go_on_from_is_left_behind() -> None:
     pool.use(chain[:3])
     assert kind_of(pool, chain[2]) == kind_of_turn(1, soon=True)
     assert kind_of(pool, chain[3]) == LEFT_BEHIND
+
+
+@pytest.mark.parametrize(("between", "soon"), [(4 * SLOTS, True), (4 * SLOTS + 1, False)])
+def test_soon_is_within_four_times_the_size_of_the_pool(between: int, soon: bool) -> None:
+    pool = Pool(Forecast)
+    other, chain = pool.add(1), pool.add(3)
+    end(pool, chain)
+    for _ in range(between - len(chain)):
+        pool.use(other)
+    pool.use(chain)
+    assert kind_of(pool, chain[0]) == kind_of_turn(1, soon=soon)
 
 
 def test_a_turn_that_adds_more_than_it_found_is_told_apart() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvtide.core.eviction import S3FIFO
 from tests.contracts.eviction_contract import SLOTS, Pool
+from tests.core.eviction.plain import PlainS3FIFO, Twins
 
 
 def test_a_flood_of_blocks_used_once_leaves_those_used_twice_alone() -> None:
@@ -50,3 +53,9 @@ def test_use_in_the_main_queue_gives_another_round() -> None:
     pool.evict(4)  # both go to the main queue
     pool.use(first)
     assert pool.evict(3) == second[::-1]
+
+
+@pytest.mark.parametrize("keys", [True, False])
+@pytest.mark.parametrize("slots", [1, 5, 24, 40])
+def test_victims_are_those_of_plain_lists(slots: int, keys: bool) -> None:
+    assert all(Twins(S3FIFO, PlainS3FIFO, slots, keys=keys).play(seed) for seed in range(12))

@@ -22,7 +22,7 @@ class SecondUse:
     """Admits what was computed before, not long ago. A bounded memory of keys, in two generations."""
 
     def __init__(self, slots: int) -> None:
-        self._generation_max = max(1, REMEMBERED_POOLS * slots // 2)
+        self._generation_max = REMEMBERED_POOLS * slots // 2
         self._young: dict[Key, bool] = {}
         self._old: dict[Key, bool] = {}
         """Whether each key was asked for a second time."""

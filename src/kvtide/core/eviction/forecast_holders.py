@@ -133,7 +133,7 @@ class Holders:
             self.index.refit()
 
     def take(self, chain: Sequence[int], visit: int, *, in_front: bool = False) -> None:
-        """Let a visit hold the blocks of a chain: they came back. `in_front`: of those that it holds already."""
+        """Let a visit hold a chain of others' blocks: they came back. `in_front`: of those that it holds already."""
         visit_of, visits = self.visit_of, self.visits
         row = visit % visits.size
         goes_on = not is_shared(visits.kind[row])
@@ -141,8 +141,7 @@ class Holders:
         for end in range(1, len(chain) + 1):
             before = visit_of[chain[begin]]
             if end == len(chain) or visit_of[chain[end]] != before:
-                if before != visit:
-                    self._lose(before, chain[begin:end], goes_on=goes_on)
+                self._lose(before, chain[begin:end], goes_on=goes_on)
                 begin = end
         for slot in chain:
             visit_of[slot] = visit
@@ -173,29 +172,27 @@ class Holders:
         if visit == NOTHING:
             return NOT_RECALLED
         row = visit % self.visits.size
-        blocks = self._come_back(visit, len(chain))
+        blocks = self._come_back(visit, keys[chain[0]], len(chain))
         if not is_shared(self.visits.kind[row]):
             return Recalled(self.visits.turn[row] + 1, self.visits.born[row], blocks=blocks)
         uses = self.visits.turn[row] + 1
         for slot in chain[1:]:
             visit = self._by_trace.get(keys[slot], NOTHING)
             if visit != NOTHING:
-                own = self._come_back(visit, len(chain) - blocks)
+                own = self._come_back(visit, keys[slot], len(chain) - blocks)
                 row = visit % self.visits.size
                 return Recalled(self.visits.turn[row] + 1, self.visits.born[row], blocks, uses, blocks + own)
         return Recalled(shared_blocks=blocks, uses=uses, blocks=blocks)
 
-    def _come_back(self, visit: int, blocks_max: int) -> int:
+    def _come_back(self, visit: int, trace: Key, blocks_max: int) -> int:
         """Take note that evicted blocks of a visit are cached again; return how many."""
         visits = self.visits
         row = visit % visits.size
         blocks = min(visits.gone[row], blocks_max)
         self.index.give_back(visits.kind[row], self.now - visits.born[row], blocks)
         visits.gone[row] -= blocks
-        trace = visits.trace[row]
-        if trace is not None:
-            del self._by_trace[trace]
-            visits.trace[row] = None
+        visits.trace[row] = None
+        del self._by_trace[trace]
         return blocks
 
     def _open(self, kind: int, turn: int) -> int:

@@ -59,11 +59,6 @@ class Queues:
             entries.pop()
         return NOTHING
 
-    def clear(self) -> None:
-        """Forget all visits."""
-        for entries in self._queues:
-            entries.clear()
-
     def can_leave(self, visit: int, queue: int) -> bool:
         """Whether a visit waits in this queue, and its last block may be evicted."""
         visits = self._visits
