@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.core import BelowConfig, Copy, Lookup, Metrics, NotLoaded, Outcome, Report
+from kvtide.core import BelowConfig, Copy, Fetch, Lookup, Metrics, NotLoaded, Outcome, Report
 from kvtide.core.ledger import OVERDUE_S, Ledger, Load, Store
 from kvtide.errors import ProtocolError
 from tests.support import FakeRequest, World, text
@@ -67,6 +67,16 @@ def test_a_transfer_is_overdue_when_some_rank_has_been_silent_for_long() -> None
     assert metrics.transfers_overdue == 2
 
 
+def test_why_a_rank_has_failed_is_told_although_another_is_silent() -> None:
+    ledger = Ledger(2, Metrics())
+    load = Load(ledger.next_id())
+    ledger.start(load)
+    ledger.settle(Report(0, failed=((load.id, "no device"),)))
+    for _ in range(STEPS):
+        ledger.passed(1.0)
+    assert load.failure == "rank 0: no device"
+
+
 def test_time_in_which_the_engine_did_not_step_does_not_count() -> None:
     """No rank can report while the engine is paused, or compiles for minutes."""
     ledger = Ledger(1, Metrics())
@@ -123,6 +133,19 @@ def test_a_load_that_was_announced_early_and_is_not_reported_keeps_its_request_r
     request.loading = False
     world.finish(request)
     world.run(copy)
+    world.drain()
+
+
+def test_a_load_that_is_reported_in_the_very_step_in_which_it_is_overdue_has_failed_and_is_not_silent() -> None:
+    world = World()
+    request, copy = loading(world)
+    for _ in range(STEPS):
+        world.manager.passed(1.0)
+    outcome = world.run(copy)
+    assert (outcome.loaded, outcome.failed, outcome.overdue) == ((), ("r",), ())
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
     world.drain()
 
 
@@ -213,10 +236,34 @@ def test_f18_a_request_does_not_wait_for_an_answer_that_does_not_come() -> None:
     world.errands.clear()
     world.report(Report(0, failed=((lookup.id, "this rank has no such transfer under way"),)))
     assert world.manager.overdue is None
+    assert world.match(request).missed == {NotLoaded.TIER_LATE: 12}, "one block has to be computed anyway"
     assert not world.admit(request)
     world.compute(request)
     world.finish(request)
     world.drain()
+
+
+def test_f18_nobody_waits_for_a_fetch_that_does_not_come() -> None:
+    world = World(ranks=2, below=BelowConfig(through=frozenset({"all"})), min_fetch_tokens=4)
+    world.serve("before", A)
+    below = world.below
+    world.reset()
+    world.drain()
+    world.below, world.weights = below, 0  # the same weights after all: only the host has forgotten
+    requests = [world.add(name, A) for name in "rs"]
+    world.manager.reserve(world.match(requests[0]))
+    (lookup,) = world.plan().errands
+    world.answer(lookup)
+    (fetch,) = world.plan().errands
+    assert isinstance(fetch, Fetch)
+    world.manager.reserve(world.match(requests[1]))
+    wait_long(world)
+    assert [world.manager.waits(name) for name in "rs"] == [False, False]
+    assert world.manager.metrics.fetches_late == 1
+    assert world.manager.gauges().slots_writing == len(fetch.slots), "a rank may still write to them"
+    world.answer(fetch)
+    assert world.manager.gauges().slots_writing == 0
+    assert [world.match(request).tokens for request in requests] == [12, 12], "what has come after all is of use"
 
 
 def test_a_rank_that_was_not_asked_cannot_call_an_errand_failed() -> None:
