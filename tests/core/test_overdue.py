@@ -115,6 +115,7 @@ def test_f15_blocks_and_slots_of_an_overdue_load_stay_pinned_until_every_rank_ha
     request, copy = loading(world)
     wait_long(world)
     world.finish(request)
+    assert world.manager.gauges().transfers_unanswered == 1
     pinned = [world.pool.num_pinned, world.manager.gauges().slots_pinned]
     assert pinned == [len(copy.blocks)] * 2
     world.run(copy, ranks=[1])
@@ -146,6 +147,17 @@ def test_a_load_that_is_reported_in_the_very_step_in_which_it_is_overdue_has_fai
     world.admit(request)
     world.compute(request)
     world.finish(request)
+    world.drain()
+
+
+def test_a_request_may_end_in_the_very_step_in_which_its_load_is_overdue() -> None:
+    world = World()
+    request, copy = loading(world)
+    for _ in range(STEPS):
+        world.manager.passed(1.0)
+    world.finish(request)
+    assert world.report() == Outcome()
+    world.run(copy)
     world.drain()
 
 
@@ -192,6 +204,33 @@ def test_f12_pins_do_not_add_up_while_copies_do_not_end(mode: str) -> None:
         assert (plan.loads, plan.stores, plan.ask) == ((), (), (copy.id,))
     assert world.pool.num_pinned == len(copy.blocks)
     assert not world.manager.busy, "what has to wait for that does not keep an idle engine from resting"
+    world.run(copy)
+    world.drain()
+
+
+def test_an_engine_goes_on_stepping_for_what_is_not_overdue_yet() -> None:
+    world = World()
+    _, copy = loading(world)
+    for _ in range(STEPS // 2):
+        world.manager.passed(1.0)
+    other = world.add("other", A)
+    world.manager.reserve(match := world.match(other))
+    running = world.add("running", text("running", 16))
+    world.admit(running)
+    world.compute(running)
+    (store,) = world.plan().stores
+    for _ in range(STEPS - STEPS // 2):
+        world.manager.passed(1.0)
+    world.report()
+    assert is_busy(world)
+    world.run(store)
+    assert not is_busy(world)
+    world.place(other, match.device_tokens, match.device_tokens + match.tokens)
+    other.loading = world.manager.admit("other", match.tokens)
+    assert is_busy(world), "what was promised before is loaded"
+    (promised,) = world.plan().loads
+    assert world.run(promised).loaded == ("other",)
+    assert not is_busy(world)
     world.run(copy)
     world.drain()
 
