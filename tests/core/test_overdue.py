@@ -282,6 +282,26 @@ def test_f18_a_request_does_not_wait_for_an_answer_that_does_not_come() -> None:
     world.drain()
 
 
+def test_an_overdue_lookup_of_a_request_that_is_over_is_not_taken_for_that_of_a_namesake() -> None:
+    world = World(below=BelowConfig(through=frozenset({"all"})), min_fetch_tokens=4)
+    request = world.add("r", A)
+    world.manager.reserve(world.match(request))
+    (old,) = world.plan().errands
+    world.finish(request)
+    world.manager.passed(1.0)
+    namesake = world.add("r", A)
+    world.manager.reserve(world.match(namesake))
+    (new,) = world.plan().errands
+    for _ in range(STEPS - 1):
+        world.manager.passed(1.0)
+    assert world.plan().ask == (old.id,)
+    assert world.manager.waits("r")
+    assert world.manager.gauges().searches == 1
+    world.answer(new)
+    world.plan()
+    assert not world.manager.waits("r"), "there is nothing below"
+
+
 def test_f18_nobody_waits_for_a_fetch_that_does_not_come() -> None:
     world = World(ranks=2, below=BelowConfig(through=frozenset({"all"})), min_fetch_tokens=4)
     world.serve("before", A)
