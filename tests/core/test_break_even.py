@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kvtide.core.break_even import RETRY_EVERY, BreakEven, fade
@@ -23,8 +25,9 @@ def dear_loads() -> LoadBreakEven:
     return even
 
 
-@pytest.mark.parametrize("even", [dear_fetches(), dear_loads()], ids=["fetches", "loads"])
-def test_now_and_then_it_is_tried_again(even: BreakEven) -> None:
+@pytest.mark.parametrize("dear", [dear_fetches, dear_loads])
+def test_now_and_then_it_is_tried_again(dear: Callable[[], BreakEven]) -> None:
+    even = dear()
     tries = []
     for asked in range(1, 4 * RETRY_EVERY + 1):
         pays = even.pays(100)
@@ -34,9 +37,10 @@ def test_now_and_then_it_is_tried_again(even: BreakEven) -> None:
     assert tries == [RETRY_EVERY, 2 * RETRY_EVERY, 3 * RETRY_EVERY, 4 * RETRY_EVERY]
 
 
-@pytest.mark.parametrize("even", [dear_fetches(), dear_loads()], ids=["fetches", "loads"])
-def test_prompts_of_one_length_tell_the_price_of_a_token(even: BreakEven) -> None:
+@pytest.mark.parametrize("dear", [dear_fetches, dear_loads])
+def test_prompts_of_one_length_tell_the_price_of_a_token(dear: Callable[[], BreakEven]) -> None:
     """No line goes through one length; then twice the tokens are taken to cost twice as much."""
+    even = dear()
     assert even._compute_s(200) == 2 * even._compute_s(100)
 
 

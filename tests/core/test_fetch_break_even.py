@@ -68,6 +68,8 @@ def test_observations_of_nothing_are_ignored() -> None:
     even.computed(1, 1.0)
     even.fetched(0, 9.0)
     assert even.pays(1), "what fetching costs is not known"
+    even.fetched(1, 0.5)
+    assert even.pays(1)
 
 
 def test_one_token_tells_something() -> None:

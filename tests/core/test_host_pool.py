@@ -287,8 +287,8 @@ def test_orphans_that_leave_are_forgotten() -> None:
     orphans.drop(5)
     orphans.drop(5)
     assert len(orphans) == 0
-    assert orphans.take(0, b"p") == []
     assert not orphans._children
+    assert orphans.take(0, b"p") == []
 
 
 def test_orphans_stay_when_others_of_their_parent_leave() -> None:

@@ -199,6 +199,7 @@ def test_f12_pins_do_not_add_up_while_copies_do_not_end(mode: str) -> None:
         assert not world.admit(request)
         world.compute(request)
         assert world.plan().stores == ()
+        assert not is_busy(world)
         world.finish(request)
         plan = world.plan()
         assert (plan.loads, plan.stores, plan.ask) == ((), (), (copy.id,))
