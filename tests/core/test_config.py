@@ -148,6 +148,7 @@ def test_more_groups_than_the_host_pool_can_tell_apart_are_refused() -> None:
     with pytest.raises(ConfigError) as error:
         geometry(groups=(FullAttention(4),) * 257)
     refuse(error, "groups", "257 groups", "at most 256")
+    assert len(geometry(groups=(FullAttention(4),) * 256, device_blocks=256).groups) == 256
 
 
 @pytest.mark.parametrize(
@@ -202,6 +203,7 @@ def test_the_defaults_are_eager_and_prefix_aware() -> None:
     config = build()
     assert (config.mode, config.policy) == ("eager", "prefix")
     assert (config.min_load_tokens, config.events, config.slots) == (0, False, 10)
+    assert config.min_fetch_tokens == 128
 
 
 @pytest.mark.parametrize(("step_tokens", "blocks"), [(4, 25), (16 * 25, 25), (16 * 40, 40), (16 * 90, 50)])
@@ -211,8 +213,9 @@ def test_by_default_stores_may_pin_a_quarter_of_the_device_or_what_a_step_comput
     assert build(step_tokens=step_tokens).pin_budget_blocks == blocks
 
 
-def test_a_tiny_device_still_has_a_pin_budget() -> None:
-    assert build(device_blocks=3).pin_budget_blocks == 1
+@pytest.mark.parametrize("device_blocks", [1, 3])
+def test_a_tiny_device_still_has_a_pin_budget(device_blocks: int) -> None:
+    assert build(device_blocks=device_blocks).pin_budget_blocks == 1
 
 
 def test_every_option_has_its_effect() -> None:
@@ -268,6 +271,7 @@ def test_two_capacities_are_refused() -> None:
         *[("policy", value) for value in ("fifo", "LRU", None, 1)],
         *[("pin_budget", value) for value in (0, -1, "5", True, 2.5, None, 101)],
         *[("min_load_tokens", value) for value in (-1, "64", True, None)],
+        *[("min_fetch_tokens", value) for value in (0, -1, "64", True, None)],
         *[("events", value) for value in ("false", "true", 0, 1, None)],
     ],
 )
@@ -278,6 +282,13 @@ def test_a_bad_value_is_refused_by_name(option: str, value: object) -> None:
     assert error.value.option == option
     assert error.value.value == value
     assert error.value.expected
+
+
+def test_who_writes_a_word_for_the_least_load_is_told_which_word_there_is() -> None:
+    with pytest.raises(ConfigError) as error:
+        build({"min_load_tokens": "never"})
+    refuse(error, "min_load_tokens", "never", 'at least 0, or "auto"')
+    assert build({"min_load_tokens": "auto"}).min_load_tokens is None
 
 
 def test_a_pin_budget_above_the_device_pool_is_refused() -> None:

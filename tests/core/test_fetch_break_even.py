@@ -62,5 +62,18 @@ def test_a_tier_that_has_become_fast_is_used_again() -> None:
 def test_observations_of_nothing_are_ignored() -> None:
     even = FetchBreakEven()
     even.computed(0, 1.0)
-    even.fetched(0, 1.0)
+    even.fetched(1, 9.0)
+    assert even.pays(1), "what computing costs is not known"
+    even = FetchBreakEven()
+    even.computed(1, 1.0)
+    even.fetched(0, 9.0)
+    assert even.pays(1), "what fetching costs is not known"
+    even.fetched(1, 0.5)
     assert even.pays(1)
+
+
+def test_one_token_tells_something() -> None:
+    even = FetchBreakEven()
+    even.computed(1, 1.0)
+    even.fetched(1, 2.0)
+    assert not even.pays(1)

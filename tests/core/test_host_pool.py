@@ -287,8 +287,24 @@ def test_orphans_that_leave_are_forgotten() -> None:
     orphans.drop(5)
     orphans.drop(5)
     assert len(orphans) == 0
-    assert orphans.take(0, b"p") == []
     assert not orphans._children
+    assert orphans.take(0, b"p") == []
+
+
+def test_orphans_stay_when_others_of_their_parent_leave() -> None:
+    orphans = Orphans()
+    for slot in (5, 2):
+        orphans.add(slot, 0, b"p")
+    orphans.drop(5)
+    assert orphans.take(0, b"p") == [2]
+
+
+def test_no_orphan_is_found_when_all_were_forgotten() -> None:
+    orphans = Orphans()
+    orphans.add(5, 0, b"p")
+    orphans.clear()
+    assert len(orphans) == 0
+    assert orphans.take(0, b"p") == []
 
 
 # ---------------------------------------------------------------------- in any order

@@ -54,8 +54,14 @@ def test_loading_that_is_always_slower_is_given_up() -> None:
     assert not even.pays(100_000)
 
 
+def test_loads_of_nothing_are_loads_of_one_length() -> None:
+    even = learned((0, 0.050), (0, 0.050))
+    assert not even.pays(49)
+    assert even.pays(51)
+
+
 def test_what_happened_long_ago_fades() -> None:
-    even = learned((100, 10.0), (200, 20.0))
+    even = learned((100, 100.0), (200, 200.0))
     assert not even.pays(150)
     for _ in range(300):
         even.loaded(100, 0.001)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from kvtide.core import (
+    BelowConfig,
     FullAttention,
     Gauges,
     Geometry,
@@ -369,6 +370,55 @@ def test_a_reset_of_nothing_is_nothing() -> None:
     world.reset()
     assert not world.manager.busy
     world.serve("r", A)
+
+
+# ---------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_after_a_stop_nothing_is_stored_and_what_was_stored_is_forgotten(mode: str) -> None:
+    world = World(mode=mode, device_blocks=24)
+    for name in ("before", "between"):
+        world.serve(name, text(name, 33))
+    assert world.manager.gauges().slots_cached
+    request = running(world, A)
+    world.compute(request)
+    world.manager.stop()
+    assert world.manager.gauges().slots_cached == 0
+    world.finish(request)
+    other = world.add("other", text("other", 33))
+    world.place(other, 0, 0)
+    world.manager.admit("other", 0)
+    world.compute(other)
+    assert not world.plan().stores
+    assert not busy(world), "what is never going to be stored keeps no idle engine from resting"
+    world.finish(other)
+    assert not world.plan().stores
+    assert not busy(world)
+
+
+def test_a_stop_leaves_what_is_below_to_others() -> None:
+    world = World(below=BelowConfig(through=frozenset({"all"})))
+    world.serve("before", A)
+    world.manager.stop()
+    assert not busy(world)
+    assert not world.plan().errands
+
+
+def test_what_is_in_flight_at_a_stop_is_settled() -> None:
+    world = World(ranks=2)
+    request = running(world, A)
+    world.compute(request)
+    (copy,) = world.plan().stores
+    world.finish(request)
+    world.manager.stop()
+    world.run(copy, ranks=[1])
+    assert busy(world)
+    assert world.pool.num_pinned == len(copy.blocks)
+    world.run(copy, ranks=[0])
+    assert not busy(world)
+    assert world.pool.num_pinned == 0
+    assert world.cached_blocks(A) == []
 
 
 # ---------------------------------------------------------------------- in any order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.core import BelowConfig, Copy, Lookup, Metrics, NotLoaded, Outcome, Report
+from kvtide.core import BelowConfig, Copy, Fetch, Lookup, Metrics, NotLoaded, Outcome, Report
 from kvtide.core.ledger import OVERDUE_S, Ledger, Load, Store
 from kvtide.errors import ProtocolError
 from tests.support import FakeRequest, World, text
@@ -67,6 +67,16 @@ def test_a_transfer_is_overdue_when_some_rank_has_been_silent_for_long() -> None
     assert metrics.transfers_overdue == 2
 
 
+def test_why_a_rank_has_failed_is_told_although_another_is_silent() -> None:
+    ledger = Ledger(2, Metrics())
+    load = Load(ledger.next_id())
+    ledger.start(load)
+    ledger.settle(Report(0, failed=((load.id, "no device"),)))
+    for _ in range(STEPS):
+        ledger.passed(1.0)
+    assert load.failure == "rank 0: no device"
+
+
 def test_time_in_which_the_engine_did_not_step_does_not_count() -> None:
     """No rank can report while the engine is paused, or compiles for minutes."""
     ledger = Ledger(1, Metrics())
@@ -105,6 +115,7 @@ def test_f15_blocks_and_slots_of_an_overdue_load_stay_pinned_until_every_rank_ha
     request, copy = loading(world)
     wait_long(world)
     world.finish(request)
+    assert world.manager.gauges().transfers_unanswered == 1
     pinned = [world.pool.num_pinned, world.manager.gauges().slots_pinned]
     assert pinned == [len(copy.blocks)] * 2
     world.run(copy, ranks=[1])
@@ -122,6 +133,30 @@ def test_a_load_that_was_announced_early_and_is_not_reported_keeps_its_request_r
     assert wait_long(world).failed == ()
     request.loading = False
     world.finish(request)
+    world.run(copy)
+    world.drain()
+
+
+def test_a_load_that_is_reported_in_the_very_step_in_which_it_is_overdue_has_failed_and_is_not_silent() -> None:
+    world = World()
+    request, copy = loading(world)
+    for _ in range(STEPS):
+        world.manager.passed(1.0)
+    outcome = world.run(copy)
+    assert (outcome.loaded, outcome.failed, outcome.overdue) == ((), ("r",), ())
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+
+
+def test_a_request_may_end_in_the_very_step_in_which_its_load_is_overdue() -> None:
+    world = World()
+    request, copy = loading(world)
+    for _ in range(STEPS):
+        world.manager.passed(1.0)
+    world.finish(request)
+    assert world.report() == Outcome()
     world.run(copy)
     world.drain()
 
@@ -164,11 +199,39 @@ def test_f12_pins_do_not_add_up_while_copies_do_not_end(mode: str) -> None:
         assert not world.admit(request)
         world.compute(request)
         assert world.plan().stores == ()
+        assert not is_busy(world)
         world.finish(request)
         plan = world.plan()
         assert (plan.loads, plan.stores, plan.ask) == ((), (), (copy.id,))
     assert world.pool.num_pinned == len(copy.blocks)
     assert not world.manager.busy, "what has to wait for that does not keep an idle engine from resting"
+    world.run(copy)
+    world.drain()
+
+
+def test_an_engine_goes_on_stepping_for_what_is_not_overdue_yet() -> None:
+    world = World()
+    _, copy = loading(world)
+    for _ in range(STEPS // 2):
+        world.manager.passed(1.0)
+    other = world.add("other", A)
+    world.manager.reserve(match := world.match(other))
+    running = world.add("running", text("running", 16))
+    world.admit(running)
+    world.compute(running)
+    (store,) = world.plan().stores
+    for _ in range(STEPS - STEPS // 2):
+        world.manager.passed(1.0)
+    world.report()
+    assert is_busy(world)
+    world.run(store)
+    assert not is_busy(world)
+    world.place(other, match.device_tokens, match.device_tokens + match.tokens)
+    other.loading = world.manager.admit("other", match.tokens)
+    assert is_busy(world), "what was promised before is loaded"
+    (promised,) = world.plan().loads
+    assert world.run(promised).loaded == ("other",)
+    assert not is_busy(world)
     world.run(copy)
     world.drain()
 
@@ -213,10 +276,54 @@ def test_f18_a_request_does_not_wait_for_an_answer_that_does_not_come() -> None:
     world.errands.clear()
     world.report(Report(0, failed=((lookup.id, "this rank has no such transfer under way"),)))
     assert world.manager.overdue is None
+    assert world.match(request).missed == {NotLoaded.TIER_LATE: 12}, "one block has to be computed anyway"
     assert not world.admit(request)
     world.compute(request)
     world.finish(request)
     world.drain()
+
+
+def test_an_overdue_lookup_of_a_request_that_is_over_is_not_taken_for_that_of_a_namesake() -> None:
+    world = World(below=BelowConfig(through=frozenset({"all"})), min_fetch_tokens=4)
+    request = world.add("r", A)
+    world.manager.reserve(world.match(request))
+    (old,) = world.plan().errands
+    world.finish(request)
+    world.manager.passed(1.0)
+    namesake = world.add("r", A)
+    world.manager.reserve(world.match(namesake))
+    (new,) = world.plan().errands
+    for _ in range(STEPS - 1):
+        world.manager.passed(1.0)
+    assert world.plan().ask == (old.id,)
+    assert world.manager.waits("r")
+    assert world.manager.gauges().searches == 1
+    world.answer(new)
+    world.plan()
+    assert not world.manager.waits("r"), "there is nothing below"
+
+
+def test_f18_nobody_waits_for_a_fetch_that_does_not_come() -> None:
+    world = World(ranks=2, below=BelowConfig(through=frozenset({"all"})), min_fetch_tokens=4)
+    world.serve("before", A)
+    below = world.below
+    world.reset()
+    world.drain()
+    world.below, world.weights = below, 0  # the same weights after all: only the host has forgotten
+    requests = [world.add(name, A) for name in "rs"]
+    world.manager.reserve(world.match(requests[0]))
+    (lookup,) = world.plan().errands
+    world.answer(lookup)
+    (fetch,) = world.plan().errands
+    assert isinstance(fetch, Fetch)
+    world.manager.reserve(world.match(requests[1]))
+    wait_long(world)
+    assert [world.manager.waits(name) for name in "rs"] == [False, False]
+    assert world.manager.metrics.fetches_late == 1
+    assert world.manager.gauges().slots_writing == len(fetch.slots), "a rank may still write to them"
+    world.answer(fetch)
+    assert world.manager.gauges().slots_writing == 0
+    assert [world.match(request).tokens for request in requests] == [12, 12], "what has come after all is of use"
 
 
 def test_a_rank_that_was_not_asked_cannot_call_an_errand_failed() -> None:

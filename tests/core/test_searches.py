@@ -599,6 +599,28 @@ def test_what_it_takes_to_ask_counts_when_fetching_is_to_pay() -> None:
     assert not ask(world, world.add("second", text("b", 32))).waits
 
 
+@pytest.mark.parametrize("overdue", ["lookup", "fetch"])
+def test_an_answer_that_nobody_waited_for_any_more_is_not_held_against_a_tier(overdue: str) -> None:
+    """A rank was silent: that says nothing about what asking and fetching cost."""
+    world = with_tiers()
+    sunk(world)
+    world.manager.computed(28, 0.5)
+    request, lookup = looking(world)
+    if overdue == "fetch":
+        world.answer(lookup)
+        world.plan()
+    (errand,) = world.errands.values()
+    for _ in range(int(ledger.OVERDUE_S)):
+        world.manager.passed(1.0)
+    world.answer(errand, misses=range(8), seconds=ledger.OVERDUE_S)
+    world.finish(request)
+    request, fetches = fetching(world, name="second")
+    for fetch in fetches:
+        world.answer(fetch, seconds=0.001)
+    world.finish(request)
+    assert ask(world, world.add("third", text("b", 32))).waits
+
+
 def test_what_comes_is_cut_where_something_is_missing() -> None:
     assert list(_runs(2, 4, {2, 3, 5, 6, 7})) == [(0, 2), (2, 3), (3, 4)]
     assert list(_runs(0, 2, {2})) == [(0, 2)]

@@ -8,7 +8,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvtide.core import FreeBlock, FullAttention, Group, NotStored, SlidingWindow, StateSpace, Stored
+from kvtide.core import (
+    BelowConfig,
+    Fetch,
+    FreeBlock,
+    FullAttention,
+    Group,
+    NotStored,
+    SlidingWindow,
+    StateSpace,
+    Stored,
+)
 from kvtide.core.chain import Chain
 from kvtide.core.store_lazy import LOOKAHEAD_STEPS, LazyPlanner, clean_target
 from tests.support import NoRoomError, World, keys_of, text
@@ -178,6 +188,16 @@ def test_a_clean_queue_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -
     assert watch.take() == []
 
 
+def test_what_was_stored_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = lazy()
+    fill(world, "a", 4 * 12)
+    world.step()
+    world.step()
+    watch = Watch(world, monkeypatch)
+    world.plan()
+    assert watch.take() == []
+
+
 def test_what_was_clean_before_something_was_stored_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = lazy()
     world.pool.allocate(9)
@@ -257,6 +277,32 @@ def test_a_reset_looks_at_everything_again() -> None:
     world.step()  # all is clean now, and the cursor behind it
     world.manager.reset()  # the device keeps its blocks here: they are dirty now
     assert sum(len(copy.blocks) for copy in world.plan().stores) == 12
+
+
+def test_what_was_on_its_way_up_from_below_and_did_not_come_is_stored() -> None:
+    world = lazy(device_blocks=4, pin_budget=4, below=BelowConfig(through=frozenset({"all"})), min_fetch_tokens=4)
+    fill(world, "a", 12)
+    world.drain()
+    kept = dict(world.below)
+    world.reset()
+    world.drain()
+    world.below, world.weights = kept, 0  # only this test has forgotten
+    request = world.add("r", text("a", 12))
+    world.manager.reserve(world.match(request))
+    world.plan()
+    (lookup,) = world.errands.values()
+    world.answer(lookup)
+    (fetch,) = (errand for errand in world.plan().errands if isinstance(errand, Fetch))
+    fill(world, "a", 12)  # somebody does not wait, and computes what is on its way up
+    fill(world, "b", 4)
+    for _ in range(3):  # in the queue, what comes up is between blocks that are clean by then
+        world.plan()
+        world.drain_copies()
+    assert world.cached_blocks(text("a", 12)) == [2]
+    world.answer(fetch, misses=range(len(fetch.slots)))
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(text("a", 12)) == [0, 1, 2]
 
 
 # ---------------------------------------------------------------------- limits

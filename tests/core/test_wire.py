@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvtide.core import Copy, Outcome, Plan, Report
+from kvtide.core import Answer, Clear, Copy, Outcome, Plan, Report
 
 MESSAGES: list[Any] = [
     Copy(1, (2, 3), (4, 5)),
@@ -36,9 +36,14 @@ def test_a_plan_is_true_when_there_is_something_to_do() -> None:
     assert Plan(7, loads=copy)
     assert Plan(7, stores=copy)
     assert Plan(7, wait_for=(1,))
+    assert Plan(7, errands=(Clear(1),))
+    assert Plan(7, ask=(1,))
 
 
 def test_a_report_is_true_when_there_is_something_to_say() -> None:
     assert not Report(0)
     assert Report(0, done=(1,))
     assert Report(0, failed=((1, "why"),))
+    assert Report(0, slots_ready=0)
+    assert Report(0, answers=(Answer(1),))
+    assert Report(0, late=(1,))

@@ -64,6 +64,6 @@ class BreakEven(ABC):
         """Return the seconds that bringing so many tokens back is likely to take; None if that is not known."""
 
 
-def running_mean(mean: float | None, value: float) -> float:
+def running_mean(mean: float, value: float) -> float:
     """Return a mean that follows what it is told, the latest a little more than those before."""
-    return value if mean is None else mean + _WEIGHT * (value - mean)
+    return mean + _WEIGHT * (value - mean)

@@ -136,7 +136,7 @@ class OffloadConfig:
             pin_budget_blocks=budget,
             min_load_tokens=_min_load_tokens(options.get("min_load_tokens", 0)),
             events=parse_flag("events", options.get("events", False)),
-            min_fetch_tokens=parse_count("min_fetch_tokens", options.get("min_fetch_tokens", 128), minimum=1),
+            min_fetch_tokens=parse_count("min_fetch_tokens", options.get("min_fetch_tokens", 128)),
             below=below,
             admission="second-use" if admission == "second-use" else "all",
         )
@@ -182,8 +182,7 @@ def _min_load_tokens(value: object) -> int | None:
 def _slots(geometry: Geometry, options: Mapping[str, object]) -> int:
     """Return the slots of each rank, from `host` or `host_per_rank`."""
     if ("host" in options) == ("host_per_rank" in options):
-        given = options.get("host") if "host" in options else None
-        raise ConfigError("host", given, 'either host or host_per_rank, for example host="64GiB"')
+        raise ConfigError("host", options.get("host"), 'either host or host_per_rank, for example host="64GiB"')
     if "host" in options:
         name, per_slot = "host", geometry.block_bytes * geometry.ranks
     else:
