@@ -344,7 +344,7 @@ class OffloadManager:
     def busy(self) -> bool:
         """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
         soon = self._loads.waiting or self._stores.waiting or self._searches.waiting or self._clear == "due"
-        if self._ledger.overdue:  # what has to wait for that keeps no idle engine from resting
+        if self._ledger.overdue or self._stores.stopped:  # what has to wait for that keeps no idle engine from resting
             return bool(len(self._ledger) or soon)
         return bool(len(self._ledger) or soon or self._planner.waiting or self._sinks.waiting_blocks)
 
