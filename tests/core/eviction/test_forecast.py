@@ -214,3 +214,11 @@ def test_visits_that_hold_blocks_survive_the_ring() -> None:
     check_books(pool)
     pool.unpin(kept)
     assert sorted(pool.evict(SLOTS)) == sorted(kept)
+
+
+def test_what_is_used_until_the_ring_comes_round_can_leave() -> None:
+    pool = Pool(Forecast)
+    chain = pool.add(3)
+    for _ in range(policy_of(pool)._holders.visits.size + 50):
+        pool.use(chain)
+    assert pool.evict(SLOTS) == chain[::-1]
