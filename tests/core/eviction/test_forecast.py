@@ -249,4 +249,16 @@ def test_a_request_that_was_not_active_for_a_sixteenth_of_the_pool_has_to_leave_
     pool = Pool(Forecast, slots=64)
     running, other = pool.add(2), pool.add(idle)
     end(pool, other)
-    assert pool.evict(1) == [running[-1] if given_up else other[-1]]
+    assert pool.evict(2) == (running if given_up else other[-2:])[::-1]
+
+
+def test_what_was_to_leave_next_stays_when_it_is_pinned_meanwhile() -> None:
+    pool = Pool(Forecast)
+    first = pool.add(2)
+    end(pool, first)
+    pool.pin(first[:1])
+    second = pool.add(1)
+    end(pool, second)
+    assert pool.evict(1) == first[1:]
+    pool.pin(second)
+    assert pool.evict(SLOTS) == []
