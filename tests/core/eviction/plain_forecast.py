@@ -53,10 +53,10 @@ class Visit:
 class Books(Pool):
     """A pool under `forecast` that keeps the books a second time, and follows the victims that the policy chooses."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, tell_keys: bool = True) -> None:
         super().__init__(Forecast, slots)
         self.keys = [b""] * slots
-        self.policy.keys = self.keys
+        self.policy.keys = self.keys if tell_keys else ()
         self.patience = max(1, slots // 16)
         self.soon_blocks = 4 * slots
         self.begin_anew()
@@ -148,7 +148,7 @@ class Books(Pool):
             for other in self.visits.values():
                 if other.trace == self.keys[slot]:
                     other.trace = None
-            visit.trace = self.keys[slot]
+            visit.trace = self.keys[slot] if self.policy.keys else None
         return victims
 
     def choose(self, visit: Visit, cached: dict[int, int]) -> None:

@@ -130,6 +130,24 @@ def test_a_beginning_that_several_continue_is_shared_and_held_apart() -> None:
     assert kind_of(pool, added[0]) == kind_of_turn(0, soon=False)
 
 
+def test_a_shared_beginning_that_comes_back_alone_is_shared_and_can_leave() -> None:
+    pool = Pool(Forecast)
+    keys = [b"%d" % slot for slot in range(SLOTS)]
+    pool.policy.keys = keys
+    begin = pool.add(2)
+    names = [keys[slot] for slot in begin]
+    for _ in range(3):
+        pool.use(begin)
+        end(pool, begin + pool.add(2, parent=begin[-1]))
+    assert pool.evict(SLOTS)[-2:] == begin[::-1]
+    keys[:] = [b"new %d" % slot for slot in range(SLOTS)]
+    for slot, name in zip(pool.free, names, strict=False):
+        keys[slot] = name
+    again = pool.add(2)
+    assert is_shared(kind_of(pool, again[0]))
+    assert pool.evict(SLOTS) == again[::-1]
+
+
 def test_shared_beginnings_are_told_apart_by_use() -> None:
     assert len({kind_of_shared(uses) for uses in (1, 4, 16)}) == 3
     assert kind_of_shared(1) == kind_of_shared(3)
@@ -214,3 +232,33 @@ def test_visits_that_hold_blocks_survive_the_ring() -> None:
     check_books(pool)
     pool.unpin(kept)
     assert sorted(pool.evict(SLOTS)) == sorted(kept)
+
+
+def test_what_is_used_until_the_ring_comes_round_can_leave() -> None:
+    pool = Pool(Forecast)
+    chain = pool.add(3)
+    for _ in range(policy_of(pool)._holders.visits.size + 50):
+        pool.use(chain)
+    assert pool.evict(SLOTS) == chain[::-1]
+
+
+@pytest.mark.parametrize(("idle", "given_up"), [(3, False), (4, True)])
+def test_a_request_that_was_not_active_for_a_sixteenth_of_the_pool_has_to_leave_like_others(
+    idle: int, given_up: bool
+) -> None:
+    pool = Pool(Forecast, slots=64)
+    running, other = pool.add(2), pool.add(idle)
+    end(pool, other)
+    assert pool.evict(2) == (running if given_up else other[-2:])[::-1]
+
+
+def test_what_was_to_leave_next_stays_when_it_is_pinned_meanwhile() -> None:
+    pool = Pool(Forecast)
+    first = pool.add(2)
+    end(pool, first)
+    pool.pin(first[:1])
+    second = pool.add(1)
+    end(pool, second)
+    assert pool.evict(1) == first[1:]
+    pool.pin(second)
+    assert pool.evict(SLOTS) == []

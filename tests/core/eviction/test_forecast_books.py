@@ -15,14 +15,27 @@ def test_what_is_remembered_is_what_plain_books_say(slots: int, seed: int) -> No
     play_and_check(Traffic(Books(slots), seed))
 
 
-@pytest.mark.parametrize(("slots", "seed"), [(24, 7), (48, 8), (100, 9)])
+@pytest.mark.parametrize(("slots", "seed"), [(24, 1), (48, 2)])
+def test_without_keys_nothing_is_recognised(slots: int, seed: int) -> None:
+    traffic = Traffic(Books(slots, tell_keys=False), seed)
+    play_and_check(traffic)
+    assert not any(visit.trace for visit in traffic.books.visits.values())
+
+
+@pytest.mark.parametrize(("slots", "seed"), [(8, 5), (12, 6), (24, 7), (48, 8), (100, 9)])
 def test_what_the_ring_of_visits_comes_round_to_is_kept_as_long_as_it_holds_blocks(
     slots: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast_holders, "VISITS_MORE", 4)
     books = Books(slots)
     assert books.rows == slots + 4
-    play_and_check(Traffic(books, seed))
+    traffic = Traffic(books, seed)
+    for _ in range(50):
+        traffic.play(20, at_a_time=4)
+        traffic.books.check()
+        if traffic.draw.random() < 0.3:
+            traffic.evict(slots)
+            assert not books.parent, "everything can leave"
 
 
 def play_and_check(traffic: Traffic) -> None:

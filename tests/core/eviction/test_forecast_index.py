@@ -48,6 +48,8 @@ def test_each_age_has_the_value_of_the_bin_that_it_is_in(slots: int) -> None:
         begin = max(edge for edge in index.edges if edge <= age)
         assert index.value(0, age) == index._index[0][index.edges.index(begin)]
         index.give_back(0, age, 1)
+    assert index.value_at_birth(0) == index.value(0, 0) != index.value(0, int(index.edges[1]) + 1)
+    assert index.value(0, 1000 * int(index.edges[-1])) == index.value(0, int(index.edges[-1]) + 1)
     last = int(index.edges[-1]) + 10
     ends = [*index.edges[1:], last]
     ages = [sum(begin <= age < end for age in range(last)) for begin, end in zip(index.edges, ends, strict=True)]

@@ -34,4 +34,4 @@ def test_first_turns_come_after_nothing_and_cannot_diverge() -> None:
 
 def test_shared_beginnings_are_used_up_to_3_times_up_to_15_or_more() -> None:
     few, some, many = (kinds.kind_of_shared(uses) for uses in (1, 4, 16))
-    assert [kinds.kind_of_shared(uses) for uses in range(256)] == [few] * 4 + [some] * 12 + [many] * 240
+    assert [kinds.kind_of_shared(uses) for uses in range(1, 256)] == [few] * 3 + [some] * 12 + [many] * 240

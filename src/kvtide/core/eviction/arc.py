@@ -50,7 +50,7 @@ class ARC(EvictionPolicy):
                 often[slot] = None
             elif slot in often:
                 often.move_to_end(slot)
-            elif slot in aside:
+            else:
                 aside[slot] = often
 
     def renew(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
@@ -73,7 +73,7 @@ class ARC(EvictionPolicy):
         """Take the oldest of the list that is beyond its share."""
         victims: list[int] = []
         while len(victims) < count and (self._once or self._often):
-            from_once = bool(self._once) and (len(self._once) > self._once_target or not self._often)
+            from_once = len(self._once) > self._once_target or not self._often
             home, gone = (self._once, self._once_gone) if from_once else (self._often, self._often_gone)
             slot, _ = home.popitem(last=False)
             if self.pins[slot]:
@@ -106,7 +106,7 @@ class ARC(EvictionPolicy):
     def _forget_old_regrets(self) -> None:
         """Remember as much as there are slots: as many blocks used once, cached or gone, and as many in all gone."""
         once_gone, often_gone = self._once_gone, self._often_gone
-        while once_gone and len(self._once) + len(once_gone) > self.slots:
+        while len(self._once) + len(once_gone) > self.slots:
             once_gone.popitem(last=False)
         while len(once_gone) + len(often_gone) > self.slots:
-            (often_gone or once_gone).popitem(last=False)
+            often_gone.popitem(last=False)

@@ -118,8 +118,7 @@ class Forecast(EvictionPolicy):
         while held and holders.visit_of[chain[held - 1]] == visit:
             held -= 1
         own = self._end_of_shared(chain, held)
-        if own < held and holders.visits.running[visit % holders.visits.size]:
-            holders.take(chain[own:held], visit, in_front=True)  # the device had this part
+        holders.take(chain[own:held], visit, in_front=True)  # the device had this part
         holders.finish(visit)
 
     def release(self, slots: Sequence[int]) -> None:
@@ -135,7 +134,6 @@ class Forecast(EvictionPolicy):
     def clear(self) -> None:
         """Forget all slots, and what was learned: other weights, other answers."""
         self._holders = Holders(self.slots, self._parent, self._children, self.pins)
-        self._worths = [NO_WORTH] * KINDS
         self._worths_until = 0
 
     def _end_of_shared(self, chain: Sequence[int], end: int) -> int:
@@ -250,5 +248,5 @@ class Forecast(EvictionPolicy):
     def _offer(self, slot: int) -> None:
         """Queue the visit whose last block became evictable."""
         visits, row = self._holders.visits, self._holders.row_of(slot)
-        if visits.tip[row] == slot and visits.queue[row] == self._holders.queues.nowhere:
+        if visits.queue[row] == self._holders.queues.nowhere:
             self._holders.queues.put(self._holders.visit_of[slot], RUNNING if visits.running[row] else visits.kind[row])

@@ -39,8 +39,8 @@ def kind_of_last_block(turn: int) -> int:
 
 
 def kind_of_shared(uses: int) -> int:
-    """Return the kind of a shared beginning: up to 3 uses, up to 15, and more."""
-    return FIRST_SHARED + min(max(uses.bit_length() - 1, 0) // 2, SHARED_LEVELS - 1)
+    """Return the kind of a shared beginning: 1 to 3 uses, up to 15, and more."""
+    return FIRST_SHARED + min((uses.bit_length() - 1) // 2, SHARED_LEVELS - 1)
 
 
 def is_shared(kind: int) -> bool:
