@@ -333,6 +333,17 @@ def test_a_failed_store_leaves_nothing_visible_and_is_tried_again() -> None:
     world.check()
 
 
+def test_what_failed_first_is_tried_again_first() -> None:
+    world = World()
+    blocks: list[int] = []
+    for name in "ab":
+        request = computed(world, text(name, 4), name)
+        blocks += request.blocks[0]
+        world.plan()
+    world.step(fails=lambda _: True)
+    assert [block for copy in world.plan().stores for block in copy.blocks] == blocks
+
+
 def test_a_store_that_failed_on_one_rank_of_two_is_not_visible() -> None:
     world = World(ranks=2)
     computed(world, A)
