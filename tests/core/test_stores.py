@@ -278,6 +278,20 @@ def test_what_was_begun_goes_on_before_others_of_its_length() -> None:
     assert started[1:] == [head_of_b, tail_of_b, tail_of_a]
 
 
+def test_whose_request_has_ended_first_is_stored_first() -> None:
+    world = World(pin_budget=1)
+    requests = [computed(world, text(name, 4), name) for name in "abc"]
+    blocks = [request.blocks[0][0] for request in requests]
+    for request in requests:
+        world.finish(request)
+    started: list[int] = []
+    for _ in range(3):
+        (copy,) = world.plan().stores
+        started += copy.blocks
+        world.run(copy)
+    assert started == blocks
+
+
 def test_what_waits_is_bounded_by_the_device_pool() -> None:
     world = World(pin_budget=1, device_blocks=4)
     for name in "abcd":  # each finds the device empty again
