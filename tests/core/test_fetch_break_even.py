@@ -32,6 +32,12 @@ def test_few_tokens_do_not_pay_for_the_lookup() -> None:
     assert even.pays(51)
 
 
+def test_one_slow_lookup_is_not_taken_for_the_rule() -> None:
+    even = learned(compute_s_per_token=2.0, fetch_s_per_token=1.0)
+    even.looked_up(100.0)
+    assert even.pays(51)
+
+
 def test_f19_steps_of_few_tokens_do_not_make_computing_look_dear() -> None:
     """Seen on a GPU: after each fetch the last 16 tokens of a prompt were computed, at 40 times the price of others."""
     even = learned(compute_s_per_token=25e-6, fetch_s_per_token=37e-6)

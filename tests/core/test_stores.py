@@ -278,6 +278,20 @@ def test_what_was_begun_goes_on_before_others_of_its_length() -> None:
     assert started[1:] == [head_of_b, tail_of_b, tail_of_a]
 
 
+def test_whose_request_has_ended_first_is_stored_first() -> None:
+    world = World(pin_budget=1)
+    requests = [computed(world, text(name, 4), name) for name in "abc"]
+    blocks = [request.blocks[0][0] for request in requests]
+    for request in requests:
+        world.finish(request)
+    started: list[int] = []
+    for _ in range(3):
+        (copy,) = world.plan().stores
+        started += copy.blocks
+        world.run(copy)
+    assert started == blocks
+
+
 def test_what_waits_is_bounded_by_the_device_pool() -> None:
     world = World(pin_budget=1, device_blocks=4)
     for name in "abcd":  # each finds the device empty again
@@ -331,6 +345,17 @@ def test_a_failed_store_leaves_nothing_visible_and_is_tried_again() -> None:
     world.step()
     assert world.cached_blocks(A) == list(range(8))
     world.check()
+
+
+def test_what_failed_first_is_tried_again_first() -> None:
+    world = World()
+    blocks: list[int] = []
+    for name in "ab":
+        request = computed(world, text(name, 4), name)
+        blocks += request.blocks[0]
+        world.plan()
+    world.step(fails=lambda _: True)
+    assert [block for copy in world.plan().stores for block in copy.blocks] == blocks
 
 
 def test_a_store_that_failed_on_one_rank_of_two_is_not_visible() -> None:

@@ -55,9 +55,8 @@ class EagerPlanner:
                 del self._ready[request.id]
 
     def preempted(self, request: Request) -> None:
-        """Store what is missing from wherever the device still has it, and start again from the beginning."""
+        """Store what is missing from wherever the device still has it."""
         self._flush(request, self._find)
-        request.considered = [0] * len(self._groups)
 
     def finished(self, request: Request) -> None:
         """Store what is missing, from the request's own blocks."""
@@ -136,7 +135,7 @@ class EagerPlanner:
         blocks = request.blocks[chain.group][first : first + len(chain)]
         if NULL_BLOCK not in blocks and self._host.known(chain.group).keys().isdisjoint(chain.keys):
             chain.blocks = list(blocks)  # the usual case: all new
-            return [chain] if chain.keys else []
+            return [chain]
         return self._stores.runs(chain, lambda _, index: blocks[index] or None)
 
     def _find(self, chain: Chain, index: int) -> int | None:
