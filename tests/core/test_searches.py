@@ -193,6 +193,33 @@ def test_nobody_waits_for_a_tier_that_is_late() -> None:
     world.drain()
 
 
+def test_f18_nobody_begins_to_wait_for_a_fetch_that_is_late_already() -> None:
+    world = with_tiers()
+    sunk(world)
+    _, (fetch,) = fetching(world, name="first")
+    world.report(Report(0, late=(fetch.id,)))
+    second = world.add("second", A)
+    assert ask(world, second).waits, "what else is below may be worth waiting for"
+    assert not world.plan().errands
+    assert not world.manager.waits("second")
+
+
+def test_f18_nor_after_its_own_lookup() -> None:
+    world = with_tiers()
+    sunk(world)
+    first = world.add("first", A)
+    second = world.add("second", A)
+    ask(world, first)
+    ask(world, second)
+    lookups = world.plan().errands
+    world.answer(lookups[0])
+    (fetch,) = world.plan().errands
+    world.report(Report(0, late=(fetch.id,)))
+    world.answer(lookups[1])
+    assert not world.plan().errands
+    assert not world.manager.waits("second")
+
+
 def test_only_what_is_not_there_is_blamed_on_a_tier_that_is_late() -> None:
     world = with_tiers(min_load_tokens=8)
     sunk(world)

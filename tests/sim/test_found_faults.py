@@ -71,6 +71,7 @@ FOUND_BY_NEW_ENGINES = [
 ]
 """Seed and what was wrong, in worlds as they are drawn now, but for the time and lost devices."""
 FOUND_BY_SILENCE = [
+    (56715, "a request began to wait for a fetch that was overdue already, and for nothing else"),
     (35, "a device was lost: what was computed after that waited without end, neither stored nor counted"),
     (
         200007,

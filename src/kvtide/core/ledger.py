@@ -103,6 +103,8 @@ class Fetch(Errand):
     """Tokens that were on their way up when it began, its own among them: they have come when it has."""
     relied_on: set[int] = field(default_factory=set)
     """Slots whose content somebody has computed meanwhile and not stored, because it was on its way up."""
+    late: bool = False
+    """Whoever waited for it goes on without, and nobody else begins to wait."""
 
     def as_errand(self) -> wire.Errand:
         """Return what workers are told."""

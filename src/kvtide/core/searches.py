@@ -99,7 +99,7 @@ class Searches:
         fetches: dict[int, Fetch] = {}
         for group, block in self._beyond(request, search):
             key = request.keys[group][block]
-            fetch = self._fetch_of.get(self._host.known(group).get(key, -1))
+            fetch = self._rising(group, key)
             if fetch is not None:
                 fetches[fetch.id] = fetch
             elif key not in self._host.known(group) and len(names) < LOOKUP_BLOCKS_MAX:
@@ -207,6 +207,7 @@ class Searches:
         fetch = self._ledger.get(fetch_id)
         if not isinstance(fetch, Fetch):
             return
+        fetch.late = True
         self._metrics.fetches_late += any(fetch.id in search.errands for search in fetch.waiting)
         for search in fetch.waiting:
             if not search.over:
@@ -245,7 +246,7 @@ class Searches:
                 return block < len(keys) and (
                     (group, keys[block]) in found
                     or self._cached(group, keys[block])
-                    or self._rising(group, keys[block])
+                    or self._rising(group, keys[block]) is not None
                 )
 
             return there
@@ -261,8 +262,8 @@ class Searches:
         for group, block in self._beyond(request, search):
             size, key = self._groups[group].block_tokens, request.keys[group][block]
             needed = self._groups[group].first_needed(boundary) <= block < boundary // size
-            if needed and self._rising(group, key):
-                fetch = self._fetch_of[self._host.known(group)[key]]
+            fetch = self._rising(group, key) if needed else None
+            if fetch is not None:
                 rising[fetch.id] = fetch
             elif needed and key not in self._host.known(group):
                 wanted.append((group, block))  # it was found, or it would not be needed
@@ -311,8 +312,10 @@ class Searches:
         slot = self._host.known(group).get(key)
         return slot is not None and self._host.cached[slot] == 1
 
-    def _rising(self, group: int, key: Key) -> bool:
-        return self._host.known(group).get(key, -1) in self._fetch_of
+    def _rising(self, group: int, key: Key) -> Fetch | None:
+        """Return the fetch that brings a block up, if it can be waited for."""
+        fetch = self._fetch_of.get(self._host.known(group).get(key, -1))
+        return None if fetch is None or fetch.late else fetch
 
     # ------------------------------------------------------------------ the end
 
