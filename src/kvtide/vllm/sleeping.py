@@ -46,7 +46,7 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
         wait_for_copies()
         return method(*args, **kwargs)
 
-    waits.waits_for_copies = True  # type: ignore[attr-defined]  # a mark, lest it is wrapped again
+    waits.waits_for_copies = True  # type: ignore[attr-defined]  # a mark: it is not wrapped twice
     return waits
 
 
