@@ -61,7 +61,7 @@ def torch_gpu_at(about: SimpleNamespace) -> TorchGpu:
     """Return a GPU of which torch says only this, where there is no torch."""
     gpu = TorchGpu.__new__(TorchGpu)
     gpu._device = None
-    gpu._torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _: about))  # type: ignore[assignment]
+    gpu._torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _: about))  # type: ignore[assignment]  # as much of torch as is asked
     return gpu
 
 
