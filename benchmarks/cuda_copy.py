@@ -25,9 +25,9 @@ import numpy as np
 from kvtide.copy import Direction, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, Route, lane, tensor_regions
 from kvtide.copy.cuda.driver import Driver
-from kvtide.copy.cuda.plan import fragment_ranges
+from kvtide.copy.cuda.ranges import fragment_ranges
 from kvtide.copy.cuda.torch_gpu import TorchGpu
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 WAYS = {"store": (STORE,), "load": (LOAD,), "both": (STORE, LOAD)}

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtide.tiers import open_tiers, parse_tiers
+from kvtide.tiers.disk.aligned import PAGE
 from kvtide.tiers.disk.files import IoMode, open_file, probe
 from kvtide.tiers.disk.folder import SegmentFolder
 from kvtide.tiers.disk.kind import DiskConfig, open_store
 from kvtide.tiers.disk.layout import segment_layout
-from kvtide.tiers.disk.memory import PAGE
 from kvtide.tiers.disk.place import move_in
 from kvtide.tiers.record import Header
 from tiers_common import NAMESPACE, Blocks, Restart, Row, Settings, Times, run_calls

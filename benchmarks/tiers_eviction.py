@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvtide.core.groups import Key
+from kvtide.tiers.disk.aligned import aligned
 from kvtide.tiers.disk.files import open_file, probe
-from kvtide.tiers.disk.memory import aligned
 from kvtide.traces import open_trace
 from kvtide.traces.consistency import consistent
 from kvtide.traces.policy_run import as_keys

@@ -38,7 +38,7 @@ from kvtide.core import (
 )
 from kvtide.core.config import BelowConfig
 from kvtide.core.groups import Present
-from kvtide.core.wire import Answer, Clear, Errand, Fetch, Name, Sink
+from kvtide.core.messages import Answer, Clear, Errand, Fetch, Name, Sink
 from kvtide.engine.block_pool import BlockPool
 
 ROUNDS_MAX = 1_000

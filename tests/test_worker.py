@@ -17,7 +17,7 @@ from kvtide.copy import (
     Traffic,
     regions_of,
 )
-from kvtide.core.wire import Copy, Plan, Report
+from kvtide.core.messages import Copy, Plan, Report
 from kvtide.worker import Worker
 
 PATIENCE_S = 30.0

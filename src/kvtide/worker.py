@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvtide.copy import CopyEngine, Direction, Fence, Traffic
 from kvtide.copy.base import describe
-from kvtide.core.wire import Copy, Plan, Report
+from kvtide.core.messages import Copy, Plan, Report
 
 if TYPE_CHECKING:  # tiers need packages that those who have none need not install
     from kvtide.tiers import Tier

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 
 from kvtide.copy import CopyEngine, Direction, Fence, Finished, Traffic
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 PATIENCE_S = 30.0

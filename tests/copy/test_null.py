@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvtide.copy import Direction, NullCopyEngine, Traffic
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 from tests.contracts.copy_contract import ReportingContract, Rig, Shape
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtide.copy import DeviceCache, Direction, HostArena, Region, regions_of
 from kvtide.copy.move import BlockMover
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 
 

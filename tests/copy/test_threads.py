@@ -13,7 +13,7 @@ import pytest
 
 from kvtide.copy import DeviceCache, Direction, Finished, HostArena, Region, ThreadedCopyEngine, regions_of
 from kvtide.copy.move import BlockMover
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 from tests.contracts.copy_contract import PATIENCE_S, MovingContract, Rig, Shape
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from kvtide.core.below.fetch_break_even import FetchBreakEven
 from kvtide.core.break_even import RETRY_EVERY, BreakEven, fade
-from kvtide.core.fetch_break_even import FetchBreakEven
-from kvtide.core.load_break_even import LoadBreakEven
+from kvtide.core.loading.load_break_even import LoadBreakEven
 
 
 def dear_fetches() -> FetchBreakEven:

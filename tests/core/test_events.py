@@ -6,7 +6,7 @@ import pytest
 
 from kvtide.core import Cleared, EventsLost, Metrics, Removed, Stored
 from kvtide.core import events as events_module
-from kvtide.core.events import Event, EventStream
+from kvtide.core.events import CacheEvent, EventStream
 from tests.support import World, keys_of, text
 
 
@@ -15,7 +15,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events_module, "EVENTS_MAX", 4)
 
 
-def stored(number: int) -> Event:
+def stored(number: int) -> CacheEvent:
     return Stored(0, (bytes([number]),), None)
 
 

@@ -6,15 +6,24 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvtide.core import Copy, Metrics, Report, wire
-from kvtide.core.ledger import Clear, Fetch, Ledger, Load, Lookup, Sink, Store, Transfer
-from kvtide.core.wire import Answer
+from kvtide.core import Copy, Metrics, Report, messages
+from kvtide.core.ledger import (
+    ClearEntry,
+    Entry,
+    FetchEntry,
+    Ledger,
+    LoadEntry,
+    LookupEntry,
+    SinkEntry,
+    StoreEntry,
+)
+from kvtide.core.messages import Answer
 
 
-def started(ranks: int, count: int = 1) -> tuple[Ledger, list[Transfer], Metrics]:
+def started(ranks: int, count: int = 1) -> tuple[Ledger, list[Entry], Metrics]:
     metrics = Metrics()
     ledger = Ledger(ranks, metrics)
-    transfers: list[Transfer] = [Store(ledger.next_id()) for _ in range(count)]
+    transfers: list[Entry] = [StoreEntry(ledger.next_id()) for _ in range(count)]
     for transfer in transfers:
         ledger.start(transfer)
     return ledger, transfers, metrics
@@ -93,13 +102,13 @@ def test_transfers_are_listed_oldest_first() -> None:
 
 
 def test_a_transfer_is_told_as_pairs() -> None:
-    load = Load(7, blocks=[3, 1], slots=[0, 5], request_id="r")
+    load = LoadEntry(7, blocks=[3, 1], slots=[0, 5], request_id="r")
     assert load.as_copy() == Copy(7, (3, 1), (0, 5), request_id="r")
 
 
 def test_a_store_says_whether_its_blocks_are_filled() -> None:
-    assert Store(7, blocks=[3], slots=[0]).as_copy() == Copy(7, (3,), (0,), filled=True)
-    assert Store(7, blocks=[3], slots=[0], filled=False).as_copy() == Copy(7, (3,), (0,), filled=False)
+    assert StoreEntry(7, blocks=[3], slots=[0]).as_copy() == Copy(7, (3,), (0,), filled=True)
+    assert StoreEntry(7, blocks=[3], slots=[0], filled=False).as_copy() == Copy(7, (3,), (0,), filled=False)
 
 
 NAMES = [(0, b"a"), (0, b"b"), (1, b"a")]
@@ -108,21 +117,26 @@ NAMES = [(0, b"a"), (0, b"b"), (1, b"a")]
 @pytest.mark.parametrize(
     ("errand", "told"),
     [
-        (Lookup(7, names=NAMES), wire.Lookup(7, tuple(NAMES))),
-        (Fetch(7, names=NAMES, slots=[4, 5, 6], waited_s=0.5), wire.Fetch(7, tuple(NAMES), (4, 5, 6), 0.5)),
-        (Sink(7, names=NAMES, slots=[4, 5, 6]), wire.Sink(7, tuple(NAMES), (4, 5, 6))),
-        (Sink(7, names=NAMES, slots=[4, 5, 6], leaving=True), wire.Sink(7, tuple(NAMES), (4, 5, 6), leaving=True)),
-        (Sink(7, names=NAMES, slots=[4, 5, 6], used=True), wire.Sink(7, tuple(NAMES), (4, 5, 6), used=True)),
-        (Clear(7, names=[(0, b"")]), wire.Clear(7)),
+        (LookupEntry(7, names=NAMES), messages.Lookup(7, tuple(NAMES))),
+        (FetchEntry(7, names=NAMES, slots=[4, 5, 6], waited_s=0.5), messages.Fetch(7, tuple(NAMES), (4, 5, 6), 0.5)),
+        (SinkEntry(7, names=NAMES, slots=[4, 5, 6]), messages.Sink(7, tuple(NAMES), (4, 5, 6))),
+        (
+            SinkEntry(7, names=NAMES, slots=[4, 5, 6], leaving=True),
+            messages.Sink(7, tuple(NAMES), (4, 5, 6), leaving=True),
+        ),
+        (SinkEntry(7, names=NAMES, slots=[4, 5, 6], used=True), messages.Sink(7, tuple(NAMES), (4, 5, 6), used=True)),
+        (ClearEntry(7, names=[(0, b"")]), messages.Clear(7)),
     ],
 )
-def test_an_errand_is_told_with_what_a_worker_needs(errand: Lookup | Fetch | Sink | Clear, told: wire.Errand) -> None:
+def test_an_errand_is_told_with_what_a_worker_needs(
+    errand: LookupEntry | FetchEntry | SinkEntry | ClearEntry, told: messages.Errand
+) -> None:
     assert errand.as_errand() == told
 
 
-def looking(ranks: int) -> tuple[Ledger, Lookup, Metrics]:
+def looking(ranks: int) -> tuple[Ledger, LookupEntry, Metrics]:
     ledger, _, metrics = started(ranks)
-    lookup = Lookup(ledger.next_id(), names=NAMES)
+    lookup = LookupEntry(ledger.next_id(), names=NAMES)
     ledger.start(lookup)
     return ledger, lookup, metrics
 
@@ -173,7 +187,7 @@ def test_in_whatever_order_ranks_report_each_transfer_ends_exactly_once(data: st
     ledger, transfers, metrics = started(ranks, count=4)
     words = [(rank, transfer.id) for rank in range(ranks) for transfer in transfers] * 2  # everything is said twice
     failing = data.draw(st.sets(st.sampled_from(words)))
-    settled: list[Transfer] = []
+    settled: list[Entry] = []
     first_word: dict[tuple[int, int], bool] = {}
     for rank, transfer_id in data.draw(st.permutations(words)):
         fails = (rank, transfer_id) in failing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtide.core import BelowConfig, Copy, Fetch, Lookup, Metrics, NotLoaded, Outcome, Report
-from kvtide.core.ledger import OVERDUE_S, Ledger, Load, Store
+from kvtide.core.ledger import OVERDUE_S, Ledger, LoadEntry, StoreEntry
 from kvtide.errors import ProtocolError
 from tests.support import FakeRequest, World, text
 
@@ -52,7 +52,7 @@ def is_busy(world: World) -> bool:
 def test_a_transfer_is_overdue_when_some_rank_has_been_silent_for_long() -> None:
     metrics = Metrics()
     ledger = Ledger(3, metrics)
-    first, second = Store(ledger.next_id()), Load(ledger.next_id())
+    first, second = StoreEntry(ledger.next_id()), LoadEntry(ledger.next_id())
     ledger.start(first)
     ledger.passed(1.0)
     ledger.start(second)
@@ -69,7 +69,7 @@ def test_a_transfer_is_overdue_when_some_rank_has_been_silent_for_long() -> None
 
 def test_why_a_rank_has_failed_is_told_although_another_is_silent() -> None:
     ledger = Ledger(2, Metrics())
-    load = Load(ledger.next_id())
+    load = LoadEntry(ledger.next_id())
     ledger.start(load)
     ledger.settle(Report(0, failed=((load.id, "no device"),)))
     for _ in range(STEPS):
@@ -80,7 +80,7 @@ def test_why_a_rank_has_failed_is_told_although_another_is_silent() -> None:
 def test_time_in_which_the_engine_did_not_step_does_not_count() -> None:
     """No rank can report while the engine is paused, or compiles for minutes."""
     ledger = Ledger(1, Metrics())
-    ledger.start(Store(ledger.next_id()))
+    ledger.start(StoreEntry(ledger.next_id()))
     assert ledger.passed(10 * OVERDUE_S) == []
 
 

@@ -9,7 +9,7 @@ from functools import cache
 
 from kvtide.copy import CopyEngine, DeviceCache, Direction, Fence, Finished, HostArena, ThreadedCopyEngine, Traffic
 from kvtide.copy.regions import as_bytes
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.engine import Completion, CopyEngineFactory, Engine, EngineConfig, ModelConfig
 from kvtide.engine.offloading import threaded_copy_engine
 

@@ -11,7 +11,7 @@ import pytest
 
 import kvtide.engine.engine
 from kvtide.copy import CopyEngine, DeviceCache, Direction, HostArena, ThreadedCopyEngine
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.engine import Completion, Engine
 from kvtide.errors import ConfigError, CopyError
 from tests.engine.support import (

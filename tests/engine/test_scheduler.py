@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtide.core.groups import NULL_BLOCK
-from kvtide.core.match import Match
-from kvtide.core.wire import Outcome
+from kvtide.core.loading.match import Match
+from kvtide.core.messages import Outcome
 from kvtide.engine import BlockPool, EngineStats
 from kvtide.engine.config import EngineConfig
 from kvtide.engine.keys import extend_keys

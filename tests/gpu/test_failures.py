@@ -11,7 +11,7 @@ import pytest
 from kvtide.copy import Direction
 from kvtide.copy.cuda import Route
 from kvtide.copy.cuda.torch_gpu import TorchGpu
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from tests.contracts.copy_contract import STORE, Shape
 from tests.gpu.rig import CudaRig
 
@@ -83,7 +83,7 @@ def test_a_lost_device_is_reported_once_and_nothing_hangs() -> None:
     program = """
         import logging, torch
         logging.basicConfig(level=logging.ERROR, format="LOG %(message)s")
-        from kvtide.core.wire import Copy
+        from kvtide.core.messages import Copy
         from tests.contracts.copy_contract import STORE, LOAD, Shape
         from tests.gpu.rig import CudaRig
         rig = CudaRig(Shape(blocks=64, slots=64, fragments=(65536,)))

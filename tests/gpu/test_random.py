@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvtide.copy.cuda import Route
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from tests.contracts.copy_contract import LOAD, STORE, Shape
 from tests.gpu.rig import CudaRig
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvtide.copy.cuda import Route
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from tests.contracts.copy_contract import LOAD, PATIENCE_S, STORE, Shape
 from tests.gpu.rig import CudaRig
 

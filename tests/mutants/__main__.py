@@ -35,7 +35,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--time", type=duration_s, metavar="20m", help="stop after so long (when all are tried)")
     parser.add_argument("--seed", type=int, help="in which order they are tried (a new one each time)")
-    parser.add_argument("--file", action="append", metavar="stores.py", help="only those of this file of the core")
+    parser.add_argument("--file", action="append", metavar="ledger.py", help="only those of this file of the core")
     parser.add_argument("--mutant", action="append", metavar="ID", help="only this one; shows what it changes")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help=f"the judges ({' '.join(TESTS)})")
     parser.add_argument("--quick", action="store_true", help="ask the quickest tests and a few seeds: shows suspects")

@@ -1,6 +1,6 @@
 """The list of changes that change nothing: survivors that nobody can notice, each with the reason why.
 
-stores.py Stores.lose: if blocks: → if True:
+storing/stores.py Stores.lose: if blocks: → if True:
     Adding no blocks to a counter changes nothing.
 """
 

@@ -85,12 +85,12 @@ def test_a_function_in_memory_is_changed_in_the_fork_only() -> None:
 
 
 def test_what_runs_on_import_is_changed_by_importing_it_again() -> None:
-    mutant = named("stores.py", "stores.py module: ATTEMPTS_MAX = 3 → ATTEMPTS_MAX = 4")
+    mutant = named("storing/stores.py", "storing/stores.py module: ATTEMPTS_MAX = 3 → ATTEMPTS_MAX = 4")
 
     def changed() -> str:
-        sys.modules.pop("kvtide.core.stores", None)
+        sys.modules.pop("kvtide.core.storing.stores", None)
         sys.meta_path.insert(0, MutatedImport(mutant))
-        return str(import_module("kvtide.core.stores").ATTEMPTS_MAX)
+        return str(import_module("kvtide.core.storing.stores").ATTEMPTS_MAX)
 
     assert in_a_fork(changed) == "4"
 
@@ -119,22 +119,24 @@ def test_what_is_on_the_list_and_not_in_the_source_is_named() -> None:
 
 
 def command(mutant: Mutant) -> subprocess.CompletedProcess[str]:
-    options = ["--quick", "--tests", "tests/core/test_wire.py", "--mutant", mutant.id]
+    options = ["--quick", "--tests", "tests/core/test_messages.py", "--mutant", mutant.id]
     return subprocess.run(  # noqa: S603  our own command
         [sys.executable, "-m", "tests.mutants", *options], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
 
 def test_the_command_is_content_when_a_mutant_is_caught() -> None:
-    (caught,) = (m for m in mutants_of(CORE / "wire.py") if (m.place.name, m.after) == ("Plan.__bool__", "return None"))
+    (caught,) = (
+        m for m in mutants_of(CORE / "messages.py") if (m.place.name, m.after) == ("Plan.__bool__", "return None")
+    )
     done = command(caught)
     assert "1 tried, 1 caught, 0 survived" in done.stdout
-    assert "caught by tests/core/test_wire.py::" in done.stdout
+    assert "caught by tests/core/test_messages.py::" in done.stdout
     assert done.returncode == 0, done.stdout
 
 
 def test_the_command_fails_and_says_where_when_a_mutant_survives() -> None:
-    survivor = mutants_of(CORE / "eviction/forecast.py")[-1]
+    survivor = mutants_of(CORE / "eviction/forecast/policy.py")[-1]
     done = command(survivor)
     assert f"src/kvtide/core/{survivor.file}:{survivor.line}  --mutant {survivor.id}" in done.stdout
     assert done.returncode == 1, done.stdout

@@ -21,15 +21,15 @@ UNDER_TEST = {"facade.py", "configuration.py"}
 ALLOWED = {
     "kvtide.core.config": {"Admit", "BelowConfig", "Mode"},  # words of the configuration,
     "kvtide.core.device": {"BlockContent", "DevicePool", "FreeBlock"},  # what the pool is asked,
-    "kvtide.core.events": {"Cleared", "Event", "Removed", "Stored"},  # the event stream,
+    "kvtide.core.events": {"CacheEvent", "Cleared", "Removed", "Stored"},  # the event stream,
     "kvtide.core.eviction": {"POLICIES"},  # names of policies,
-    "kvtide.core.eviction.admission": {"Admission"},
+    "kvtide.core.storing.second_use": {"Admission"},
     "kvtide.core.groups": {"NULL_BLOCK", "Key"},  # how a block that is not there is written,
     "kvtide.core.manager": {"OffloadManager"},  # the façade, of which gauges and counters are read,
-    "kvtide.core.match": {"Match"},  # what it offers,
+    "kvtide.core.loading.match": {"Match"},  # what it offers,
     "kvtide.core.metrics": {"Gauges", "Metrics"},
     "kvtide.core.reasons": {"NotLoaded", "NotStored", "NotSunk"},
-    "kvtide.core.wire": None,  # and the messages, all of them.
+    "kvtide.core.messages": None,  # and the messages, all of them.
 }
 """Types and words: nothing that decides, computes or remembers."""
 INVARIANTS = {f"I{number}" for number in range(1, 10)}

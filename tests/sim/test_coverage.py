@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from kvtide.core import POLICIES, OffloadManager
-from kvtide.core.wire import Plan
+from kvtide.core.messages import Plan
 from kvtide.sim.batch import run_seed
 from kvtide.sim.checkers import watch
 from kvtide.sim.checkers.overdue import OverdueChecker

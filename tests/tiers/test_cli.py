@@ -14,7 +14,7 @@ import pytest
 
 from kvtide import cli
 from kvtide.tiers import cli as tier_cli
-from kvtide.tiers.disk.memory import PAGE
+from kvtide.tiers.disk.aligned import PAGE
 from tests.tiers.disk.test_faults import flip, forbid, places, segments
 from tests.tiers.disk.test_store import items, served
 from tests.tiers.support import disk_store

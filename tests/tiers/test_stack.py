@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvtide.core.wire import Answer, Clear, Fetch, Lookup, Sink
+from kvtide.core.messages import Answer, Clear, Fetch, Lookup, Sink
 from kvtide.tiers.base import HIT, MISS, Item, Outcome, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.base import Answer as TierAnswer
 from kvtide.tiers.stack import Level, TierStack, tier_key

@@ -10,7 +10,7 @@ from typing import Any
 from kvtide.copy import CopyEngine, DeviceCache, Direction, Fence, Finished, HostArena, Region, Traffic
 from kvtide.copy.move import BlockMover
 from kvtide.core import Copy
-from kvtide.vllm import memory
+from kvtide.vllm import kv_tensors
 from kvtide.vllm.options import Copying
 
 
@@ -119,7 +119,7 @@ class LateEngine(ControlledEngine):
 
 
 class Control:
-    """Stands in for `memory.make_copy_engine` and keeps hold of the engines."""
+    """Stands in for `kv_tensors.make_copy_engine` and keeps hold of the engines."""
 
     def __init__(self, kind: type[ControlledEngine] = ControlledEngine) -> None:
         self._kind = kind
@@ -127,7 +127,7 @@ class Control:
         self.setup: dict[str, Any] = {}
 
     def make(
-        self, stripes: list[memory.Stripe], blocks: int, slots: int, copying: Copying
+        self, stripes: list[kv_tensors.Stripe], blocks: int, slots: int, copying: Copying
     ) -> tuple[CopyEngine, HostArena]:
         regions = [Region(s.memory.numpy(), s.block_stride, s.block_stride, s.offset) for s in stripes]
         cache = DeviceCache(regions, blocks=blocks)

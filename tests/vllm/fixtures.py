@@ -57,5 +57,5 @@ def gemma_says(gemma: Path) -> Says:
 def control(monkeypatch: pytest.MonkeyPatch) -> Control:
     """Copies that do as they are told."""
     control = Control()
-    monkeypatch.setattr("kvtide.vllm.memory.make_copy_engine", control.make)
+    monkeypatch.setattr("kvtide.vllm.kv_tensors.make_copy_engine", control.make)
     return control

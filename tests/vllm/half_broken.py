@@ -9,13 +9,13 @@ from typing import Any
 from kvtide.copy import CopyEngine, Direction, Fence
 from kvtide.core import Copy
 from kvtide.errors import CopyError
-from kvtide.vllm import memory
+from kvtide.vllm import kv_tensors
 from kvtide.vllm.connector import KVTideConnector as Whole
 
 FILE = "KVTIDE_TEST_LOADS_FAIL_WHILE"
 """The environment variable that names the file."""
 
-make_copy_engine = memory.make_copy_engine
+make_copy_engine = kv_tensors.make_copy_engine
 
 
 class KVTideConnector(Whole):
@@ -24,7 +24,7 @@ class KVTideConnector(Whole):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Let loads of that rank come after something that never comes."""
         if self._worker is not None and self._worker._rank == 1:
-            memory.make_copy_engine = _make_half_broken  # type: ignore[assignment]  # same arguments
+            kv_tensors.make_copy_engine = _make_half_broken  # type: ignore[assignment]  # same arguments
         super().register_kv_caches(kv_caches)
 
 

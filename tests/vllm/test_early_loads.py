@@ -24,7 +24,7 @@ OTHERS = [prompt(seed, 700) for seed in range(10, 14)]
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Control:
     control = Control(LateEngine)
-    monkeypatch.setattr("kvtide.vllm.memory.make_copy_engine", control.make)
+    monkeypatch.setattr("kvtide.vllm.kv_tensors.make_copy_engine", control.make)
     return control
 
 

@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 from kvtide.copy import CopyEngine, Direction, Fence, Finished, HostArena, Traffic
 from kvtide.core import Copy, Plan
 from kvtide.errors import CopyError
-from kvtide.vllm import memory
+from kvtide.vllm import kv_tensors
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
 from kvtide.vllm.wire import StepMetadata
@@ -79,9 +79,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[ToldEngine]:
         made.append(ToldEngine())
         return made[-1], HostArena(slots, 16)
 
-    monkeypatch.setattr(memory, "make_copy_engine", make)
-    monkeypatch.setattr(memory, "stripes_of", lambda *_: [SimpleNamespace()])
-    monkeypatch.setattr(memory, "fence", lambda _: None)
+    monkeypatch.setattr(kv_tensors, "make_copy_engine", make)
+    monkeypatch.setattr(kv_tensors, "stripes_of", lambda *_: [SimpleNamespace()])
+    monkeypatch.setattr(kv_tensors, "fence", lambda _: None)
     return made
 
 
@@ -251,8 +251,8 @@ STORE = Copy(8, (3,), (3,))
 
 
 def register(side: WorkerSide, monkeypatch: pytest.MonkeyPatch, address: int) -> None:
-    stripe = memory.Stripe(SimpleNamespace(data_ptr=lambda: address), 0, 1)
-    monkeypatch.setattr(memory, "stripes_of", lambda *_: [stripe])
+    stripe = kv_tensors.Stripe(SimpleNamespace(data_ptr=lambda: address), 0, 1)
+    monkeypatch.setattr(kv_tensors, "stripes_of", lambda *_: [stripe])
     side.register({"layer": object()})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvtide.core.ledger import Store
+from kvtide.core.ledger import StoreEntry
 from kvtide.vllm import connector
 from kvtide.vllm.groups import Layout, read_layout
 from kvtide.vllm.scheduler_side import SchedulerSide
@@ -151,8 +151,8 @@ def test_a_world_whose_stores_do_not_wait_for_compute_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The canary of F6: some blocks that are stored are filled by the very step that stores them."""
-    as_copy = Store.as_copy
-    monkeypatch.setattr(Store, "as_copy", lambda self: replace(as_copy(self), filled=True))
+    as_copy = StoreEntry.as_copy
+    monkeypatch.setattr(StoreEntry, "as_copy", lambda self: replace(as_copy(self), filled=True))
     assert is_caught(lambda seed: make(tmp_path, monkeypatch, seed, mode="eager", layout="sliding"))
 
 

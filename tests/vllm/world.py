@@ -55,7 +55,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvtide.core import NULL_BLOCK, ChunkedLocal, FullAttention, SlidingWindow
-from kvtide.vllm import memory, versions
+from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.connector import KVTideConnector
 from tests.vllm.engines import Control
 from tests.vllm.models import write_llama
@@ -155,7 +155,7 @@ class World:
         self.kv_cache_config = make_kv_cache_config(specs, blocks)
         self.control = control or Control()
         if monkeypatch is not None:
-            monkeypatch.setattr(memory, "make_copy_engine", self.control.make)
+            monkeypatch.setattr(kv_tensors, "make_copy_engine", self.control.make)
         block_size, hash_size = resolve_kv_cache_block_sizes(self.kv_cache_config, config)
         self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             vllm_config=config,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 
 Fence = Callable[[], object]
 """What a copy must come after.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvtide.copy.base import Direction, Fence, Finished, Traffic
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 
 _ORPHAN_CHECK_S = 1.0
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import Direction
 from kvtide.copy.regions import DeviceCache, Span
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError, CopyError
 
 _PIECE_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.options import parse_count
 
 

@@ -11,7 +11,7 @@ from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic, de
 from kvtide.copy.in_flight import InFlight, Job
 from kvtide.copy.move import BlockMover
 from kvtide.copy.regions import DeviceCache
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 from kvtide.options import parse_count
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
-from kvtide.core.line import Line
+from kvtide.core.linear_fit import LinearFit
 
 RETRY_EVERY = 64
 """Of so many that do not seem to pay one is tried, to see whether that is still so."""
@@ -29,7 +29,7 @@ class BreakEven(ABC):
     """Compares the seconds that tokens cost when they are computed and when they are brought back."""
 
     def __init__(self) -> None:
-        self._compute = Line()
+        self._compute = LinearFit()
         self._declined = 0
 
     def computed(self, tokens: int, seconds: float) -> None:

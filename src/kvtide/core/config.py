@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from kvtide.core.eviction import POLICIES
-from kvtide.core.eviction.admission import Admission
 from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
+from kvtide.core.storing.second_use import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
 

@@ -35,7 +35,7 @@ class EventsLost:
     """Nobody took the events in time: what a listener knows is out of date."""
 
 
-Event = Stored | Removed | Cleared | EventsLost
+CacheEvent = Stored | Removed | Cleared | EventsLost
 
 EVENTS_MAX = 65_536
 
@@ -46,9 +46,9 @@ class EventStream:
     def __init__(self, enabled: bool, metrics: Metrics) -> None:
         self.enabled = enabled
         self._metrics = metrics
-        self._events: list[Event] = []
+        self._events: list[CacheEvent] = []
 
-    def add(self, event: Event) -> None:
+    def add(self, event: CacheEvent) -> None:
         """Append an event, if anyone wants events at all."""
         if not self.enabled:
             return
@@ -57,7 +57,7 @@ class EventStream:
             self._events = [EventsLost()]
         self._events.append(event)
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[CacheEvent]:
         """Return the events since the last call, oldest first."""
         events, self._events = self._events, []
         return events

@@ -19,9 +19,9 @@ from kvtide.core.chain import Chain
 from kvtide.core.events import Cleared, EventStream, Removed, Stored
 from kvtide.core.eviction import NO_PARENT, POLICIES
 from kvtide.core.groups import Group, Key
+from kvtide.core.messages import Name
 from kvtide.core.metrics import Metrics
 from kvtide.core.orphans import Orphans
-from kvtide.core.wire import Name
 
 
 class HostPool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from kvtide.core import wire
+from kvtide.core import messages
 from kvtide.core.chain import Chain
+from kvtide.core.messages import Answer, Copy, Errand, Name, Report
 from kvtide.core.metrics import Metrics
 from kvtide.core.requests import Search
-from kvtide.core.wire import Answer, Copy, Name, Report
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class Entry:
     """Pairs of device block and host slot going one way, and what is left to be heard of them."""
 
     id: int
@@ -30,7 +31,7 @@ class Transfer:
 
 
 @dataclass(slots=True, eq=False)
-class Store(Transfer):
+class StoreEntry(Entry):
     """Device to host."""
 
     chains: list[Chain] = field(default_factory=list)
@@ -44,7 +45,7 @@ class Store(Transfer):
 
 
 @dataclass(slots=True, eq=False)
-class Load(Transfer):
+class LoadEntry(Entry):
     """Host to device, for one request."""
 
     request_id: str = ""
@@ -59,7 +60,7 @@ class Load(Transfer):
 
 
 @dataclass(slots=True, eq=False)
-class Errand(Transfer):
+class ErrandEntry(Entry, ABC):
     """Something below host memory, which each rank does with its part of the blocks."""
 
     names: list[Name] = field(default_factory=list)
@@ -79,20 +80,24 @@ class Errand(Transfer):
             self.missed.update(set(range(len(self.names))).difference(answer.hits))
         self.seconds = max(self.seconds, answer.seconds)
 
+    @abstractmethod
+    def as_errand(self) -> Errand:
+        """Return what workers are told."""
+
 
 @dataclass(slots=True, eq=False)
-class Lookup(Errand):
+class LookupEntry(ErrandEntry):
     """Asks what is there, for one request."""
 
     search: Search | None = None
 
-    def as_errand(self) -> wire.Errand:
+    def as_errand(self) -> Errand:
         """Return what workers are told."""
-        return wire.Lookup(self.id, tuple(self.names))
+        return messages.Lookup(self.id, tuple(self.names))
 
 
 @dataclass(slots=True, eq=False)
-class Fetch(Errand):
+class FetchEntry(ErrandEntry):
     """Brings blocks up to the host."""
 
     chains: list[Chain] = field(default_factory=list)
@@ -106,30 +111,30 @@ class Fetch(Errand):
     late: bool = False
     """Whoever waited for it goes on without, and nobody else begins to wait."""
 
-    def as_errand(self) -> wire.Errand:
+    def as_errand(self) -> Errand:
         """Return what workers are told."""
-        return wire.Fetch(self.id, tuple(self.names), tuple(self.slots), self.waited_s)
+        return messages.Fetch(self.id, tuple(self.names), tuple(self.slots), self.waited_s)
 
 
 @dataclass(slots=True, eq=False)
-class Sink(Errand):
+class SinkEntry(ErrandEntry):
     """Lets blocks sink."""
 
     leaving: bool = False
     used: bool = False
 
-    def as_errand(self) -> wire.Errand:
+    def as_errand(self) -> Errand:
         """Return what workers are told."""
-        return wire.Sink(self.id, tuple(self.names), tuple(self.slots), self.leaving, self.used)
+        return messages.Sink(self.id, tuple(self.names), tuple(self.slots), self.leaving, self.used)
 
 
 @dataclass(slots=True, eq=False)
-class Clear(Errand):
+class ClearEntry(ErrandEntry):
     """Empties the tiers. Its one name stands for all."""
 
-    def as_errand(self) -> wire.Errand:
+    def as_errand(self) -> Errand:
         """Return what workers are told."""
-        return wire.Clear(self.id)
+        return messages.Clear(self.id)
 
 
 OVERDUE_S = 60.0
@@ -148,9 +153,9 @@ class Ledger:
     def __init__(self, ranks: int, metrics: Metrics) -> None:
         self._ranks = ranks
         self._metrics = metrics
-        self._in_flight: dict[int, Transfer] = {}
+        self._in_flight: dict[int, Entry] = {}
         """Oldest first."""
-        self._overdue: dict[int, Transfer] = {}
+        self._overdue: dict[int, Entry] = {}
         self._now_s = 0.0
         self._last_id = 0
 
@@ -158,19 +163,19 @@ class Ledger:
         """Return how many transfers are waited for."""
         return len(self._in_flight)
 
-    def __iter__(self) -> Iterator[Transfer]:
+    def __iter__(self) -> Iterator[Entry]:
         """Iterate over the transfers that are waited for, oldest first."""
         return iter(self._in_flight.values())
 
     @property
-    def overdue(self) -> Collection[Transfer]:
+    def overdue(self) -> Collection[Entry]:
         """Transfers that nobody waits for any more, and that may still be copied."""
         return self._overdue.values()
 
-    def passed(self, seconds: float) -> list[Transfer]:
+    def passed(self, seconds: float) -> list[Entry]:
         """Let time pass; return the transfers that are overdue from now on."""
         self._now_s += min(seconds, STEP_S_MAX)
-        late: list[Transfer] = []
+        late: list[Entry] = []
         for transfer in self._in_flight.values():
             if self._now_s - transfer.since_s < OVERDUE_S:
                 break
@@ -187,13 +192,13 @@ class Ledger:
         self._last_id += 1
         return self._last_id
 
-    def start(self, transfer: Transfer) -> None:
+    def start(self, transfer: Entry) -> None:
         """Wait for every rank's word about `transfer` from now on."""
         transfer.ranks_left = (1 << self._ranks) - 1
         transfer.since_s = self._now_s
         self._in_flight[transfer.id] = transfer
 
-    def settle(self, report: Report) -> list[Transfer]:
+    def settle(self, report: Report) -> list[Entry]:
         """Take a report; return the transfers of which every rank has reported now.
 
         A failed transfer too waits for all ranks: until then the others may be reading or writing its blocks.
@@ -203,16 +208,16 @@ class Ledger:
         heard += [self._hear(report.rank, answer.id, None, answer) for answer in report.answers]
         return [transfer for transfer in heard if transfer is not None]
 
-    def get(self, transfer_id: int) -> Transfer | None:
+    def get(self, transfer_id: int) -> Entry | None:
         """Return a transfer that some rank has not reported."""
         return self._in_flight.get(transfer_id) or self._overdue.get(transfer_id)
 
-    def _hear(self, rank: int, transfer_id: int, failure: str | None, answer: Answer | None = None) -> Transfer | None:
+    def _hear(self, rank: int, transfer_id: int, failure: str | None, answer: Answer | None = None) -> Entry | None:
         """Tick off one rank; return the transfer when it was the last one."""
         transfer = self.get(transfer_id)
-        if isinstance(transfer, Errand) and failure is not None and transfer_id in self._overdue:
+        if isinstance(transfer, ErrandEntry) and failure is not None and transfer_id in self._overdue:
             answer = Answer(transfer_id)  # it was asked, and knows nothing of it: so it has found nothing
-        known = transfer is not None and isinstance(transfer, Errand) == (answer is not None)
+        known = transfer is not None and isinstance(transfer, ErrandEntry) == (answer is not None)
         if transfer is None or not known or not 0 <= rank < self._ranks:
             self._metrics.reports_unknown += 1
             return None
@@ -220,7 +225,7 @@ class Ledger:
             self._metrics.reports_repeated += 1
             return None
         transfer.ranks_left &= ~(1 << rank)
-        if answer is not None and isinstance(transfer, Errand):
+        if answer is not None and isinstance(transfer, ErrandEntry):
             transfer.hear(answer)
         if failure is not None and transfer.failure is None:
             transfer.failure = f"rank {rank}: {failure}"

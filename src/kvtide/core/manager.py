@@ -5,26 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from kvtide.core.below.searches import Searches
+from kvtide.core.below.sinks import Sinks
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
-from kvtide.core.events import Event as CacheEvent
-from kvtide.core.events import EventStream
+from kvtide.core.events import CacheEvent, EventStream
 from kvtide.core.groups import Key
 from kvtide.core.host_pool import HostPool
-from kvtide.core.ledger import Clear, Fetch, Ledger, Load, Lookup, Sink, Store, Transfer
-from kvtide.core.load_break_even import LoadBreakEven
-from kvtide.core.loads import Loads
-from kvtide.core.match import Match, Matcher
+from kvtide.core.ledger import (
+    ClearEntry,
+    Entry,
+    ErrandEntry,
+    FetchEntry,
+    Ledger,
+    LoadEntry,
+    LookupEntry,
+    SinkEntry,
+    StoreEntry,
+)
+from kvtide.core.loading.load_break_even import LoadBreakEven
+from kvtide.core.loading.loads import Loads
+from kvtide.core.loading.match import Match, Matcher
+from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.core.metrics import Gauges, Metrics
 from kvtide.core.reasons import NotLoaded
-from kvtide.core.requests import Event, Request, State
-from kvtide.core.searches import Searches
-from kvtide.core.sinks import Sinks
-from kvtide.core.store_eager import EagerPlanner
-from kvtide.core.store_lazy import LazyPlanner
-from kvtide.core.store_planner import StorePlanner
-from kvtide.core.stores import Stores
-from kvtide.core.wire import Outcome, Plan, Report
+from kvtide.core.requests import Request, RequestEvent, State
+from kvtide.core.storing.eager import EagerPlanner
+from kvtide.core.storing.lazy import LazyPlanner
+from kvtide.core.storing.planner import StorePlanner
+from kvtide.core.storing.stores import Stores
 from kvtide.errors import ProtocolError
 
 ClearState = Literal["done", "due", "begun", "failed"]
@@ -75,7 +84,7 @@ class OffloadManager:
         self._planner = self._make_planner(device)
         self._requests: dict[str, Request] = {}
         self._clear: ClearState = "done"
-        self._overdue: list[Load] = []
+        self._overdue: list[LoadEntry] = []
         """Loads that are overdue since the last report."""
         self._step = 0
 
@@ -117,13 +126,13 @@ class OffloadManager:
         counted when the request is admitted.
         """
         request = self._request(match.request_id)
-        request.handle(Event.RESERVE)
+        request.handle(RequestEvent.RESERVE)
         self._loads.reserve(request, match)
 
     def give_up(self, request_id: str) -> None:
         """Drop the reservation: the engine could not place the request now."""
         request = self._request(request_id)
-        request.handle(Event.GIVE_UP)
+        request.handle(RequestEvent.GIVE_UP)
         self._loads.release(request)
 
     def waits(self, request_id: str) -> bool:
@@ -151,14 +160,14 @@ class OffloadManager:
         """
         request = self._request(request_id)
         load = self._ledger.get(request.load_id) if request.load_id is not None else None
-        if not isinstance(load, Load):
+        if not isinstance(load, LoadEntry):
             raise ProtocolError(f"request {request_id!r} has no load under way")
         return self._loads.arrive(load, request)
 
     def advance(self, request_id: str, computed_tokens: int) -> None:
         """Tell that the KV of the first `computed_tokens` tokens has really been computed (no placeholders)."""
         request = self._request(request_id)
-        request.handle(Event.ADVANCE)
+        request.handle(RequestEvent.ADVANCE)
         before, request.computed_tokens = request.computed_tokens, computed_tokens
         self._planner.advanced(request, before)
 
@@ -171,7 +180,7 @@ class OffloadManager:
         were freed, as long as they were not given to anyone else yet.
         """
         request = self._request(request_id)
-        request.handle(Event.PREEMPT)
+        request.handle(RequestEvent.PREEMPT)
         self.metrics.preemptions += not (request.load_failed and request.computed_tokens == 0)
         self._planner.preempted(request)
         self._searches.drop(request)
@@ -210,16 +219,16 @@ class OffloadManager:
         ask = tuple(transfer.id for transfer in self._ledger.overdue)
         return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands, ask)
 
-    def _take_errands(self, idle: bool) -> list[Lookup | Fetch | Sink | Clear]:
+    def _take_errands(self, idle: bool) -> list[ErrandEntry]:
         """Return what is to be done below host memory; from now on answers are expected.
 
         Emptying the tiers again after it has failed can wait until the engine has something to do, lest a dead store
         keeps it from coming to rest.
         """
-        errands: list[Lookup | Fetch | Sink | Clear] = [*self._searches.take_planned(), *self._sinks.plan()]
+        errands: list[ErrandEntry] = [*self._searches.take_planned(), *self._sinks.plan()]
         if self._clear == "due" or (self._clear == "failed" and not idle):
             self._clear = "begun"
-            errands.append(Clear(self._ledger.next_id(), names=[(0, b"")]))
+            errands.append(ClearEntry(self._ledger.next_id(), names=[(0, b"")]))
         for errand in errands:
             self._ledger.start(errand)
         return errands
@@ -229,7 +238,7 @@ class OffloadManager:
 
         To be called every step, also without reports: some loads are settled without any worker's help.
         """
-        settled: list[Transfer] = list(self._loads.take_settled_at_once())
+        settled: list[Entry] = list(self._loads.take_settled_at_once())
         for report in reports:
             settled += self._ledger.settle(report)
             if report.slots_ready is not None and 0 <= report.rank < len(self._slots_ready):
@@ -241,9 +250,9 @@ class OffloadManager:
         failed: list[str] = []
         overdue = self._fail_overdue()
         for transfer in settled:
-            if isinstance(transfer, Store):
+            if isinstance(transfer, StoreEntry):
                 self._stores.settle(transfer)
-            elif isinstance(transfer, Load):
+            elif isinstance(transfer, LoadEntry):
                 succeeded = self._loads.settle(transfer, self._requests.get(transfer.request_id))
                 if succeeded is not None:
                     (loaded if succeeded else failed).append(transfer.request_id)
@@ -259,7 +268,7 @@ class OffloadManager:
         nothing else is loaded or stored (I8).
         """
         for transfer in self._ledger.passed(seconds):
-            if isinstance(transfer, Load):
+            if isinstance(transfer, LoadEntry):
                 self._overdue.append(transfer)
             self._searches.overdue(transfer)
 
@@ -278,16 +287,16 @@ class OffloadManager:
         """What some rank has not said for too long, so that nothing is loaded or stored; None if all is well."""
         return next((f"transfer {each.id}: {each.failure}" for each in self._ledger.overdue), None)
 
-    def _settle_errand(self, errand: Transfer) -> None:
-        if isinstance(errand, Lookup):
+    def _settle_errand(self, errand: Entry) -> None:
+        if isinstance(errand, LookupEntry):
             self._searches.looked_up(errand)
-        elif isinstance(errand, Fetch):
+        elif isinstance(errand, FetchEntry):
             self._searches.fetched(errand)
             for chain in self._searches.take_unkept():
                 self._stores.take_over(chain, lost=errand.abandoned)
-        elif isinstance(errand, Sink):
+        elif isinstance(errand, SinkEntry):
             self._sinks.settle(errand)
-        elif isinstance(errand, Clear) and not errand.abandoned:
+        elif isinstance(errand, ClearEntry) and not errand.abandoned:
             # What could not be emptied is not used, and emptied first thing when it is there again.
             self._clear = "done" if errand.hits else "failed"
             self._sinks.open = bool(errand.hits)
@@ -326,7 +335,7 @@ class OffloadManager:
             self._searches.drop(request)
             request.stale = request.state in (State.LOADING, State.RUNNING)
             if request.reservation is not None:
-                request.handle(Event.GIVE_UP)
+                request.handle(RequestEvent.GIVE_UP)
                 self._loads.release(request)
         self._host.clear()
         self._planner.reset()

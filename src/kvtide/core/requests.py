@@ -11,7 +11,7 @@ from kvtide.core.groups import Key
 from kvtide.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from kvtide.core.match import Match
+    from kvtide.core.loading.match import Match
 
 
 class State(Enum):
@@ -27,7 +27,7 @@ class State(Enum):
     """The engine computes its tokens."""
 
 
-class Event(Enum):
+class RequestEvent(Enum):
     """What the engine or a report says about a request."""
 
     RESERVE = auto()
@@ -39,27 +39,27 @@ class Event(Enum):
     PREEMPT = auto()
 
 
-TRANSITIONS: dict[State, dict[Event, State]] = {
+TRANSITIONS: dict[State, dict[RequestEvent, State]] = {
     State.WAITING: {
-        Event.RESERVE: State.RESERVED,
-        Event.GIVE_UP: State.WAITING,
-        Event.ADMIT: State.RUNNING,
-        Event.PREEMPT: State.WAITING,
+        RequestEvent.RESERVE: State.RESERVED,
+        RequestEvent.GIVE_UP: State.WAITING,
+        RequestEvent.ADMIT: State.RUNNING,
+        RequestEvent.PREEMPT: State.WAITING,
     },
     State.RESERVED: {
-        Event.RESERVE: State.RESERVED,
-        Event.GIVE_UP: State.WAITING,
-        Event.ADMIT: State.RUNNING,
-        Event.ADMIT_WITH_LOAD: State.LOADING,
-        Event.PREEMPT: State.WAITING,
+        RequestEvent.RESERVE: State.RESERVED,
+        RequestEvent.GIVE_UP: State.WAITING,
+        RequestEvent.ADMIT: State.RUNNING,
+        RequestEvent.ADMIT_WITH_LOAD: State.LOADING,
+        RequestEvent.PREEMPT: State.WAITING,
     },
     State.LOADING: {
-        Event.LOAD_ENDED: State.RUNNING,
-        Event.PREEMPT: State.WAITING,
+        RequestEvent.LOAD_ENDED: State.RUNNING,
+        RequestEvent.PREEMPT: State.WAITING,
     },
     State.RUNNING: {
-        Event.ADVANCE: State.RUNNING,
-        Event.PREEMPT: State.WAITING,
+        RequestEvent.ADVANCE: State.RUNNING,
+        RequestEvent.PREEMPT: State.WAITING,
     },
 }
 """What may follow what. Finishing is possible in every state and removes the request."""
@@ -112,7 +112,7 @@ class Request:
         self.asked = [0] * len(self.keys)
         self.admitted = [0] * len(self.keys)
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: RequestEvent) -> None:
         """Change state; an event that has no meaning now is a bug in the engine's integration."""
         following = TRANSITIONS[self.state].get(event)
         if following is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from kvtide.core.wire import Plan
+from kvtide.core.messages import Plan
 from kvtide.sim.attention import first_blocks
 from kvtide.sim.clock import TICK_S, TICKS_PER_STEP
 from kvtide.sim.facade import WatchedManager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvtide.core.wire import Report
+from kvtide.core.messages import Report
 from kvtide.sim.rank import Rank
 from kvtide.sim.run import Run
 

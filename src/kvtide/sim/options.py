@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from kvtide.core.eviction import POLICIES
-from kvtide.core.eviction.admission import Admission
+from kvtide.core.storing.second_use import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean
 from kvtide.sim.draw import Draw

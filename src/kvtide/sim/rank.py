@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from kvtide.core.wire import Copy, Report
+from kvtide.core.messages import Copy, Report
 from kvtide.sim.clock import TICKS_PER_STEP
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FaultCounts

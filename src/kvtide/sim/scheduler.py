@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 
-from kvtide.core.wire import Outcome
+from kvtide.core.messages import Outcome
 from kvtide.sim import attention
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.facade import WatchedManager

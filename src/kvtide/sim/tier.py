@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from kvtide.core.config import Admit, BelowConfig
-from kvtide.core.wire import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
+from kvtide.core.messages import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
 from kvtide.sim.clock import TICK_S, TICKS_PER_STEP, Clock
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FaultCounts

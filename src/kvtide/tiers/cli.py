@@ -1,4 +1,4 @@
-"""The command line of `kvtide tier`: look at a place, verify it, empty it. See `kvtide.tiers.operate`."""
+"""The command line of `kvtide tier`: look at a place, verify it, empty it. See `kvtide.tiers.admin`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvtide.errors import ConfigError
 from kvtide.options import redacted
+from kvtide.tiers.admin import Progress as Advance
+from kvtide.tiers.admin import Verified
 from kvtide.tiers.config import KINDS, kind_of
-from kvtide.tiers.operate import Progress as Advance
-from kvtide.tiers.operate import Verified
 
 DESCRIPTION = """\
 Look at a place where blocks are kept below host memory, verify it, or empty it. PLACE is the folder of a disk tier, or

@@ -13,7 +13,7 @@ Each type is a module of its own (`KINDS`), imported when it is used, which prov
     inspect(place, options) -> dict[str, object]
     verify(place, options, progress) -> Verified
     clear(place, options, progress) -> int
-                                      for `kvtide tier`: see `kvtide.tiers.operate`
+                                      for `kvtide tier`: see `kvtide.tiers.admin`
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from kvtide.tiers.base import LATENCY_BOUNDS_S, Item, TierStats, Verdict
-from kvtide.tiers.calls import Call
+from kvtide.tiers.call_queue import Call
 
 
 class Meter:

@@ -13,7 +13,7 @@ from kvtide.errors import ConfigError
 from kvtide.options import parse_count
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import Answer, Item, Outcome, Tier, TierKey, TierStats, Verdict
-from kvtide.tiers.calls import Call, CallName, Lanes, Part, parts_of
+from kvtide.tiers.call_queue import Call, CallName, Lanes, Part, parts_of
 from kvtide.tiers.meter import Meter
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtide.core.config import Admit, BelowConfig
-from kvtide.core.wire import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
+from kvtide.core.messages import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
 from kvtide.tiers.base import Item, Outcome, Tier, TierKey, Verdict
 from kvtide.tiers.config import TierConfig, Write, open_tiers
 from kvtide.tiers.namespace import Namespace

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvtide.core.eviction import NO_PARENT, POLICIES, EvictionPolicy
-from kvtide.core.eviction.admission import SecondUse
 from kvtide.core.groups import Key
+from kvtide.core.storing.second_use import SecondUse
 from kvtide.errors import ConfigError
 
 

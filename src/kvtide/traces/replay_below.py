@@ -9,7 +9,7 @@ from typing import Literal
 
 from kvtide.core import Answer, BelowConfig, Errand, Fetch, Lookup, Sink
 from kvtide.core.groups import Key
-from kvtide.core.wire import Name
+from kvtide.core.messages import Name
 from kvtide.errors import ConfigError
 from kvtide.traces.replay_request import GROUP
 

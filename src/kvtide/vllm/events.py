@@ -9,13 +9,13 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 from kvtide.core import Removed, Stored
-from kvtide.core.events import Event
+from kvtide.core.events import CacheEvent
 from kvtide.vllm.groups import Layout
 
 MEDIUM = "CPU"
 
 
-def as_vllm_events(events: list[Event], layout: Layout) -> Iterator[Any]:
+def as_vllm_events(events: list[CacheEvent], layout: Layout) -> Iterator[Any]:
     """Translate. Who lost events, or was reset, hears that nothing is there: a router then only guesses too low."""
     for event in events:
         if isinstance(event, Stored):

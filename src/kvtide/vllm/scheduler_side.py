@@ -10,7 +10,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from kvtide.core import NULL_BLOCK, FullAttention, OffloadConfig, OffloadManager, StateSpace
-from kvtide.core.events import Event
+from kvtide.core.events import CacheEvent
 from kvtide.vllm import versions
 from kvtide.vllm.device_pool import VLLMDevicePool
 from kvtide.vllm.groups import Layout
@@ -237,7 +237,7 @@ class SchedulerSide:
         """Return what happened since the last call, now and then."""
         return self._snapshot.take(self.manager, self._device.count_pinned, idle=self._idle)
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[CacheEvent]:
         """Return what was stored and removed since the last call."""
         return self.manager.take_events() if self.config.events else []
 

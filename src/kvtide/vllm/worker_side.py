@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvtide.copy import CopyEngine, Direction, HostArena
 from kvtide.core import Plan, Report
 from kvtide.errors import CopyError
-from kvtide.vllm import memory, versions
+from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
 from kvtide.vllm.stats import StepStats, TiersStats, TrafficStats
@@ -52,7 +52,7 @@ class WorkerSide:
         self._copying = copying
         self._announces_early = not versions.reads_before_bind(kv_cache_config)
         """Whether vLLM may hear of loads that are certain, for it reads no block before compute waits for them."""
-        self._stripes: list[memory.Stripe] = []
+        self._stripes: list[kv_tensors.Stripe] = []
         self._layout = ""
         self._engine: CopyEngine | None = None
         self._worker: Worker | None = None
@@ -82,15 +82,15 @@ class WorkerSide:
         """
         if not kv_caches:
             return
-        stripes = memory.stripes_of(kv_caches, self._kv_cache_config)
+        stripes = kv_tensors.stripes_of(kv_caches, self._kv_cache_config)
         if self._worker is not None and self._has_stored:
-            if memory.places_of(stripes) != memory.places_of(self._stripes):
+            if kv_tensors.places_of(stripes) != kv_tensors.places_of(self._stripes):
                 self._worker.stop("vLLM has registered another KV cache")
             return
         self._close()
         self._stripes = stripes
         if self._open_tiers is not None:
-            self._layout = memory.layout_of(kv_caches, stripes, self._kv_cache_config.num_blocks)
+            self._layout = kv_tensors.layout_of(kv_caches, stripes, self._kv_cache_config.num_blocks)
         if self._slots:
             self._open(self._slots)
 
@@ -141,7 +141,7 @@ class WorkerSide:
     def _open(self, slots: int) -> None:
         blocks = self._kv_cache_config.num_blocks
         self._slots = slots
-        self._engine, self._arena = memory.make_copy_engine(self._stripes, blocks, slots, self._copying)
+        self._engine, self._arena = kv_tensors.make_copy_engine(self._stripes, blocks, slots, self._copying)
         tiers = None if self._open_tiers is None else self._open_tiers(self._rank, self._arena.memory, self._layout)
         self._worker = Worker(self._rank, self._engine, tiers=tiers, wait_timeout_s=STORE_WAIT_S)
         size = self._arena.slots * self._arena.slot_bytes
@@ -151,7 +151,7 @@ class WorkerSide:
         """Begin copies behind all compute that was issued until now."""
         if plan and self._worker is not None:
             self._has_stored = self._has_stored or bool(plan.stores or plan.errands)
-            self._worker.start(plan, memory.fence(self._stripes))
+            self._worker.start(plan, kv_tensors.fence(self._stripes))
 
     def _let_compute_wait(self, engine: CopyEngine) -> None:
         """Let this step's forward pass, and every copy that comes after it, come after the loads that are announced."""

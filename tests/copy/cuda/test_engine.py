@@ -13,7 +13,7 @@ import pytest
 
 from kvtide.copy import Direction, Finished, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 from tests.contracts.copy_contract import LOAD, PATIENCE_S, STORE, MovingContract, Rig, Shape
 from tests.copy.cuda.fake_gpu import FakeEvent, FakeGpu

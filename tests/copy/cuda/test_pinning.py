@@ -6,7 +6,7 @@ import pytest
 
 from kvtide.copy import HostArena
 from kvtide.copy.cuda.pinning import Pinner
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from tests.contracts.copy_contract import PATIENCE_S, STORE, Shape
 from tests.copy.cuda.fake_gpu import FakeGpu
 from tests.copy.cuda.test_engine import FakeRig

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtide.copy.cuda.geometry import CudaCache, CudaRegion
-from kvtide.copy.cuda.plan import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
-from kvtide.core.wire import Copy
+from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
+from kvtide.core.messages import Copy
 from kvtide.errors import CopyError
 
 SLOT_LISTS = st.lists(st.integers(0, 60), min_size=1, max_size=40, unique=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from kvtide.core.eviction import NO_PARENT
-from tests.core.eviction.plain_forecast import Books
+from tests.core.eviction.forecast.plain import Books
 
 Request = list[bytes]
 """The names of its blocks."""

@@ -18,7 +18,7 @@ import pytest
 
 from kvtide.errors import ConfigError
 from kvtide.tiers import HIT, Item, Verdict
-from kvtide.tiers.disk.memory import PAGE
+from kvtide.tiers.disk.aligned import PAGE
 from kvtide.tiers.disk.store import DiskStore
 from kvtide.tiers.record import HEADER_BYTES
 from tests.contracts.tier_contract import block, key, room

@@ -15,10 +15,10 @@ import pytest
 from kvtide.errors import ConfigError
 from kvtide.tiers import HIT, MISS, Item, Namespace, Verdict
 from kvtide.tiers import mooncake as kind
+from kvtide.tiers.admin import no_progress
 from kvtide.tiers.config import parse_tiers
 from kvtide.tiers.mooncake import MooncakeConfig, MooncakeTier, backend, native
 from kvtide.tiers.mooncake.names import Names
-from kvtide.tiers.operate import no_progress
 from kvtide.tiers.record import HEADER_BYTES
 from tests.contracts.tier_contract import (
     BLOCK_BYTES,

@@ -17,7 +17,7 @@ from kvtide.copy.cuda.lane import Lane
 from kvtide.copy.cuda.measure import Rates, Route, measure
 from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.cuda.torch_gpu import TorchGpu
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 from kvtide.options import parse_count
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from kvtide.copy import in_flight
 from kvtide.copy.base import Direction, Fence, Finished, Traffic, describe
 from kvtide.copy.cuda.lane import Issued
-from kvtide.core.wire import Copy
+from kvtide.core.messages import Copy
 
 _LOG = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 50e-6

@@ -33,8 +33,8 @@ from kvtide.copy.base import Direction, Fence
 from kvtide.copy.cuda.geometry import CudaCache, Tiling, tiling
 from kvtide.copy.cuda.gpu import DeviceMemory, Event, Gpu, Stream
 from kvtide.copy.cuda.measure import Route
-from kvtide.copy.cuda.plan import Ids, Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
-from kvtide.core.wire import Copy
+from kvtide.copy.cuda.ranges import Ids, Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
+from kvtide.core.messages import Copy
 
 _AHEAD = 8
 """Also what is left at most of a transfer that was issued: 10 ms, with the usual buffers."""

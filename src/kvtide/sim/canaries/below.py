@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtide.core.ledger import Clear, Errand, Transfer
+from kvtide.core.ledger import ClearEntry, Entry, ErrandEntry
 from kvtide.core.manager import OffloadManager
-from kvtide.core.wire import Answer
+from kvtide.core.messages import Answer
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
 from kvtide.sim.tier import SimTier
 
@@ -28,8 +28,8 @@ def _tiers_keep_all() -> Patches:
 def _failed_clear_is_done() -> Patches:
     settle = OffloadManager._settle_errand
 
-    def believing(self: OffloadManager, errand: Transfer) -> None:
-        if isinstance(errand, Clear):
+    def believing(self: OffloadManager, errand: Entry) -> None:
+        if isinstance(errand, ClearEntry):
             errand.missed.clear()
         settle(self, errand)
 
@@ -37,10 +37,10 @@ def _failed_clear_is_done() -> Patches:
 
 
 def _one_rank_has_it() -> Patches:
-    def hear(self: Errand, answer: Answer) -> None:
+    def hear(self: ErrandEntry, answer: Answer) -> None:
         self.missed = set(range(len(self.names))).difference(answer.hits)
 
-    return [(Errand, "hear", hear)]
+    return [(ErrandEntry, "hear", hear)]
 
 
 BELOW = (

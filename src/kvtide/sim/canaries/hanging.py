@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvtide.core.ledger import Ledger, Load, Transfer
-from kvtide.core.loads import Loads
+from kvtide.core.ledger import Entry, Ledger, LoadEntry
+from kvtide.core.loading.loads import Loads
+from kvtide.core.loading.match import Match
 from kvtide.core.manager import OffloadManager
-from kvtide.core.match import Match
+from kvtide.core.messages import Answer
 from kvtide.core.requests import Request
-from kvtide.core.stores import Stores
-from kvtide.core.wire import Answer
+from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
 from kvtide.sim.rank import CopyCrash, Job, Rank
 
@@ -66,7 +66,7 @@ def _assert_known() -> Patches:
 
     def trusting(
         self: Ledger, rank: int, transfer_id: int, failure: str | None, answer: Answer | None = None
-    ) -> Transfer | None:
+    ) -> Entry | None:
         assert self.get(transfer_id) is not None, f"unknown transfer {transfer_id}"
         return hear(self, rank, transfer_id, failure, answer)
 
@@ -92,7 +92,7 @@ def _overdue_returns_pins() -> Patches:
     def hasty(self: OffloadManager, seconds: float) -> None:
         passed(self, seconds)
         for load in self._ledger.overdue:
-            if isinstance(load, Load):
+            if isinstance(load, LoadEntry):
                 self._loads._device.unpin(load.blocks)
                 self._loads._host.unpin(load.slots)
                 load.blocks, load.slots = [], []
@@ -101,7 +101,7 @@ def _overdue_returns_pins() -> Patches:
 
 
 def _never_overdue() -> Patches:
-    def patient(self: Ledger, seconds: float) -> list[Transfer]:
+    def patient(self: Ledger, seconds: float) -> list[Entry]:
         return []
 
     return [(Ledger, "passed", patient)]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kvtide.core.below.sinks import Sinks
 from kvtide.core.chain import Chain
 from kvtide.core.eviction import PrefixAware
 from kvtide.core.groups import Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.reasons import NotStored, NotSunk
 from kvtide.core.requests import Request
-from kvtide.core.sinks import Sinks
-from kvtide.core.store_eager import EagerPlanner
-from kvtide.core.store_lazy import LazyPlanner
-from kvtide.core.stores import Stores
+from kvtide.core.storing.eager import EagerPlanner
+from kvtide.core.storing.lazy import LazyPlanner
+from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
 
 

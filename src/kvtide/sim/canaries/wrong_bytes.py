@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from kvtide.core.below.sinks import Sinks
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.host_pool import HostPool
-from kvtide.core.ledger import Ledger, Load, Store, Transfer
-from kvtide.core.loads import Loads
+from kvtide.core.ledger import Entry, Ledger, LoadEntry, StoreEntry
+from kvtide.core.loading.loads import Loads
 from kvtide.core.manager import OffloadManager
+from kvtide.core.messages import Answer, Copy
 from kvtide.core.metrics import Metrics
 from kvtide.core.requests import Request, State
-from kvtide.core.sinks import Sinks
-from kvtide.core.stores import Stores
-from kvtide.core.wire import Answer, Copy
+from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
 from kvtide.sim.rank import Rank
 from kvtide.sim.work import StepWork
@@ -69,12 +69,12 @@ def _filled_ignored() -> Patches:
 
 
 def _found_counts_as_filled() -> Patches:
-    as_copy = Store.as_copy
+    as_copy = StoreEntry.as_copy
 
-    def claims_filled(self: Store) -> Copy:
+    def claims_filled(self: StoreEntry) -> Copy:
         return replace(as_copy(self), filled=True)
 
-    return [(Store, "as_copy", claims_filled)]
+    return [(StoreEntry, "as_copy", claims_filled)]
 
 
 def _early_load() -> Patches:
@@ -94,7 +94,7 @@ def _no_load_fence() -> Patches:
 def _failed_load_served() -> Patches:
     settle = Loads.settle
 
-    def believing(self: Loads, load: Load, request: Request | None) -> bool | None:
+    def believing(self: Loads, load: LoadEntry, request: Request | None) -> bool | None:
         load.failure = None
         return settle(self, load, request)
 
@@ -104,7 +104,7 @@ def _failed_load_served() -> Patches:
 def _failed_store_visible() -> Patches:
     settle = Stores.settle
 
-    def believing(self: Stores, store: Store) -> None:
+    def believing(self: Stores, store: StoreEntry) -> None:
         store.failure = None
         settle(self, store)
 
@@ -141,7 +141,7 @@ def _one_rank_is_enough() -> Patches:
 
     def hasty(
         self: Ledger, rank: int, transfer_id: int, failure: str | None, answer: Answer | None = None
-    ) -> Transfer | None:
+    ) -> Entry | None:
         transfer = self._in_flight.get(transfer_id)
         if transfer is not None and 0 <= rank < self._ranks:
             transfer.ranks_left = 1 << rank

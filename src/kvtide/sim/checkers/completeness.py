@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtide.core.groups import NULL_BLOCK, Key
+from kvtide.core.messages import Outcome, Plan
 from kvtide.core.reasons import NotStored
-from kvtide.core.wire import Outcome, Plan
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.flight import Flight
 from kvtide.sim.checkers.observed import Observed

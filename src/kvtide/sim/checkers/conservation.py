@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtide.core.messages import Plan
 from kvtide.core.metrics import Gauges
-from kvtide.core.wire import Plan
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.flight import Flight
 from kvtide.sim.checkers.observed import Observed

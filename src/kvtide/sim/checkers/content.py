@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtide.core.wire import Outcome
+from kvtide.core.messages import Outcome
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.flight import Flight
 from kvtide.sim.checkers.observed import Observed

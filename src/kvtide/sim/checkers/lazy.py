@@ -8,7 +8,7 @@ a rank that does not say what became of a copy, and a host that has evicted it a
 
 from __future__ import annotations
 
-from kvtide.core.wire import Outcome, Plan
+from kvtide.core.messages import Outcome, Plan
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.flight import Flight
 from kvtide.sim.checkers.observed import Observed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvtide.core.groups import NULL_BLOCK
+from kvtide.core.messages import Copy, Errand, Fetch, Lookup, Plan, Report, Sink
 from kvtide.core.metrics import Gauges
-from kvtide.core.wire import Copy, Errand, Fetch, Lookup, Plan, Report, Sink
 from kvtide.sim.attention import Layout
 from kvtide.sim.checkers.flight import Flight, Kind
 from kvtide.sim.request import SimRequest

@@ -5,9 +5,9 @@ What can be resumed from is found by the simulator's own rules among the keys th
 
 from __future__ import annotations
 
-from kvtide.core.match import Match
+from kvtide.core.loading.match import Match
+from kvtide.core.messages import Outcome
 from kvtide.core.reasons import NotLoaded
-from kvtide.core.wire import Outcome
 from kvtide.sim.attention import boundaries_of
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.observed import Observed

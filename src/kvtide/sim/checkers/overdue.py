@@ -6,9 +6,9 @@ in the books until every rank has spoken, so what I1, I2 and I5 say of transfers
 
 from __future__ import annotations
 
-from kvtide.core.match import Match
+from kvtide.core.loading.match import Match
+from kvtide.core.messages import Outcome, Plan
 from kvtide.core.reasons import NotLoaded
-from kvtide.core.wire import Outcome, Plan
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.request import SimRequest

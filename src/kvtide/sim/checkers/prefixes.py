@@ -5,7 +5,7 @@ The tail of a prefix is of no use without its head, so such an eviction loses mo
 
 from __future__ import annotations
 
-from kvtide.core.wire import Plan
+from kvtide.core.messages import Plan
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.request import SimRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtide.core.wire import Outcome
+from kvtide.core.messages import Outcome
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.violation import Violation

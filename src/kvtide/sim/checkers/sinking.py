@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvtide.core.wire import Clear, Outcome, Plan, Sink
+from kvtide.core.messages import Clear, Outcome, Plan, Sink
 from kvtide.sim.attention import first_blocks
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.flight import Flight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtide.core.wire import Plan
+from kvtide.core.messages import Plan
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.violation import Violation
 from kvtide.sim.world import World

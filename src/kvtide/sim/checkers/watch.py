@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvtide.core.events import Cleared, Event, Removed, Stored
+from kvtide.core.events import CacheEvent, Cleared, Removed, Stored
 from kvtide.core.manager import OffloadManager
-from kvtide.core.wire import Outcome, Plan, Report
+from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.completeness import CompletenessChecker
 from kvtide.sim.checkers.conservation import ConservationChecker
@@ -246,7 +246,7 @@ class Watch:
             for event in events:
                 self._follow(event)
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: CacheEvent) -> None:
         observed = self.observed
         if isinstance(event, Stored):
             contents = [observed.stamp_of(event.group, key) for key in event.keys]

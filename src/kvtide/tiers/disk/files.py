@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtide.tiers.disk.memory import PAGE, aligned
+from kvtide.tiers.disk.aligned import PAGE, aligned
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 BUFFERS_MAX = 512

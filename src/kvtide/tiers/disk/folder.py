@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kvtide.tiers.disk.aligned import pages
 from kvtide.tiers.disk.files import IoMode
 from kvtide.tiers.disk.layout import FILE_OVERHEAD_BYTES, OVERHEAD_BYTES, SegmentLayout
-from kvtide.tiers.disk.memory import pages
 from kvtide.tiers.disk.segment import Owner, Segment, read_owner
 from kvtide.tiers.record import BODY_BYTES_MAX
 

@@ -13,11 +13,11 @@ from kvtide.errors import ConfigError
 from kvtide.options import parse_choice, parse_size
 from kvtide.tiers.base import Tier
 from kvtide.tiers.config import TierConfig, common
+from kvtide.tiers.disk.admin import clear, inspect, verify
 from kvtide.tiers.disk.files import IoMode, probe
 from kvtide.tiers.disk.folder import SegmentFolder
 from kvtide.tiers.disk.layout import bytes_needed, segment_layout
 from kvtide.tiers.disk.manifests import note_namespace
-from kvtide.tiers.disk.operate import clear, inspect, verify
 from kvtide.tiers.disk.place import check_format, move_in, named_folder, usable, used_bytes
 from kvtide.tiers.disk.store import DiskStore
 from kvtide.tiers.namespace import Namespace

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtide.tiers.disk.memory import PAGE, pages
+from kvtide.tiers.disk.aligned import PAGE, pages
 from kvtide.tiers.record import HEADER_BYTES
 
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 16 << 20, 128 << 20

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kvtide.tiers.base import MISS, Item, Outcome, Verdict
+from kvtide.tiers.disk.aligned import PAGE, Bounce, is_aligned, pages
 from kvtide.tiers.disk.files import IoMode
 from kvtide.tiers.disk.index import Index, Spot
-from kvtide.tiers.disk.memory import PAGE, Bounce, is_aligned, pages
 from kvtide.tiers.record import Reading, Sealer, stored_key, unpack
 
 RUN_BYTES_MAX = 1 << 20

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvtide.tiers.mooncake.admin import clear, inspect, verify
 from kvtide.tiers.mooncake.kind import MooncakeTier, open  # noqa: A004 - what `kvtide.tiers.config` asks of a type
-from kvtide.tiers.mooncake.operate import clear, inspect, verify
 from kvtide.tiers.mooncake.options import OPTIONS, URL_SCHEMES, MooncakeConfig, parse
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
-from kvtide.tiers.mooncake.carry import Arrived, get_in_pieces, get_together, put_in_pieces, put_together
+from kvtide.tiers.mooncake.batching import Arrived, get_in_pieces, get_together, put_in_pieces, put_together
 from kvtide.tiers.mooncake.manifests import note_manifest
 from kvtide.tiers.mooncake.names import Names
 from kvtide.tiers.mooncake.native import EXISTS, NO_ROOM, NOT_FOUND, check, connect, disconnect

@@ -14,7 +14,7 @@ from kvtide.tiers.mooncake.options import MooncakeConfig
 from kvtide.tiers.mooncake.staging import PART_BYTES
 from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.queued import QueuedTier
-from kvtide.tiers.watched import WatchedBackend, WatchingBreaker
+from kvtide.tiers.watchdog import WatchedBackend, WatchingBreaker
 
 OVERDUE_DEADLINES = 10
 """A call whose master died comes back after seconds; by then the tier has long been switched off."""

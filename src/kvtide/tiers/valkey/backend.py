@@ -12,10 +12,10 @@ from valkey.exceptions import ResponseError
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
 from kvtide.tiers.breaker import Breaker
-from kvtide.tiers.hurry import in_no_hurry
+from kvtide.tiers.log_once import LogOnce
 from kvtide.tiers.namespace import Namespace
-from kvtide.tiers.outage import Outage
 from kvtide.tiers.record import HEADER_BYTES, Reading, Sealer
+from kvtide.tiers.thread_priority import in_no_hurry
 from kvtide.tiers.valkey.generation import Generation
 from kvtide.tiers.valkey.link import Link, code_of
 from kvtide.tiers.valkey.links import Links
@@ -65,7 +65,7 @@ class ValkeyBackend(Backend):
         self._generation = Generation(self._names)
         # A full server, or a replica, still reads: this switches writing off alone.
         self._writing = Breaker(time.monotonic, failures_max=1)
-        self._refusals = Outage(_log, f"{self._where} refuses to write", meanwhile="it is still read")
+        self._refusals = LogOnce(_log, f"{self._where} refuses to write", meanwhile="it is still read")
 
     def join(self) -> None:
         """Learn which generation counts, and say in the log if the server has other namespaces of this model."""

@@ -15,7 +15,7 @@ from kvtide.tiers.queued import QueuedTier
 from kvtide.tiers.record import HEADER_BYTES
 from kvtide.tiers.valkey.backend import ValkeyBackend
 from kvtide.tiers.valkey.options import ValkeyConfig
-from kvtide.tiers.watched import WatchedBackend, WatchingBreaker
+from kvtide.tiers.watchdog import WatchedBackend, WatchingBreaker
 
 FAILURES_MAX = 2
 OVERDUE_DEADLINES = 20

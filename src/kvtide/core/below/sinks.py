@@ -1,0 +1,179 @@
+"""Sinks: which blocks of the host go down to the tiers below, and when.
+
+Written *through*, a block sinks once it is on the host, or once it has been of use; it stays on the host meanwhile.
+Written *on evict*, it sinks when its time on the host is over: a few slots are kept free, and what is evicted to that
+end has left the index already but keeps its slot until its bytes are below. Nobody ever waits for a block to sink:
+when slots are needed at once they are taken, and what had no time to sink is counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from kvtide.core.chain import Chain
+from kvtide.core.config import Admit, BelowConfig
+from kvtide.core.host_pool import HostPool
+from kvtide.core.ledger import Ledger, SinkEntry
+from kvtide.core.metrics import Metrics
+from kvtide.core.reasons import NotSunk
+
+SINK_BLOCKS_MAX = 64
+"""Blocks of one errand."""
+AHEAD_BLOCKS_MAX = 512
+"""Most slots that are kept free so that what is evicted has time to sink."""
+
+DONE_THROUGH, DONE_LEAVING, USED = 1, 2, 4
+"""Marks of a slot: below, or counted as lost, as far as tiers written through go; the same for tiers written on evict;
+loaded since.
+"""
+
+
+class Sinks:
+    """Queues blocks, keeps them where they are until every rank has answered, and counts what is lost."""
+
+    def __init__(self, config: BelowConfig | None, host: HostPool, ledger: Ledger, metrics: Metrics) -> None:
+        self._config = config or BelowConfig()
+        self._host = host
+        self._ledger = ledger
+        self._metrics = metrics
+        self._queue: deque[tuple[int, bytes, int, bool]] = deque()
+        """Group, key, slot, and whether it was of use. At most as many as there are slots: what waits is not pinned,
+        so the rest of a longer queue would be evicted before its turn comes.
+        """
+        self._in_flight_blocks = 0
+        self._leaving_blocks = 0
+        self.open = True
+        """False while the tiers are being emptied."""
+        if config is not None:
+            host.evicting = self._evicted
+
+    @property
+    def waiting_blocks(self) -> int:
+        """Blocks that wait for their turn."""
+        return len(self._queue)
+
+    def stored(self, chain: Chain) -> None:
+        """A chain is on the host now."""
+        if "all" in self._config.through:
+            self._enqueue(chain.group, chain.keys, chain.slots, used=False)
+
+    def used(self, slots: Sequence[int]) -> None:
+        """Slots were loaded from."""
+        config, marks = self._config, self._host.marks
+        if not config.second_touch:
+            return
+        for slot in slots:
+            first_time = not marks[slot] & USED
+            marks[slot] |= USED
+            if first_time and "second-touch" in config.through:
+                group, key = self._host.name(slot)
+                self._enqueue(group, (key,), (slot,), used=True)
+
+    def came_up(self, slots: Sequence[int]) -> None:
+        """Slots hold what was fetched from below: it is there."""
+        self._mark(slots, DONE_THROUGH | DONE_LEAVING)
+
+    def plan(self) -> list[SinkEntry]:
+        """Return what begins to sink now."""
+        if not self.open:
+            return []
+        sinks = self._from_queue()
+        if self._config.on_evict:
+            sinks += self._ahead()
+        return sinks
+
+    def settle(self, sink: SinkEntry) -> None:
+        """Every rank has answered."""
+        self._in_flight_blocks -= len(sink.slots)
+        if sink.abandoned:
+            self._lose(NotSunk.RESET, len(sink.slots))
+        else:
+            self._metrics.sunk_blocks += len(sink.hits)
+            self._lose(NotSunk.FAILED, len(sink.slots) - len(sink.hits))
+        if sink.leaving:
+            self._leaving_blocks -= len(sink.slots)
+            self._host.free(sink.slots)
+            return
+        self._mark(sink.slots, DONE_THROUGH)
+        self._host.unpin(sink.slots)
+
+    def reset(self) -> None:
+        """Forget what waits. What was evicted before its turn has been counted."""
+        self._lose(NotSunk.RESET, sum(self._host.holds(slot, (group, key)) for group, key, slot, _ in self._queue))
+        self._queue.clear()
+
+    def _evicted(self, slots: Sequence[int]) -> None:
+        """Slots were needed at once. What the tiers wanted of them and do not have is lost."""
+        self._lose_unsunk(slots, self._config.through, DONE_THROUGH)
+        self._lose_unsunk(slots, self._config.on_evict, DONE_LEAVING)
+
+    def _lose_unsunk(self, slots: Sequence[int], write: frozenset[Admit], done: int) -> None:
+        if write:
+            wanted = 0 if "all" in write else USED
+            marks = (self._host.marks[slot] for slot in slots)
+            self._lose(NotSunk.EVICTED, sum(mark & (done | wanted) == wanted for mark in marks))
+
+    def _enqueue(self, group: int, keys: Sequence[bytes], slots: Sequence[int], *, used: bool) -> None:
+        room = self._host.slots - len(self._queue) if self.open else 0
+        self._lose(NotSunk.QUEUE_FULL if self.open else NotSunk.RESET, len(slots) - room)
+        self._mark(slots[room:], DONE_THROUGH)
+        for key, slot in zip(keys[:room], slots[:room], strict=True):
+            self._queue.append((group, key, slot, used))
+
+    def _from_queue(self) -> list[SinkEntry]:
+        """Take from the queue what is still there and may be pinned now: at most an eighth of the host."""
+        sinks: list[SinkEntry] = []
+        host = self._host
+        room = max(1, host.slots // 8) - self._in_flight_blocks
+        while self._queue and room > 0:
+            group, key, slot, used = self._queue.popleft()
+            if not host.holds(slot, (group, key)):
+                continue  # evicted before its turn came, which is counted where that happens
+            sink = sinks[-1] if sinks else None
+            if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
+                sink = self._begin(leaving=False, used=used)
+                sinks.append(sink)
+            self._add(sink, slot)
+            host.pin((slot,))
+            room -= 1
+        return sinks
+
+    def _ahead(self) -> list[SinkEntry]:
+        """Keep some slots free, by letting what is evicted next sink first."""
+        host = self._host
+        target = min(AHEAD_BLOCKS_MAX, max(1, host.slots // 16))
+        count = target - host.num_free - self._leaving_blocks
+        victims = host.detach(count) if count > 0 and host.slots > 1 else []
+        self._lose_unsunk(victims, self._config.through, DONE_THROUGH)  # to tiers that are not written on evict
+        sinks: list[SinkEntry] = []
+        clean = []
+        for slot in reversed(victims):  # heads first: a tail is of no use without
+            used = bool(host.marks[slot] & USED)
+            if host.marks[slot] & DONE_LEAVING or ("all" not in self._config.on_evict and not used):
+                clean.append(slot)
+                continue
+            sink = sinks[-1] if sinks else None
+            if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
+                sink = self._begin(leaving=True, used=used)
+                sinks.append(sink)
+            self._add(sink, slot)
+            self._leaving_blocks += 1
+        host.free(clean[::-1])
+        return sinks
+
+    def _begin(self, *, leaving: bool, used: bool) -> SinkEntry:
+        return SinkEntry(self._ledger.next_id(), leaving=leaving, used=used)
+
+    def _add(self, sink: SinkEntry, slot: int) -> None:
+        sink.slots.append(slot)
+        sink.names.append(self._host.name(slot))
+        self._in_flight_blocks += 1
+
+    def _mark(self, slots: Sequence[int], mark: int) -> None:
+        for slot in slots:
+            self._host.marks[slot] |= mark
+
+    def _lose(self, why: NotSunk, blocks: int) -> None:
+        if blocks > 0:
+            self._metrics.not_sunk[why] += blocks

@@ -1,0 +1,3 @@
+"""From the host to the device: what a request can resume from, and the loads that bring it."""
+
+from __future__ import annotations

@@ -1,0 +1,171 @@
+"""Lazy mode: blocks are stored when the device is about to evict them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtide.core.chain import Chain
+from kvtide.core.config import Geometry
+from kvtide.core.device import BlockContent, DevicePool, FreeBlock
+from kvtide.core.groups import Group, Key
+from kvtide.core.host_pool import HostPool
+from kvtide.core.reasons import NotStored
+from kvtide.core.requests import Request
+from kvtide.core.storing.stores import Stores
+
+LOOKAHEAD_STEPS = 2
+"""Clean blocks are kept for this many steps: one that allocates while the stores of the other are in flight."""
+
+
+def clean_target(
+    groups: Sequence[Group], step_tokens: int, device_blocks: int, slots: int, loading_blocks: int = 0
+) -> int:
+    """Return how many blocks at the front of the free queue are to be clean: what the next steps can allocate.
+
+    That is room for the tokens that they compute, and for loads, which a step's tokens do not bound:
+    `loading_blocks` is the most there ever was in one step. No more than the host can hold, lest they evict each
+    other.
+    """
+    computing_blocks = sum(-(-step_tokens // group.block_tokens) for group in groups)
+    return min(device_blocks, slots, LOOKAHEAD_STEPS * (computing_blocks + loading_blocks))
+
+
+class LazyPlanner:
+    """Walks the device's free queue, next victim first, and stores what is cached there and not on the host.
+
+    The cursor stands for the last block up to which all are clean. When that block has left the queue the walk
+    starts again at the front: no block is skipped, and none is stored twice because dedup is by key.
+
+    A key whose store came to nothing, or that the host has evicted again, is not tried again until the engine has
+    computed something: so an idle engine comes to rest whatever the size of the host and whatever fails.
+    """
+
+    def __init__(self, geometry: Geometry, device: DevicePool, host: HostPool, stores: Stores) -> None:
+        self._device = device
+        self._host = host
+        self._stores = stores
+        self._geometry = geometry
+        self._loading_blocks_max = 0
+        self._target = self._clean_target(0)
+        self._cursor: int | None = None
+        self._tried: set[tuple[int, Key]] = set()
+        self._kept_out: set[tuple[int, Key]] = set()
+        """Not admitted, and counted. Not all engines say when a block is evicted, so it is when it is about to be."""
+        self._stopped_by_budget = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the pin budget ended the last walk too early, and will have room again when stores end."""
+        return self._stopped_by_budget
+
+    def advanced(self, request: Request, before_tokens: int) -> None:
+        """Let everything be tried again. Blocks of a running request itself are not about to be evicted."""
+        if any(key not in self._host.known(group) for group, key in self._tried):
+            self._cursor = None  # it has passed them
+        self._tried.clear()
+        if self._stores.selective:
+            for index, group in enumerate(self._geometry.groups):
+                full = min(request.computed_tokens // group.block_tokens, len(request.keys[index]))
+                self._stores.admit(request, index, full)
+
+    def preempted(self, request: Request) -> None:
+        """Do nothing: its blocks go to the free queue."""
+
+    def finished(self, request: Request) -> None:
+        """Do nothing: its blocks go to the free queue."""
+
+    def reset(self) -> None:
+        """Start again from the front."""
+        self._cursor = None
+        self._tried.clear()
+
+    def evicted(self, group: int, key: Key) -> None:
+        """Count a block that was taken before it was stored, or that was not to be stored."""
+        if key not in self._host.known(group) and not self._stores.defers(group, key):
+            if self._stores.admits(group, key):
+                self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
+            else:
+                self._keep_out(group, key)
+        self._kept_out.discard((group, key))
+
+    def plan(self, loading_blocks: int) -> None:
+        """Walk until enough blocks are clean or the pin budget is used up, and store the dirty ones."""
+        self._stopped_by_budget = False
+        if loading_blocks > self._loading_blocks_max:
+            self._loading_blocks_max = loading_blocks
+            self._target = self._clean_target(loading_blocks)
+        ahead = self._device.free_ahead(self._cursor) if self._cursor is not None else 0
+        if ahead >= self._target:
+            return
+        for chain in self._chains(self._walk(ahead)):
+            begun = self._stores.begin(chain)
+            self._tried.update((chain.group, key) for key in chain.keys[:begun])
+            if begun < len(chain):
+                self._cursor = None  # the host was full: look at these blocks again
+        if not self._stores.pinned_blocks:
+            self._stopped_by_budget = False  # no store is under way that would make room by ending
+
+    def _clean_target(self, loading_blocks: int) -> int:
+        facts = self._geometry
+        return clean_target(facts.groups, facts.step_tokens, facts.device_blocks, self._host.slots_max, loading_blocks)
+
+    def _walk(self, ahead: int) -> list[FreeBlock]:
+        """Move the cursor over clean blocks; return the dirty ones passed, as many as may be pinned."""
+        if not ahead:
+            self._cursor = None  # its block has left the queue
+        dirty: dict[tuple[int, Key], FreeBlock] = {}
+        arriving = False
+        for free in self._device.walk_free(self._cursor) or ():
+            content = free.content
+            if content is None or not self._is_dirty(content):
+                ahead += 1
+                # What is on its way to the host may not get there: the cursor stays before it, to look again.
+                arriving = arriving or (content is not None and self._is_arriving(content))
+                if not arriving:
+                    self._cursor = free.cursor
+            elif len(dirty) < self._stores.room:
+                dirty[content.group, content.key] = free
+            else:
+                self._stopped_by_budget = True
+                break
+            if ahead >= self._target:
+                break
+        return list(dirty.values())
+
+    def _is_dirty(self, content: BlockContent) -> bool:
+        """Whether content would be lost if the engine took its block now, and something can be done about it."""
+        group, key = content.group, content.key
+        if key in self._host.known(group) or (group, key) in self._tried:
+            return False
+        if self._stores.admits(group, key):
+            return True
+        self._keep_out(group, key)
+        return False
+
+    def _is_arriving(self, content: BlockContent) -> bool:
+        """Whether content is being written to the host, from the device or from below."""
+        slot = self._host.known(content.group).get(content.key)
+        return slot is not None and not self._host.cached[slot]
+
+    def _keep_out(self, group: int, key: Key) -> None:
+        """Count a block that is not admitted, once as long as the device has it."""
+        if (group, key) not in self._kept_out:
+            if len(self._kept_out) >= self._geometry.device_blocks:
+                self._kept_out.clear()
+            self._kept_out.add((group, key))
+            self._stores.lose(NotStored.NOT_ADMITTED, 1)
+
+    def _chains(self, dirty: list[FreeBlock]) -> list[Chain]:
+        """Join blocks that continue each other. Prefixes are freed tail first, so look from the back."""
+        chains: list[Chain] = []
+        last_of_group: dict[int, Chain] = {}
+        for block, content, _ in reversed(dirty):
+            assert content is not None
+            last = last_of_group.get(content.group)
+            if last is None or last.keys[-1] != content.parent:
+                last = Chain(content.group, [], content.parent, content.end_tokens)
+                last_of_group[content.group] = last
+                chains.append(last)
+            last.keys.append(content.key)
+            last.blocks.append(block)
+        return chains

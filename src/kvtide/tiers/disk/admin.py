@@ -1,0 +1,192 @@
+"""What operators do with a disk store: see `kvtide.tiers.admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from kvtide.errors import ConfigError
+from kvtide.options import redacted
+from kvtide.tiers.admin import Progress, Verified
+from kvtide.tiers.disk.aligned import PAGE
+from kvtide.tiers.disk.files import read_all
+from kvtide.tiers.disk.folder import Found, find_segments
+from kvtide.tiers.disk.lock import FolderLock, Held, holder
+from kvtide.tiers.disk.manifests import read_manifests
+from kvtide.tiers.disk.place import (
+    FORMAT_NAME,
+    RankFolder,
+    check_format,
+    empty,
+    in_use,
+    named_folder,
+    rank_folders,
+    stored_format,
+    usable,
+)
+from kvtide.tiers.record import HEADER_BYTES, Header, checksum_of, unpack
+
+_NAMED_MAX = 100
+
+
+def inspect(place: str, _options: Mapping[str, object]) -> dict[str, object]:
+    """Say what is in a store, from the headers of its records. A server may be using it."""
+    root = _root(place)
+    check_format("PLACE", root)
+    with usable("PLACE", place):
+        ranks = [_inspect_rank(folder) for folder in rank_folders(root)]
+    namespaces = [namespace for rank in ranks for namespace in rank.pop("namespaces")]  # type: ignore[attr-defined]
+    return {
+        "type": "disk",
+        "place": str(root),
+        "format": stored_format("PLACE", root),
+        "records": sum(namespace["records"] for namespace in namespaces),
+        "bytes": sum(namespace["bytes"] for namespace in namespaces),
+        "ranks": ranks,
+        "namespaces": namespaces,
+    }
+
+
+def verify(place: str, _options: Mapping[str, object], progress: Progress) -> Verified:
+    """Read every record and compare checksums; needs no encryption key. Changes nothing."""
+    root = _root(place)
+    check_format("PLACE", root)
+    with usable("PLACE", place), _locked(root) as folders:
+        segments = [segment for folder in folders for segment in find_segments(folder.path)]
+        total = sum(segment.cost_bytes for segment in segments)
+        done = records = size = corrupt_count = 0
+        corrupt: list[str] = []
+        for segment in segments:
+            try:
+                for header, entry, good in _verified(segment):
+                    records += 1
+                    size += header.length if header is not None else 0
+                    if not good:
+                        corrupt_count += 1
+                        key = header.key.hex() if header is not None else "unreadable header"
+                        corrupt.append(f"{key} in {segment.path}, record {entry}")
+            except OSError as error:  # one file, and the others may be well
+                corrupt_count += 1
+                corrupt.append(f"{segment.path} cannot be read: {error.strerror}")
+            done += segment.cost_bytes
+            progress(done, total)
+    return Verified(records, size, tuple(corrupt[:_NAMED_MAX]), corrupt_count)
+
+
+def clear(place: str, _options: Mapping[str, object], progress: Progress) -> int:
+    """Remove all that is kvtide's in a folder, whatever its format; return the number of records."""
+    root = _root(place)
+    removed = 0
+    with usable("PLACE", place):
+        with _locked(root) as folders:
+            for done, folder in enumerate(folders, start=1):
+                removed += sum(len(_headers_if_readable(segment) or ()) for segment in find_segments(folder.path))
+                empty(folder.path)
+                progress(done, len(folders))
+        for name in (FORMAT_NAME, "lock"):
+            (root / name).unlink(missing_ok=True)
+    return removed
+
+
+class _locked(ExitStack):  # noqa: N801 - used as a statement
+    """Keeps servers out of all ranks' folders."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+
+    def __enter__(self) -> list[RankFolder]:  # type: ignore[override]
+        try:
+            with usable("PLACE", str(self._root)):
+                folders = list(rank_folders(self._root))
+                for folder in [self._root, *(folder.path for folder in folders)]:
+                    self.enter_context(FolderLock(folder))
+        except Held as held:
+            self.close()
+            raise in_use("PLACE", self._root, held.pid) from None
+        except ConfigError:
+            self.close()
+            raise
+        return folders
+
+
+def _root(place: str) -> Path:
+    root = named_folder("PLACE", place)
+    if not root.is_dir():
+        # It may be a URL with a typing error.
+        raise ConfigError("PLACE", redacted(place), "a folder that exists")
+    if stored_format("PLACE", root) is None:
+        raise ConfigError("PLACE", place, f"the folder of a disk tier, and there is no {FORMAT_NAME} in it")
+    return root.resolve()
+
+
+def _inspect_rank(folder: RankFolder) -> dict[str, object]:
+    manifests = read_manifests(folder.path)
+    found: dict[bytes, dict[str, object]] = {
+        digest: {"manifest": manifest, "records": 0, "bytes": 0} for digest, manifest in manifests.items()
+    }
+    taken = segments = unreadable = 0
+    for segment in find_segments(folder.path):
+        segments += 1
+        taken += segment.cost_bytes
+        entries = _headers_if_readable(segment)
+        unreadable += entries is None
+        headers = [header for _, header in entries or () if header is not None]
+        if segment.owner is not None:
+            empty_one: dict[str, object] = {"manifest": None, "records": 0, "bytes": 0}
+            entry = found.setdefault(segment.owner.namespace, empty_one)
+            entry["records"] = int(str(entry["records"])) + len(headers)
+            entry["bytes"] = int(str(entry["bytes"])) + sum(header.length for header in headers)
+    return {
+        "rank": folder.rank,
+        "world": folder.world,
+        "used_by": holder(folder.path),
+        "segments": segments,
+        "unreadable_segments": unreadable,
+        "disk_bytes": taken,
+        "namespaces": list(found.values()),
+    }
+
+
+def _headers(segment: Found) -> Iterator[tuple[int, Header | None]]:
+    """Read a segment's table; yields entries that are not empty, None for those that do not verify."""
+    with segment.path.open("rb") as file:
+        file.read(PAGE)  # also of a file that is nobody's: if the disk cannot, that is told
+        if segment.owner is None:
+            return
+        table = file.read(segment.owner.layout.table_bytes)
+    for entry in range(segment.owner.layout.capacity):
+        raw = table[entry * HEADER_BYTES : (entry + 1) * HEADER_BYTES]
+        if not any(raw):
+            continue
+        header = unpack(raw)
+        stale = header is not None and header.sequence != segment.owner.first_sequence + entry
+        if not stale:
+            yield entry, header
+
+
+def _headers_if_readable(segment: Found) -> list[tuple[int, Header | None]] | None:
+    """Return what `_headers` yields. None: the system does not let the file be read."""
+    try:
+        return list(_headers(segment))
+    except OSError:
+        return None
+
+
+def _verified(segment: Found) -> Iterator[tuple[Header | None, int, bool]]:
+    with segment.path.open("rb", buffering=0) as file:
+        for entry, header in _headers(segment):
+            if header is None:
+                yield None, entry, False
+                continue
+            yield header, entry, _body_holds(file.fileno(), header)
+
+
+def _body_holds(file: int, header: Header) -> bool:
+    body = memoryview(bytearray(header.length))
+    try:
+        count = read_all(file, [body] if header.length else [], header.place * PAGE)
+    except OSError:  # a bad sector costs the record that lies there
+        return False
+    return count == header.length and checksum_of(body) == header.checksum

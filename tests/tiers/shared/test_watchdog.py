@@ -1,0 +1,137 @@
+"""Outages are logged once, and calls that do not come back open the breaker, on a clock that the tests turn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from kvtide.tiers import HIT, BackendDown, MemoryBackend, Outcome, QueuedTier, TierKey, Verdict
+from kvtide.tiers.breaker import Breaker
+from kvtide.tiers.log_once import LogOnce
+from kvtide.tiers.watchdog import WatchedBackend, WatchingBreaker
+from tests.contracts.tier_contract import PATIENCE_S, KeepingContract, answers, clear, key, lookup
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Fickle(MemoryBackend):
+    """Is away, or keeps callers waiting, as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.clock = Clock()
+        self.slow_s = 0.0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+        assert self.gate.wait(PATIENCE_S)
+        if self.away:
+            raise BackendDown("gone fishing")
+        self.clock.now_s += self.slow_s
+        return super().lookup(keys)
+
+    def clear(self) -> Outcome:
+        self.clock.now_s += self.slow_s
+        return super().clear()
+
+
+class Rig:
+    """A tier of one thread whose store the test commands."""
+
+    def __init__(self) -> None:
+        self.store = Fickle()
+        self.clock = self.store.clock
+        self.watched = WatchedBackend(self.store, "the store", overdue_s=0.5, clock=self.clock)
+        breaker = Breaker(self.clock, failures_max=2, backoff_s=1.0)
+        self.tier = QueuedTier(self.watched, threads=1, breaker=WatchingBreaker(breaker, self.watched))
+
+    def verdict(self) -> Verdict:
+        return lookup(self.tier, [key(1)])[0].verdict
+
+
+class TestWatched(KeepingContract):
+    def build(self, *, calls_max: int | None = None) -> QueuedTier:
+        watched = WatchedBackend(MemoryBackend(), "the store", overdue_s=60.0, clock=Clock())
+        breaker = WatchingBreaker(Breaker(Clock()), watched)
+        return QueuedTier(watched, threads=2, calls_max=calls_max or 1024, breaker=breaker)
+
+
+def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.store.away = True
+    assert [rig.verdict() for _ in range(5)] == [Verdict.FAILED] * 2 + [Verdict.THROTTLED] * 3
+    assert ["gone fishing" in record.message for record in caplog.records] == [True]
+    rig.clock.now_s += 1
+    assert [rig.verdict() for _ in range(2)] == [Verdict.FAILED, Verdict.THROTTLED]
+    assert len(caplog.records) == 1
+    rig.store.away = False
+    rig.clock.now_s += 2
+    assert rig.verdict() is Verdict.MISS
+    assert [record.message.endswith("works again") for record in caplog.records] == [False, True]
+    rig.tier.close()
+
+
+def test_f18_a_call_that_does_not_come_back_switches_the_tier_off_until_it_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    rig.store.gate.clear()
+    assert rig.tier.lookup(1, [key(1)])
+    while not rig.watched._running:
+        threading.Event().wait(0.001)
+    assert rig.tier.stats().breaker == "closed"
+    rig.clock.now_s += 0.6
+    assert rig.tier.stats().breaker == "open"
+    assert rig.tier.lookup(2, [key(1)])
+    assert answers(rig.tier, 1)[2][0].verdict is Verdict.THROTTLED
+    assert len(caplog.records) == 1
+    rig.store.gate.set()
+    assert answers(rig.tier, 1)[1][0].verdict is Verdict.FAILED
+    assert rig.tier.stats().breaker == "closed"
+    assert rig.verdict() is Verdict.MISS
+    rig.tier.close()
+
+
+def test_f18_calls_that_come_back_too_late_are_failures(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.store.slow_s = 0.6
+    assert [rig.verdict() for _ in range(4)] == [Verdict.FAILED] * 2 + [Verdict.THROTTLED] * 2
+    assert rig.tier.stats().breaker == "open"
+    assert len(caplog.records) == 1
+    rig.tier.close()
+
+
+def test_a_clear_may_take_long() -> None:
+    rig = Rig()
+    rig.store.slow_s = 60.0
+    assert clear(rig.tier) == HIT
+    assert rig.tier.stats().breaker == "closed"
+    rig.tier.close()
+
+
+def test_an_outage_begins_and_ends_once_for_many_threads(caplog: pytest.LogCaptureFixture) -> None:
+    outage = LogOnce(logging.getLogger("kvtide.test"), "it", meanwhile="wait")
+    for calls in (outage.over, lambda: outage.began("so"), lambda: outage.began("again"), outage.over, outage.over):
+        threads = [threading.Thread(target=calls) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [record.message for record in caplog.records] == ["kvtide: it: so; wait", "kvtide: it: works again"]
+
+
+def test_what_the_backend_says_of_itself_is_passed_on() -> None:
+    watched = WatchedBackend(MemoryBackend(), "the store", overdue_s=1.0, clock=Clock())
+    assert (watched.corrupt_records(), watched.wrong_secret_records()) == (0, 0)
+    assert watched.remove([key(1)]) == [HIT]
+    watched.close()
