@@ -39,28 +39,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vllm_common import (
+    CONNECTORS,
+    GIB,
+    PRELOAD,
+    SMALL_MODEL,
+    Child,
+    FailedError,
+    Model,
+    copy_gbps,
+    engine_arguments,
+    randomise,
+    read_counters,
+    write_model,
+)
+
 BLOCK_TOKENS = 16
-GIB = 1 << 30
-CONNECTORS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "device-cache": {},
-    "kvtide-eager": {"kv_connector": "KVTideConnector", "options": {"mode": "eager"}},
-    "kvtide-lazy": {"kv_connector": "KVTideConnector", "options": {"mode": "lazy"}},
-    "offloading": {"kv_connector": "OffloadingConnector", "options": {}},
-    "simple-eager": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": False}},
-    "simple-lazy": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": True}},
-}
 MODES = "none,device-cache,kvtide-eager/kvtide-lazy,offloading/simple-eager,simple-lazy"
 """On one GPU of 140 GB beside 128 GiB of host memory: no group has more than two host tiers."""
 START_HOST_BYTES = 64 * GIB
-PRELOAD = [
-    "vllm.entrypoints.llm",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.gpu_worker",
-    "vllm.model_executor.models.llama",
-]
-"""Imported once, in a process from which all others are forked before they touch the GPU."""
-PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -71,39 +68,16 @@ class Scale:
     document_tokens: int = 16_000
     device_tokens: int = 65_536
     host_bytes: int = 40 << 30
-    hidden: int = 4096
-    mlp: int = 14_336
-    layers: int = 32
-    heads: int = 32
-    kv_heads: int = 8
-    vocab: int = 128_256
-    dtype: str = "bfloat16"
+    model: Model = field(default_factory=Model)
     small: bool = False
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the KV of one token."""
-        return self.layers * 2 * self.kv_heads * (self.hidden // self.heads) * 2
 
     @property
     def document_bytes(self) -> int:
         """Bytes of the KV of one document."""
-        return self.document_tokens * self.token_bytes
+        return self.document_tokens * self.model.token_bytes
 
 
-SMALL = Scale(
-    documents=4,
-    document_tokens=256,
-    device_tokens=640,
-    host_bytes=64 << 20,
-    hidden=256,
-    mlp=256,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    vocab=512,
-    small=True,
-)
+SMALL = Scale(documents=4, document_tokens=256, device_tokens=640, host_bytes=64 << 20, model=SMALL_MODEL, small=True)
 
 
 @dataclass
@@ -133,101 +107,19 @@ class Result:
 # ---------------------------------------------------------------------- one mode, in processes of its own
 
 
-def write_model(scale: Scale, folder: Path) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": scale.hidden,
-        "intermediate_size": scale.mlp,
-        "num_hidden_layers": scale.layers,
-        "num_attention_heads": scale.heads,
-        "num_key_value_heads": scale.kv_heads,
-        "head_dim": scale.hidden // scale.heads,
-        "vocab_size": scale.vocab,
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "torch_dtype": scale.dtype,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def randomise(worker: Any) -> None:
-    """Give the model weights whose output depends on the KV; vLLM's dummy weights are next to zero."""
-    import torch  # noqa: PLC0415 (only in the processes that run vLLM)
-
-    model = worker.model_runner.model
-    generator = torch.Generator(device=next(model.parameters()).device).manual_seed(0)
-    for _, parameter in sorted(model.named_parameters()):
-        if parameter.dim() > 1:
-            parameter.data.normal_(0.0, 0.02, generator=generator)
-
-
-def read_counters(_worker: Any) -> dict[str, Any]:
-    """Return what kvtide has counted. Runs where scheduler and worker are."""
-    import gc  # noqa: PLC0415 (only in the processes that run vLLM)
-
-    from kvtide.vllm.scheduler_side import SchedulerSide  # noqa: PLC0415 (only where kvtide is used)
-    from kvtide.vllm.worker_side import WorkerSide  # noqa: PLC0415
-
-    found: dict[str, Any] = {}
-    gc.unfreeze()  # vLLM hides what it has made at start
-    for thing in gc.get_objects():
-        if isinstance(thing, SchedulerSide):
-            metrics = thing.manager.metrics
-            found |= {name: getattr(metrics, name) for name in ("stored_blocks", "loaded_blocks", "evicted_blocks")}
-            for name in ("not_stored", "not_loaded"):
-                found[name] = {reason.value: count for reason, count in getattr(metrics, name).items()}
-        elif isinstance(thing, WorkerSide) and (stats := thing.copy_stats()) is not None:
-            for name in ("store", "load"):
-                moved = getattr(stats, name)
-                found[f"{name}_gb"] = moved.bytes / 1e9
-                found[f"{name}_gbps"] = moved.bytes / max(moved.busy_s, 1e-9) / 1e9
-            found["failed"] = stats.failed
-    return found
-
-
 def make_engine(mode: str, scale: Scale, folder: Path) -> Any:
     from vllm import LLM  # noqa: PLC0415 (takes seconds)
 
-    name, *extra = mode.split("+")
-    block_tokens = 32 if scale.small else BLOCK_TOKENS
-    tokens = scale.device_tokens if name != "device-cache" else scale.documents * (scale.document_tokens + 64)
-    blocks = tokens // block_tokens + 1
-    arguments: dict[str, Any] = {}
-    connector = CONNECTORS[name]
-    if connector:
-        ours = connector["kv_connector"] == "KVTideConnector"
-        options = {"host" if ours else "cpu_bytes_to_use": scale.host_bytes, **connector["options"]}
-        options |= dict(option.split("=", 1) for option in extra)
-        arguments["kv_transfer_config"] = {
-            "kv_connector": connector["kv_connector"],
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": options,
-            **({"kv_connector_module_path": "kvtide.vllm"} if ours else {}),
-        }
-    if not scale.small:
-        # Others use the GPU too, so its free memory tells nothing.
-        arguments["kv_cache_memory_bytes"] = blocks * block_tokens * scale.token_bytes
-        arguments["gpu_memory_utilization"] = 0.2
+    tokens = scale.device_tokens if mode != "device-cache" else scale.documents * (scale.document_tokens + 64)
+    arguments = engine_arguments(
+        mode, scale.model, folder, device_tokens=tokens, host_bytes=scale.host_bytes, small=scale.small
+    )
     return LLM(
-        model=str(folder),
-        load_format="dummy",
-        skip_tokenizer_init=True,
+        **arguments,
         enforce_eager=True,
-        dtype=scale.dtype,
-        block_size=block_tokens,
         max_model_len=scale.document_tokens + 64,
         max_num_batched_tokens=16_384,
-        max_num_seqs=64,
-        num_gpu_blocks_override=blocks,
-        enable_prefix_caching=True,
         disable_log_stats=True,
-        **arguments,
     )
 
 
@@ -235,7 +127,9 @@ def documents(scale: Scale, seed: int) -> list[list[int]]:
     import random  # noqa: PLC0415 (only here)
 
     draw = random.Random(seed)  # noqa: S311 (not for secrets)
-    return [[draw.randrange(2, scale.vocab) for _ in range(scale.document_tokens)] for _ in range(scale.documents)]
+    return [
+        [draw.randrange(2, scale.model.vocab) for _ in range(scale.document_tokens)] for _ in range(scale.documents)
+    ]
 
 
 class Visitor:
@@ -296,7 +190,7 @@ def serve(mode: str, scale: Scale, orders: Any) -> None:
     """Start an engine, say how long that took, and then do what is ordered."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            write_model(scale, Path(folder))
+            write_model(scale.model, Path(folder))
             begin_s = time.perf_counter()
             engine = make_engine(mode, scale, Path(folder))
             orders.send([time.perf_counter() - begin_s])
@@ -312,61 +206,7 @@ def serve(mode: str, scale: Scale, orders: Any) -> None:
         raise
 
 
-def copy_gbps(orders: Any) -> None:
-    """Say the GB/s of one large pinned copy to the GPU; 0 without one."""
-    import torch  # noqa: PLC0415 (only in the processes that need it)
-
-    rates = [0.0]
-    if torch.cuda.is_available():
-        host = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
-        device = torch.empty_like(host, device="cuda")
-        rates = []
-        for _ in range(9):
-            torch.cuda.synchronize()
-            begin_s = time.perf_counter()
-            device.copy_(host, non_blocking=True)
-            torch.cuda.synchronize()
-            rates.append(GIB / (time.perf_counter() - begin_s) / 1e9)
-    orders.send([statistics.median(rates)])
-
-
 # ---------------------------------------------------------------------- all modes
-
-
-class FailedError(Exception):
-    """A mode did not do what it was told."""
-
-
-class Child:
-    """A process that runs one mode."""
-
-    def __init__(self, context: Any, target: Callable[..., None], *arguments: Any) -> None:
-        self._orders, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(*arguments, theirs))
-        self._process.start()
-        theirs.close()
-
-    def order(self, phase: str | None) -> Any:
-        """Let it run a phase; None: let it come to its end."""
-        self._orders.send(phase)
-        return self.answer()
-
-    def answer(self) -> Any:
-        """Return what it has to say."""
-        try:
-            said = self._orders.recv() if self._orders.poll(PATIENCE_S) else "no answer"
-        except EOFError:
-            said = "it ended"
-        if isinstance(said, str):
-            raise FailedError(said)
-        return said
-
-    def end(self) -> None:
-        """Wait for its end."""
-        self._process.join(30)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join(30)
 
 
 class Comparison:
@@ -464,7 +304,7 @@ class Comparison:
             row |= {"same_outputs": self.same(result), "counters": result.counters}
             rows.append(row | ({"times": {name: asdict(result)[name] for name in names}} if times else {}))
         return {
-            "kv_heads": self._scale.kv_heads,
+            "kv_heads": self._scale.model.kv_heads,
             "copy_gbps": self.gbps,
             "limit_ms": self.limit_ms,
             "rows": rows,
@@ -474,7 +314,7 @@ class Comparison:
     def table(self) -> str:
         """Return everything as text."""
         lines = [
-            f"{self._scale.kv_heads} KV heads, one large copy {self.gbps:.1f} GB/s, limit {self.limit_ms:.1f} ms",
+            f"{self._scale.model.kv_heads} KV heads, one large copy {self.gbps:.1f} GB/s, limit {self.limit_ms:.1f} ms",
             f"{'':24}{'first ms':>10}{'revisit ms':>12}{'of limit':>10}{'at once s':>11}{'waves s':>9}"
             f"{'no reuse s':>12}{'start s':>9}{'same output':>13}",
         ]
@@ -537,7 +377,9 @@ def main() -> int:
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     scale = (
-        SMALL if arguments.small else replace(Scale(), kv_heads=arguments.kv_heads, host_bytes=arguments.host_gib * GIB)
+        SMALL
+        if arguments.small
+        else Scale(model=Model(kv_heads=arguments.kv_heads), host_bytes=arguments.host_gib * GIB)
     )
     if arguments.start:
         return start_up(arguments, scale if scale.small else replace(scale, host_bytes=START_HOST_BYTES))

@@ -1,0 +1,330 @@
+"""Conversations on a whole vLLM server, with and without offloading: how long do users wait, and for what.
+
+    python benchmarks/vllm_chat.py [--modes none,kvtide-eager/offloading,lmcache] [--rounds 2] [--out rows.json]
+    python benchmarks/vllm_chat.py --definition generate_multi_turn.json
+
+32 conversations of four turns come at random; each begins with 4,000 to 12,000 tokens, and its user thinks before
+asking again. The device cache holds a third of them. At most six requests are in the engine at a time; the others queue
+in front of it, which is not counted. Llama-3.1-8B's shape with random weights, CUDA graphs for decoding, the engine in
+a process of its own. What is measured, in milliseconds:
+
+- first, follow-up: from sending a request to its first token, for first turns and for later ones (p50, p90, p99)
+- between tokens: from each token of an answer to the next one (mean, p99), for answers of later turns: what decoding
+  requests wait for others. Answers of first turns are not counted, for beside them long prompts are computed
+- all done: seconds from the first request to the last token
+
+Every round has conversations of its own. The modes of a group (groups are separated by a slash) are there at the same
+time and are measured in turn, round by round, so that what the machine does otherwise meets all of them; two groups are
+compared by what they have in common. A mode may have options of its own: `kvtide-eager+host=8GiB`. Answers of all modes
+are compared. `--definition` takes the lengths from a file of vLLM's own multi-turn benchmark. `--small` is a tiny model
+for vLLM's CPU build: it shows that everything runs, and its times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chat_workload import SMALL, USUAL, Lengths, Turn, all_tokens, conversations, from_definition, longest_tokens
+from vllm_common import (
+    CONNECTORS,
+    GIB,
+    PRELOAD,
+    SMALL_MODEL,
+    Child,
+    FailedError,
+    Model,
+    engine_arguments,
+    randomise,
+    read_counters,
+    write_model,
+)
+
+MODES = (
+    "none,kvtide-eager,simple-eager/device-cache,kvtide-lazy,simple-lazy/kvtide-eager,offloading/kvtide-eager,lmcache"
+)
+"""On one GPU of 140 GB beside 128 GiB of host memory: no group has more than two host tiers."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all modes have in common."""
+
+    lengths: Lengths = USUAL
+    model: Model = field(default_factory=Model)
+    device_tokens: int = 131_072
+    host_bytes: int = 40 * GIB
+    at_once: int = 6
+    spacing_s: float = 0.05
+    think_s: float = 0.5
+    small: bool = False
+
+    def conversations(self, round_number: int) -> list[list[Turn]]:
+        """Return the conversations of a round. Round 0 is for warming up, and shorter."""
+        seed = 100 + round_number
+        found = conversations(self.lengths, seed, self.model.vocab, spacing_s=self.spacing_s, think_s=self.think_s)
+        return found if round_number else [turns[:2] for turns in found[:4]]
+
+
+@dataclass
+class Round:
+    """What happened in one round of one mode."""
+
+    first_ms: list[float] = field(default_factory=list)
+    follow_up_ms: list[float] = field(default_factory=list)
+    between_ms: list[float] = field(default_factory=list)
+    """In answers of later turns."""
+    between_first_ms: list[float] = field(default_factory=list)
+    done_s: float = 0.0
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    """By conversation and turn."""
+
+
+# ---------------------------------------------------------------------- one mode, in processes of its own
+
+
+def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 (takes seconds)
+    from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+
+    rounds = [settings.conversations(number) for number in range(1, 3)]
+    tokens = settings.device_tokens if mode != "device-cache" else 11 * max(map(all_tokens, rounds)) // 10
+    arguments = engine_arguments(
+        mode, settings.model, folder, device_tokens=tokens, host_bytes=settings.host_bytes, small=settings.small
+    )
+    if settings.small:
+        arguments["enforce_eager"] = True
+    else:
+        arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    longest = max(map(longest_tokens, rounds)) + 64
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**arguments, max_model_len=longest, max_num_batched_tokens=8192, disable_log_stats=True)
+    )
+
+
+class Users:
+    """Ask an engine, each at their own pace."""
+
+    def __init__(self, engine: Any, at_once: int) -> None:
+        self._engine = engine
+        self._room = asyncio.Semaphore(at_once)
+        self._round = Round()
+        self._requests = 0
+
+    async def run(self, everything: list[list[Turn]]) -> Round:
+        """Let all conversations take place."""
+        self._round = Round()
+        begin_s = time.perf_counter()
+        await asyncio.gather(*(self._converse(number, turns) for number, turns in enumerate(everything)))
+        self._round.done_s = time.perf_counter() - begin_s
+        return self._round
+
+    async def _converse(self, conversation: int, turns: list[Turn]) -> None:
+        history: list[int] = []
+        for number, turn in enumerate(turns):
+            await asyncio.sleep(turn.think_s)
+            history += turn.tokens
+            async with self._room:
+                answer = await self._ask(history, turn.answer_tokens, is_first=number == 0)
+            history += answer
+            self._round.answers[f"{conversation}.{number}"] = answer
+
+    async def _ask(self, prompt: list[int], max_tokens: int, *, is_first: bool) -> list[int]:
+        from vllm import SamplingParams  # noqa: PLC0415 (takes seconds)
+        from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self._requests += 1
+        answer: list[int] = []
+        between = self._round.between_first_ms if is_first else self._round.between_ms
+        before_s = time.perf_counter()
+        async for output in self._engine.generate({"prompt_token_ids": list(prompt)}, params, str(self._requests)):
+            now_s = time.perf_counter()
+            new = list(output.outputs[0].token_ids)
+            if not new:
+                continue
+            waits_ms = 1e3 * (now_s - before_s)
+            if answer:
+                between += [waits_ms / len(new)] * len(new)
+            else:
+                (self._round.first_ms if is_first else self._round.follow_up_ms).append(waits_ms)
+            answer += new
+            before_s = now_s
+        return answer
+
+
+def serve(mode: str, settings: Settings, orders: Any) -> None:
+    """Start an engine, say how long that took, and then do what is ordered."""
+    try:
+        asyncio.run(serve_rounds(mode, settings, orders))
+    except BaseException:
+        orders.send(traceback.format_exc())
+        raise
+
+
+async def serve_rounds(mode: str, settings: Settings, orders: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(settings.model, Path(folder))
+        begin_s = time.perf_counter()
+        engine = make_engine(mode, settings, Path(folder))
+        orders.send([time.perf_counter() - begin_s])
+        await engine.collective_rpc(randomise)
+        users = Users(engine, settings.at_once)
+        while (number := orders.recv()) is not None:
+            orders.send([await users.run(settings.conversations(number))])
+        orders.send([(await engine.collective_rpc(read_counters))[0] if mode.startswith("kvtide") else {}])
+        engine.shutdown()
+
+
+# ---------------------------------------------------------------------- all modes
+
+
+class Comparison:
+    """All modes of one run."""
+
+    def __init__(self, settings: Settings, rounds: int, out: Path | None) -> None:
+        self._settings = settings
+        self._rounds = rounds
+        self._out = out
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+        self.rows: list[dict[str, Any]] = []
+        self._answers: dict[int, dict[str, list[int]]] = {}
+        """Of the first mode that had this round."""
+        self.failed: dict[str, str] = {}
+
+    def run(self, modes: Sequence[str]) -> None:
+        """Run a group of modes, in turn."""
+        children = {mode: Child(self._context, serve, mode, self._settings) for mode in modes}
+        rounds: dict[str, list[Round]] = {mode: [] for mode in modes}
+        starts = {mode: self._ask(mode, child.answer) for mode, child in children.items()}
+        for number in range(self._rounds + 1):
+            for mode, child in children.items():
+                said = self._ask(mode, child.order, number)
+                if said is not None and number:
+                    rounds[mode] += said
+                    say(f"{mode}: round {number} done in {said[0].done_s:.1f} s")
+        for mode, child in children.items():
+            counters = self._ask(mode, child.order, None)
+            child.end()
+            if mode not in self.failed:
+                self._add_row(mode, starts[mode][0], rounds[mode], counters[0])
+
+    def _ask(self, mode: str, ask: Any, *arguments: Any) -> Any:
+        if mode in self.failed:
+            return None
+        try:
+            return ask(*arguments)
+        except FailedError as error:
+            say(f"{mode} failed: {error}")
+            self.failed[mode] = str(error)
+            return None
+
+    def _add_row(self, mode: str, start_s: float, rounds: list[Round], counters: dict[str, Any]) -> None:
+        row: dict[str, Any] = {"mode": mode, "start_s": start_s}
+        for name in ("first_ms", "follow_up_ms", "between_ms", "between_first_ms"):
+            row[name] = summary([value for each in rounds for value in getattr(each, name)])
+        row["done_s"] = statistics.fmean(each.done_s for each in rounds)
+        row["rounds"] = [
+            {"follow_up_ms": summary(each.follow_up_ms), "between_ms": summary(each.between_ms), "done_s": each.done_s}
+            for each in rounds
+        ]
+        row["other_answers"] = sum(self._differing(number, each.answers) for number, each in enumerate(rounds))
+        row["counters"] = counters
+        self.rows.append(row)
+        if self._out is not None:
+            self._out.write_text(json.dumps(self.as_json(), indent=1))
+
+    def _differing(self, number: int, answers: dict[str, list[int]]) -> int:
+        first = self._answers.setdefault(number, answers)
+        return sum(first[turn] != answer for turn, answer in answers.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything."""
+        settings = asdict(self._settings)
+        return {"settings": settings, "rounds": self._rounds, "rows": self.rows, "failed": self.failed}
+
+    def table(self) -> str:
+        """Return everything as text."""
+        lines = [
+            f"{'':22}{'first ms':>10}{'follow-up ms':>24}{'between tokens ms':>20}{'all done':>10}{'start':>8}"
+            f"{'other':>9}",
+            f"{'':22}{'p50':>10}{'p50':>8}{'p90':>8}{'p99':>8}{'mean':>12}{'p99':>8}{'s':>10}{'s':>8}{'answers':>9}",
+        ]
+        for row in self.rows:
+            follow, between = row["follow_up_ms"], row["between_ms"]
+            lines.append(
+                f"{row['mode']:22}{row['first_ms']['p50']:10.0f}{follow['p50']:8.0f}{follow['p90']:8.0f}"
+                f"{follow['p99']:8.0f}{between['mean']:12.2f}{between['p99']:8.1f}{row['done_s']:10.2f}"
+                f"{row['start_s']:8.1f}{row['other_answers']:9}"
+            )
+        lines += [f"{row['mode']}: {json.dumps(row['counters'])}" for row in self.rows if row["counters"]]
+        return "\n".join(lines)
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Return mean and percentiles."""
+    if len(values) < 2:
+        values = (values or [0.0]) * 2
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    mean = statistics.fmean(values)
+    return {"mean": mean, "p50": cuts[49], "p90": cuts[89], "p99": cuts[98], "max": max(values), "count": len(values)}
+
+
+def say(line: str) -> None:
+    """Tell how it goes."""
+    print(f"==> {line}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", default=MODES, help=f"which to run (default: {MODES})")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each mode is measured (default: 2)")
+    parser.add_argument("--at-once", type=int, default=6, help="requests in the engine at a time (default: 6)")
+    parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
+    parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
+    parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
+    parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each group")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--small", action="store_true", help="a tiny model, for vLLM's CPU build")
+    arguments = parser.parse_args()
+    groups = [group.split(",") for group in arguments.modes.split("/")]
+    if unknown := {mode.split("+")[0] for group in groups for mode in group} - CONNECTORS.keys():
+        parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(CONNECTORS)}")
+    os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    settings = Settings(
+        lengths=from_definition(arguments.definition) if arguments.definition else USUAL,
+        model=Model(kv_heads=arguments.kv_heads),
+        host_bytes=arguments.host_gib * GIB,
+        at_once=arguments.at_once,
+    )
+    if arguments.small:
+        settings = Settings(SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True)
+    comparison = Comparison(settings, arguments.rounds, arguments.out)
+    for group in groups:
+        comparison.run(group)
+    print(json.dumps(comparison.as_json()) if arguments.json else comparison.table())
+    return 0 if not comparison.failed and all(row["other_answers"] == 0 for row in comparison.rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""What the benchmarks of whole vLLM engines share: model, connectors, and a process per engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GIB = 1 << 30
+PATIENCE_S = 600.0
+PRELOAD = [
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.gpu_worker",
+    "vllm.model_executor.models.llama",
+]
+"""Imported once, in a process from which all others are forked before they touch the GPU."""
+CONNECTORS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "device-cache": {},
+    "kvtide-eager": {"kv_connector": "KVTideConnector", "host": "host", "options": {"mode": "eager"}},
+    "kvtide-lazy": {"kv_connector": "KVTideConnector", "host": "host", "options": {"mode": "lazy"}},
+    "offloading": {"kv_connector": "OffloadingConnector", "options": {}},
+    "simple-eager": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": False}},
+    "simple-lazy": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": True}},
+    "lmcache": {"kv_connector": "LMCacheConnectorV1", "host": "", "options": {}},
+    "lmcache-server": {
+        "kv_connector": "LMCacheMPConnector",
+        "host": "",
+        "options": {"lmcache.mp.autostart": True, "lmcache.mp.save_decode_cache": True, "lmcache.mp.port": 15_555},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shape of a Llama with random weights. As it stands: Llama-3.1-8B."""
+
+    hidden: int = 4096
+    mlp: int = 14_336
+    layers: int = 32
+    heads: int = 32
+    kv_heads: int = 8
+    vocab: int = 128_256
+    dtype: str = "bfloat16"
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the KV of one token."""
+        return self.layers * 2 * self.kv_heads * (self.hidden // self.heads) * 2
+
+
+SMALL_MODEL = Model(hidden=256, mlp=256, layers=2, heads=4, kv_heads=2, vocab=512)
+"""For vLLM's CPU build."""
+
+
+def write_model(model: Model, folder: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": model.hidden,
+        "intermediate_size": model.mlp,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.hidden // model.heads,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": model.dtype,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def engine_arguments(
+    mode: str, model: Model, folder: Path, *, device_tokens: int, host_bytes: int, small: bool
+) -> dict[str, Any]:
+    """Return what an engine is made with in a mode, which may have options of its own: `kvtide-eager+host=8GiB`."""
+    name, *extra = mode.split("+")
+    block_tokens = 32 if small else 16
+    blocks = device_tokens // block_tokens + 1
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": model.dtype,
+        "block_size": block_tokens,
+        "max_num_seqs": 64,
+        "num_gpu_blocks_override": blocks,
+        "enable_prefix_caching": True,
+    }
+    connector = CONNECTORS[name]
+    if connector:
+        options = {connector.get("host", "cpu_bytes_to_use"): host_bytes, **connector["options"]}
+        options |= lmcache_options(name, options.pop("", 0) / GIB)
+        options |= dict(option.split("=", 1) for option in extra)
+        arguments["kv_transfer_config"] = {
+            "kv_connector": connector["kv_connector"],
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": options,
+            **({"kv_connector_module_path": "kvtide.vllm"} if name.startswith("kvtide") else {}),
+        }
+    if not small:
+        # Others use the GPU too, so its free memory tells nothing.
+        arguments["kv_cache_memory_bytes"] = blocks * block_tokens * model.token_bytes
+        arguments["gpu_memory_utilization"] = 0.2
+    return arguments
+
+
+def lmcache_options(mode: str, host_gib: float) -> dict[str, Any]:
+    """Return how LMCache is told the size of its host tier: in process by its environment."""
+    if mode == "lmcache":
+        os.environ |= {
+            "LMCACHE_LOCAL_CPU": "True",
+            "LMCACHE_MAX_LOCAL_CPU_SIZE": str(host_gib),
+            "LMCACHE_SAVE_DECODE_CACHE": "True",
+        }
+    if mode == "lmcache-server":
+        return {"lmcache.mp.autostart.server_args": f"--l1-size-gb {host_gib:.0f} --eviction-policy LRU"}
+    return {}
+
+
+def randomise(worker: Any) -> None:
+    """Give the model weights whose output depends on the KV; vLLM's dummy weights are next to zero."""
+    import torch  # noqa: PLC0415 (only in the processes that run vLLM)
+
+    model = worker.model_runner.model
+    generator = torch.Generator(device=next(model.parameters()).device).manual_seed(0)
+    for _, parameter in sorted(model.named_parameters()):
+        if parameter.dim() > 1:
+            parameter.data.normal_(0.0, 0.02, generator=generator)
+
+
+def read_counters(_worker: Any) -> dict[str, Any]:
+    """Return what kvtide has counted. Runs where scheduler and worker are."""
+    import gc  # noqa: PLC0415 (only in the processes that run vLLM)
+
+    from kvtide.vllm.scheduler_side import SchedulerSide  # noqa: PLC0415 (only where kvtide is used)
+    from kvtide.vllm.worker_side import WorkerSide  # noqa: PLC0415
+
+    found: dict[str, Any] = {}
+    gc.unfreeze()  # vLLM hides what it has made at start
+    for thing in gc.get_objects():
+        if isinstance(thing, SchedulerSide):
+            metrics = thing.manager.metrics
+            found |= {name: getattr(metrics, name) for name in ("stored_blocks", "loaded_blocks", "evicted_blocks")}
+            for name in ("not_stored", "not_loaded"):
+                found[name] = {reason.value: count for reason, count in getattr(metrics, name).items()}
+        elif isinstance(thing, WorkerSide) and (stats := thing.copy_stats()) is not None:
+            for name in ("store", "load"):
+                moved = getattr(stats, name)
+                found[f"{name}_gb"] = moved.bytes / 1e9
+                found[f"{name}_gbps"] = moved.bytes / max(moved.busy_s, 1e-9) / 1e9
+            found["failed"] = stats.failed
+    return found
+
+
+def copy_gbps(orders: Any) -> None:
+    """Say the GB/s of one large pinned copy to the GPU; 0 without one."""
+    import torch  # noqa: PLC0415 (only in the processes that need it)
+
+    rates = [0.0]
+    if torch.cuda.is_available():
+        host = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
+        device = torch.empty_like(host, device="cuda")
+        rates = []
+        for _ in range(9):
+            torch.cuda.synchronize()
+            begin_s = time.perf_counter()
+            device.copy_(host, non_blocking=True)
+            torch.cuda.synchronize()
+            rates.append(GIB / (time.perf_counter() - begin_s) / 1e9)
+    orders.send([statistics.median(rates)])
+
+
+class FailedError(Exception):
+    """A mode did not do what it was told."""
+
+
+class Child:
+    """A process that runs one mode."""
+
+    def __init__(self, context: Any, target: Callable[..., None], *arguments: Any) -> None:
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(*arguments, theirs))
+        self._process.start()
+        theirs.close()
+
+    def order(self, phase: str | None) -> Any:
+        """Let it run a phase; None: let it come to its end."""
+        self._orders.send(phase)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """Return what it has to say."""
+        try:
+            said = self._orders.recv() if self._orders.poll(PATIENCE_S) else "no answer"
+        except EOFError:
+            said = "it ended"
+        if isinstance(said, str):
+            raise FailedError(said)
+        return said
+
+    def end(self) -> None:
+        """Wait for its end."""
+        self._process.join(30)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(30)
