@@ -25,8 +25,6 @@ class Call:
     """Bytes of memory that it holds."""
     outcomes: list[Outcome] = field(default_factory=list)
     parts_left: int = 0
-    asked: bool = True
-    """Whether somebody waits for the answer."""
 
     def __post_init__(self) -> None:
         """Make room for the outcomes."""

@@ -43,8 +43,7 @@ class QueuedTier(Tier):
     `bytes_max` of memory of each; a single larger call is taken when there is no other. Calls of more than
     `part_bytes` are shared by several threads.
 
-    While the breaker is open, calls are answered as throttled at once, and the backend is left alone. A clear that did
-    not succeed stays due: until it has, nothing is read or written (F9).
+    While the breaker is open, calls are answered as throttled at once, and the backend is left alone.
 
     Threads are daemons: a backend that never returns must not keep the program from ending.
     """
@@ -79,9 +78,6 @@ class QueuedTier(Tier):
         self._unended = 0
         self._ended: list[Call] = []
         self._meter = Meter()
-        self._clear_due = False
-        """A clear did not succeed: it is tried again before anything else is done."""
-        self._clear_queued = False
         self._closed = self._backend_closed = False
         self._complained = False
         self._threads: list[threading.Thread] = []
@@ -192,25 +188,13 @@ class QueuedTier(Tier):
         call.parts_left = len(parts)
         if call.name == "clear":
             self._give_up(self._lanes.take_puts(), Outcome(Verdict.THROTTLED, "the tier was cleared meanwhile"))
-            self._clear_due = True
         if not call.outcomes:
             self._end_parts(call, len(parts))
         elif self._breaker is not None and self._breaker.state == "open":
             self._give_up(parts, _SWITCHED_OFF)
-        elif call.name == "clear":
-            self._queue_clear(parts[0])
-        elif self._clear_due and not (self._clear_queued and _writes(call.name)):
-            self._give_up(parts, _CLEAR_DUE)
-            if not self._clear_queued:
-                again = Call("clear", 0, (), self._clock(), 0, parts_left=1, asked=False)
-                self._queue_clear(Part(again, 0, 1))
         else:
             for part in parts:
                 self._lanes.add(part)
-
-    def _queue_clear(self, part: Part) -> None:
-        self._clear_queued = True
-        self._lanes.add(part)
 
     def _shed(self) -> None:
         """Answer what has not begun when the breaker is open: threads may be stuck for long."""
@@ -226,16 +210,12 @@ class QueuedTier(Tier):
         call.parts_left -= count
         if call.parts_left:
             return
-        if call.name == "clear":
-            self._clear_queued = False
-            self._clear_due = call.outcomes[0].verdict is not Verdict.HIT
         self._meter.count(call, self._clock() - call.begin_s)
-        if call.asked:
-            self._unended -= 1
-            self._bytes[_writes(call.name)] -= call.size
-            call.work = ()  # the memory is the caller's again
-            self._ended.append(call)
-            self._call_ended.notify_all()
+        self._unended -= 1
+        self._bytes[_writes(call.name)] -= call.size
+        call.work = ()  # the memory is the caller's again
+        self._ended.append(call)
+        self._call_ended.notify_all()
 
     # ------------------------------------------------------------------ threads
 
@@ -271,9 +251,6 @@ class QueuedTier(Tier):
     def _outcomes_of(self, part: Part) -> Sequence[Outcome]:
         count = part.last - part.first
         breaker = self._breaker
-        with self._lock:
-            if self._clear_due and part.call.name != "clear":
-                return [_CLEAR_DUE] * count
         try:
             if breaker is not None and not breaker.allows():
                 return [_SWITCHED_OFF] * count
@@ -313,7 +290,6 @@ class QueuedTier(Tier):
 
 
 _BREAKER_CHECK_S = 0.02
-_CLEAR_DUE = Outcome(Verdict.THROTTLED, "the tier is to be cleared first, and that has not succeeded yet")
 _SWITCHED_OFF = Outcome(Verdict.THROTTLED, "the tier is switched off for a while, after failures")
 
 
