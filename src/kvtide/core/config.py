@@ -126,19 +126,17 @@ class OffloadConfig:
         budget = parse_count("pin_budget", options.get("pin_budget", _default_pin_budget(geometry)))
         if budget > geometry.device_blocks:
             raise ConfigError("pin_budget", budget, f"at most the device pool, {geometry.device_blocks} blocks")
-        mode = parse_choice("mode", options.get("mode", "eager"), get_args(Mode))
-        admission = parse_choice("admission", options.get("admission", "all"), get_args(Admission))
         return cls(
             geometry=geometry,
             slots=_slots(geometry, options),
-            mode="lazy" if mode == "lazy" else "eager",
+            mode=parse_choice("mode", options.get("mode", "eager"), get_args(Mode)),
             policy=parse_choice("policy", options.get("policy", "prefix"), tuple(POLICIES)),
             pin_budget_blocks=budget,
             min_load_tokens=_min_load_tokens(options.get("min_load_tokens", 0)),
             events=parse_flag("events", options.get("events", False)),
             min_fetch_tokens=parse_count("min_fetch_tokens", options.get("min_fetch_tokens", 128)),
             below=below,
-            admission="second-use" if admission == "second-use" else "all",
+            admission=parse_choice("admission", options.get("admission", "all"), get_args(Admission)),
         )
 
     @property

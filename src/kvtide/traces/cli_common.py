@@ -121,8 +121,7 @@ def add_admission(command: argparse.ArgumentParser) -> None:
 
 def admission_of(args: argparse.Namespace) -> Admission:
     """Return which blocks are to be stored."""
-    chosen = parse_choice("--admission", args.admission, get_args(Admission))
-    return "second-use" if chosen == "second-use" else "all"
+    return parse_choice("--admission", args.admission, get_args(Admission))
 
 
 def workload_of(args: argparse.Namespace) -> Workload:
