@@ -67,11 +67,6 @@ def lookup(tier: Tier, keys: Sequence[TierKey]) -> tuple[Outcome, ...]:
     return answers(tier, 1)[1]
 
 
-def remove(tier: Tier, keys: Sequence[TierKey]) -> tuple[Outcome, ...]:
-    assert tier.remove(1, keys)
-    return answers(tier, 1)[1]
-
-
 def clear(tier: Tier) -> Outcome:
     assert tier.clear(1)
     (outcome,) = answers(tier, 1)[1]
@@ -102,10 +97,9 @@ class AnsweringContract(ABC):
             assert tier.lookup(1, [key(1), key(2)])
             assert tier.put(2, [Item(key(1), block(1))])
             assert tier.get(3, [Item(key(9), room()), Item(key(8), room()), Item(key(7), room())])
-            assert tier.remove(4, [key(6)])
-            assert tier.clear(5)
-            found = answers(tier, 5)
-            assert {ticket: len(outcomes) for ticket, outcomes in found.items()} == {1: 2, 2: 1, 3: 3, 4: 1, 5: 1}
+            assert tier.clear(4)
+            found = answers(tier, 4)
+            assert {ticket: len(outcomes) for ticket, outcomes in found.items()} == {1: 2, 2: 1, 3: 3, 4: 1}
             assert tier.poll() == []
 
     def test_many_calls_at_a_time_are_each_answered_once(self) -> None:
@@ -121,17 +115,12 @@ class AnsweringContract(ABC):
             assert tier.lookup(1, [])
             assert tier.put(2, [])
             assert tier.get(3, [])
-            assert tier.remove(4, [])
-            assert answers(tier, 4) == {1: (), 2: (), 3: (), 4: ()}
+            assert answers(tier, 3) == {1: (), 2: (), 3: ()}
 
     def test_nothing_is_found_in_an_empty_tier(self) -> None:
         with self.tier() as tier:
             assert verdicts(lookup(tier, [key(1), key(2)])) == [Verdict.MISS] * 2
             assert verdicts(get(tier, [Item(key(1), room())])) == [Verdict.MISS]
-
-    def test_removing_what_is_not_there_is_done(self) -> None:
-        with self.tier() as tier:
-            assert remove(tier, [key(1)]) == (HIT,)
 
     def test_a_ticket_can_be_used_again_after_its_answer(self) -> None:
         with self.tier() as tier:
@@ -167,7 +156,6 @@ class AnsweringContract(ABC):
             assert not tier.lookup(2, [key(1)])
             assert not tier.put(2, [Item(key(1), block(1))])
             assert not tier.get(2, [Item(key(1), room())])
-            assert not tier.remove(2, [key(1)])
             assert not tier.clear(2)
             assert [ticket for ticket, _ in tier.poll()] == [1]
             assert tier.poll() == []
@@ -257,17 +245,6 @@ class KeepingContract(AnsweringContract):
             assert get(tier, [wanted]) == (HIT,)
             assert wanted.buffer == block(1)
 
-    def test_what_was_removed_is_not_found_and_can_be_put_again(self) -> None:
-        with self.tier() as tier:
-            put(tier, [Item(key(1), block(1)), Item(key(2), block(2))])
-            assert remove(tier, [key(1)]) == (HIT,)
-            assert lookup(tier, [key(1), key(2)]) == (MISS, HIT)
-            assert verdicts(get(tier, [Item(key(1), room())])) == [Verdict.MISS]
-            assert put(tier, [Item(key(1), block(7))]) == (HIT,)
-            wanted = Item(key(1), room())
-            assert get(tier, [wanted]) == (HIT,)
-            assert wanted.buffer == block(7)
-
     def test_f9_nothing_is_found_after_clear(self) -> None:
         with self.tier() as tier:
             put(tier, [Item(key(number), block(number)) for number in range(10)])
@@ -302,7 +279,6 @@ class KeepingContract(AnsweringContract):
             assert (stats.bytes_put, stats.bytes_got) == (2 * BLOCK_BYTES, BLOCK_BYTES)
             assert stats.keys["get", "hit"] == stats.keys["get", "miss"] == 1
             assert sum(stats.seconds["put"]) == sum(stats.seconds["get"]) == 1
-            assert stats.seconds_sum["put"] > 0
             assert stats.breaker == "closed"
 
     def test_random_calls_never_bring_back_other_bytes(self) -> None:
@@ -313,12 +289,10 @@ class KeepingContract(AnsweringContract):
                 choice = rng.random()
                 if choice < 0.45:
                     put(tier, [Item(key(number), block(number)) for number in numbers])
-                elif choice < 0.9:
+                elif choice < 0.97:
                     wanted = [Item(key(number), room()) for number in numbers]
                     for number, item, outcome in zip(numbers, wanted, get(tier, wanted), strict=True):
                         assert outcome.verdict in (Verdict.HIT, Verdict.MISS), (round_, outcome)
                         assert outcome.verdict is Verdict.MISS or item.buffer == block(number)
-                elif choice < 0.97:
-                    remove(tier, [key(number) for number in numbers])
                 else:
                     clear(tier)

@@ -215,7 +215,7 @@ class RudeBackend(MemoryBackend):
     def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
         raise SystemExit(3)
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[Outcome]:
         return []
 
     def close(self) -> None:
@@ -229,8 +229,7 @@ def test_f15_nothing_that_a_backend_does_ends_a_thread(caplog: pytest.LogCapture
     tier = QueuedTier(RudeBackend(), threads=1)
     for _ in range(3):
         assert verdicts(lookup(tier, [key(1)])) == [FAILED]
-        assert tier.remove(1, [key(1)])
-        (outcome,) = answers(tier, 1)[1]
+        (outcome,) = get(tier, [Item(key(1), room())])
         assert "0 outcomes for 1 keys" in outcome.why
         assert put(tier, [item(1)]) == (HIT,)
         assert tier.stats().bytes_used is None

@@ -68,9 +68,6 @@ class ScriptedTier(Tier):
     def get(self, ticket: int, items: Sequence[Item]) -> bool:
         return self._take(ticket, "get", items)
 
-    def remove(self, ticket: int, keys: Sequence[TierKey]) -> bool:
-        return self._take(ticket, "remove", keys)
-
     def clear(self, ticket: int) -> bool:
         return self._take(ticket, "clear", ())
 

@@ -33,10 +33,6 @@ class Backend(ABC):
         """Fill the buffers with verified bytes."""
 
     @abstractmethod
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys."""
-
-    @abstractmethod
     def clear(self) -> Outcome:
         """Forget everything of this namespace and rank."""
 

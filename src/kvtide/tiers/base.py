@@ -16,7 +16,7 @@ class Verdict(enum.Enum):
     """What became of one key."""
 
     HIT = "hit"
-    """Lookup: it is there. Get: the buffer holds its bytes, verified. Put and remove: done."""
+    """Lookup: it is there. Get: the buffer holds its bytes, verified. Put and clear: done."""
     MISS = "miss"
     """It is not there, or not any more, or what is there did not verify. The buffer of a get is undefined."""
     THROTTLED = "throttled"
@@ -55,12 +55,11 @@ class TierStats:
     """What a tier did since it was opened, and what it holds."""
 
     keys: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Keys by call ("lookup", "put", "get", "remove") and verdict ("hit", "miss", …)."""
+    """Keys by call ("lookup", "put", "get", "clear") and verdict ("hit", "miss", …)."""
     bytes_put: int = 0
     bytes_got: int = 0
     seconds: dict[str, list[int]] = field(default_factory=dict)
     """For each call, a histogram of how long calls took; the bounds are `LATENCY_BOUNDS_S`."""
-    seconds_sum: dict[str, float] = field(default_factory=dict)
     corrupt_records: int = 0
     wrong_secret_records: int = 0
     """Records that verify and were encrypted with another key."""
@@ -100,10 +99,6 @@ class Tier(ABC):
     @abstractmethod
     def get(self, ticket: int, items: Sequence[Item]) -> bool:
         """Bring bytes back. A hit was verified; a key whose bytes have another length than the buffer is a miss."""
-
-    @abstractmethod
-    def remove(self, ticket: int, keys: Sequence[TierKey]) -> bool:
-        """Forget keys. After the answer no get of this tier finds them. A key that is not there is a hit too."""
 
     @abstractmethod
     def clear(self, ticket: int) -> bool:

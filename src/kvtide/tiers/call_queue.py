@@ -9,7 +9,7 @@ from typing import Literal
 
 from kvtide.tiers.base import Answer, Item, Outcome, TierKey, Verdict
 
-CallName = Literal["lookup", "get", "put", "remove", "clear"]
+CallName = Literal["lookup", "get", "put", "clear"]
 _NOT_YET = Outcome(Verdict.FAILED, "it has not ended")
 
 

@@ -86,11 +86,6 @@ class FaultyBackend(Backend):
         self._begin()
         return [self._failure() or self._kept.get([item])[0] for item in items]
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys."""
-        self._begin()
-        return self._kept.remove(keys)
-
     def clear(self) -> Outcome:
         """Forget everything."""
         self._begin()

@@ -44,12 +44,6 @@ class MemoryBackend(Backend):
                 outcomes.append(self._sealer.open(key, record[0], memoryview(record[1]), buffer).outcome)
         return outcomes
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys."""
-        for key in keys:
-            self._drop(key)
-        return [HIT] * len(keys)
-
     def clear(self) -> Outcome:
         """Forget everything."""
         with self._lock:
@@ -80,19 +74,15 @@ class MemoryBackend(Backend):
         return self._bytes_max
 
     def _keep(self, key: TierKey, header: bytes, body: bytearray) -> None:
-        self._drop(key)
         with self._lock:
+            self._drop(key)
             while self._records and self._bytes + len(body) > self._bytes_max:
-                self._drop_locked(next(iter(self._records)))
+                self._drop(next(iter(self._records)))
             if len(body) <= self._bytes_max:
                 self._records[key] = header, body
                 self._bytes += len(body)
 
     def _drop(self, key: TierKey) -> None:
-        with self._lock:
-            self._drop_locked(key)
-
-    def _drop_locked(self, key: TierKey) -> None:
         record = self._records.pop(key, None)
         if record is not None:
             self._bytes -= len(record[1])

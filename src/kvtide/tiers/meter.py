@@ -23,7 +23,6 @@ class Meter:
             stats.keys[pair] = stats.keys.get(pair, 0) + 1
         histogram = stats.seconds.setdefault(call.name, [0] * (len(LATENCY_BOUNDS_S) + 1))
         histogram[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
-        stats.seconds_sum[call.name] = stats.seconds_sum.get(call.name, 0.0) + seconds
         if call.name == "put":
             stats.bytes_put += _bytes_of_hits(call.work, call)
         elif call.name == "get":
@@ -37,7 +36,6 @@ class Meter:
             bytes_put=stats.bytes_put,
             bytes_got=stats.bytes_got,
             seconds={name: list(histogram) for name, histogram in stats.seconds.items()},
-            seconds_sum=dict(stats.seconds_sum),
         )
 
 

@@ -33,10 +33,6 @@ class NullTier(Tier):
         """Find nothing."""
         return self._answer("get", ticket, MISS, len(items))
 
-    def remove(self, ticket: int, keys: Sequence[TierKey]) -> bool:
-        """Have nothing to remove."""
-        return self._answer("remove", ticket, HIT, len(keys))
-
     def clear(self, ticket: int) -> bool:
         """Have nothing to clear."""
         return self._answer("clear", ticket, HIT, 1)

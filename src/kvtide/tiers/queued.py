@@ -101,10 +101,6 @@ class QueuedTier(Tier):
         """Queue a get. See `Tier.get`."""
         return self._take("get", ticket, tuple(items))
 
-    def remove(self, ticket: int, keys: Sequence[TierKey]) -> bool:
-        """Queue a remove. See `Tier.remove`."""
-        return self._take("remove", ticket, tuple(keys))
-
     def clear(self, ticket: int) -> bool:
         """Queue a clear. Puts that have not begun are throttled: what they bring would be cleared. See `Tier.clear`."""
         return self._take("clear", ticket, ())

@@ -42,11 +42,6 @@ class WatchedBackend(Backend):
         with self.watch():
             return self._backend.get(items)
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys."""
-        with self.watch():
-            return self._backend.remove(keys)
-
     def clear(self) -> Outcome:
         """Forget everything of this namespace and rank."""
         with self.watch(may_take_long=True):

@@ -95,22 +95,6 @@ class DiskStore(Backend):
             self._write(run, items, outcomes)
         return outcomes
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys, also for the time after a restart."""
-        outcomes = []
-        for key in map(stored_key, keys):
-            (spot,) = spots = self._index.borrow([key])
-            outcome = HIT
-            if spot is not None:
-                self._index.forget(key, spot)
-                try:
-                    spot.segment.retract(spot.entry)
-                except OSError as error:
-                    outcome = _failed(error)
-            self._index.give_back(spots)
-            outcomes.append(outcome)
-        return outcomes
-
     def clear(self) -> Outcome:
         """Delete all segments of this namespace and rank."""
         with self._appending:

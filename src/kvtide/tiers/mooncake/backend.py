@@ -90,15 +90,6 @@ class MooncakeBackend(Backend):
             outcomes += [reading.outcome if isinstance(reading, Reading) else reading for reading in readings]
         return outcomes
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys, even those that someone has read a moment ago."""
-        store = self._use()
-        removed = self._checked(store.batch_remove([self._names.record(key) for key in keys], True))
-        return [
-            HIT if status in (0, NOT_FOUND) else Outcome(Verdict.FAILED, f"remove: status {status}")
-            for status in removed
-        ]
-
     def clear(self) -> Outcome:
         """Have the master forget all records of this namespace: every engine asks it, so none finds any."""
         count = self._checked([self._use().remove_by_regex(self._names.records(), True)])[0]

@@ -111,17 +111,6 @@ class ValkeyBackend(Backend):
                 link.ask([(b"UNLINK", *(self._names.record(generation, key) for key in bad))])
         return [reading.outcome if isinstance(reading, Reading) else reading for reading in readings]
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys."""
-        with self._links.one() as link:
-            generation = self._generation.current or self._join(link)
-            for first in range(0, len(keys), KEYS_PER_TRIP):
-                names = [self._names.record(generation, key) for key in keys[first : first + KEYS_PER_TRIP]]
-                removed, seen = link.ask([(b"UNLINK", *names), self._generation.question])
-                _good(removed)
-                self._generation.still(generation, seen)
-        return [HIT] * len(keys)
-
     def clear(self) -> Outcome:
         """Name another generation, then begin to give the memory back."""
         with self._links.one() as link:
