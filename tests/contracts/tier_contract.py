@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvtide.tiers import HIT, MISS, Answer, Item, Outcome, Tier, TierKey, Verdict
+from kvtide.tiers import HIT, MISS, CallResult, Item, KeyResult, Tier, TierKey, Verdict
 
 PATIENCE_S = 30.0
 """A deadline that only a broken tier meets."""
@@ -35,42 +35,42 @@ def room(size: int = BLOCK_BYTES) -> memoryview:
     return memoryview(bytearray(size))
 
 
-def answers(tier: Tier, count: int) -> dict[int, tuple[Outcome, ...]]:
+def answers(tier: Tier, count: int) -> dict[int, tuple[KeyResult, ...]]:
     """Wait for answers; no ticket comes twice."""
-    found: dict[int, tuple[Outcome, ...]] = {}
+    found: dict[int, tuple[KeyResult, ...]] = {}
     while len(found) < count:
         assert tier.wait(PATIENCE_S)
         new = tier.poll()
         assert new, f"{len(found)} answers, {count} expected, and nothing is under way"
-        for ticket, outcomes in new:
+        for ticket, results in new:
             assert ticket not in found
-            found[ticket] = outcomes
+            found[ticket] = results
     return found
 
 
-def verdicts(outcomes: Sequence[Outcome]) -> list[Verdict]:
-    return [outcome.verdict for outcome in outcomes]
+def verdicts(results: Sequence[KeyResult]) -> list[Verdict]:
+    return [result.verdict for result in results]
 
 
-def put(tier: Tier, items: Sequence[Item]) -> tuple[Outcome, ...]:
+def put(tier: Tier, items: Sequence[Item]) -> tuple[KeyResult, ...]:
     assert tier.put(1, items)
     return answers(tier, 1)[1]
 
 
-def get(tier: Tier, items: Sequence[Item]) -> tuple[Outcome, ...]:
+def get(tier: Tier, items: Sequence[Item]) -> tuple[KeyResult, ...]:
     assert tier.get(1, items)
     return answers(tier, 1)[1]
 
 
-def lookup(tier: Tier, keys: Sequence[TierKey]) -> tuple[Outcome, ...]:
+def lookup(tier: Tier, keys: Sequence[TierKey]) -> tuple[KeyResult, ...]:
     assert tier.lookup(1, keys)
     return answers(tier, 1)[1]
 
 
-def clear(tier: Tier) -> Outcome:
+def clear(tier: Tier) -> KeyResult:
     assert tier.clear(1)
-    (outcome,) = answers(tier, 1)[1]
-    return outcome
+    (result,) = answers(tier, 1)[1]
+    return result
 
 
 class AnsweringContract(ABC):
@@ -92,14 +92,14 @@ class AnsweringContract(ABC):
             tier.close(PATIENCE_S)
             self.release(tier)
 
-    def test_every_call_is_answered_exactly_once_with_an_outcome_per_key(self) -> None:
+    def test_every_call_is_answered_exactly_once_with_a_result_per_key(self) -> None:
         with self.tier() as tier:
             assert tier.lookup(1, [key(1), key(2)])
             assert tier.put(2, [Item(key(1), block(1))])
             assert tier.get(3, [Item(key(9), room()), Item(key(8), room()), Item(key(7), room())])
             assert tier.clear(4)
             found = answers(tier, 4)
-            assert {ticket: len(outcomes) for ticket, outcomes in found.items()} == {1: 2, 2: 1, 3: 3, 4: 1}
+            assert {ticket: len(results) for ticket, results in found.items()} == {1: 2, 2: 1, 3: 3, 4: 1}
             assert tier.poll() == []
 
     def test_many_calls_at_a_time_are_each_answered_once(self) -> None:
@@ -165,9 +165,9 @@ class AnsweringContract(ABC):
             for ticket in range(40):
                 assert tier.put(ticket, [Item(key(ticket), block(ticket))])
             assert tier.close(PATIENCE_S)
-            found: list[Answer] = tier.poll()
+            found: list[CallResult] = tier.poll()
             assert sorted(ticket for ticket, _ in found) == list(range(40))
-            assert {verdict for _, outcomes in found for verdict in verdicts(outcomes)} <= {Verdict.HIT, Verdict.FAILED}
+            assert {verdict for _, results in found for verdict in verdicts(results)} <= {Verdict.HIT, Verdict.FAILED}
 
     def test_close_leaves_no_thread_behind(self) -> None:
         before = set(threading.enumerate())
@@ -291,8 +291,8 @@ class KeepingContract(AnsweringContract):
                     put(tier, [Item(key(number), block(number)) for number in numbers])
                 elif choice < 0.97:
                     wanted = [Item(key(number), room()) for number in numbers]
-                    for number, item, outcome in zip(numbers, wanted, get(tier, wanted), strict=True):
-                        assert outcome.verdict in (Verdict.HIT, Verdict.MISS), (round_, outcome)
-                        assert outcome.verdict is Verdict.MISS or item.buffer == block(number)
+                    for number, item, result in zip(numbers, wanted, get(tier, wanted), strict=True):
+                        assert result.verdict in (Verdict.HIT, Verdict.MISS), (round_, result)
+                        assert result.verdict is Verdict.MISS or item.buffer == block(number)
                 else:
                     clear(tier)

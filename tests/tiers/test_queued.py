@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvtide.tiers import HIT, MISS, Faults, FaultyTier, Item, MemoryBackend, Outcome, QueuedTier, TierKey, Verdict
+from kvtide.tiers import HIT, MISS, Faults, FaultyTier, Item, KeyResult, MemoryBackend, QueuedTier, TierKey, Verdict
 from kvtide.tiers.breaker import Breaker
 from tests.contracts.tier_contract import PATIENCE_S, answers, block, clear, get, key, lookup, put, room, verdicts
 
@@ -30,19 +30,19 @@ class GatedBackend(MemoryBackend):
             self.reached.release()
             self.gate.wait(PATIENCE_S)
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         self._note("lookup", keys)
         return super().lookup(keys)
 
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         self._note("put", [item.key for item in items])
         return super().put(items)
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         self._note("get", [item.key for item in items])
         return super().get(items)
 
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         self._note("clear", [])
         return super().clear()
 
@@ -202,7 +202,7 @@ def test_f18_what_waits_behind_stuck_threads_is_answered_when_the_breaker_opens(
     assert tier.get(2, [Item(key(2), room())])
     switch.state = "open"
     assert tier.wait(PATIENCE_S)
-    assert {ticket: verdicts(outcomes) for ticket, outcomes in tier.poll()} == {2: [THROTTLED]}
+    assert {ticket: verdicts(results) for ticket, results in tier.poll()} == {2: [THROTTLED]}
     backend.gate.set()
     assert verdicts(answers(tier, 1)[1]) == [Verdict.MISS]
     tier.close()
@@ -212,10 +212,10 @@ def test_f18_what_waits_behind_stuck_threads_is_answered_when_the_breaker_opens(
 
 
 class RudeBackend(MemoryBackend):
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         raise SystemExit(3)
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         return []
 
     def close(self) -> None:
@@ -229,8 +229,8 @@ def test_f15_nothing_that_a_backend_does_ends_a_thread(caplog: pytest.LogCapture
     tier = QueuedTier(RudeBackend(), threads=1)
     for _ in range(3):
         assert verdicts(lookup(tier, [key(1)])) == [FAILED]
-        (outcome,) = get(tier, [Item(key(1), room())])
-        assert "0 outcomes for 1 keys" in outcome.why
+        (result,) = get(tier, [Item(key(1), room())])
+        assert "0 results for 1 keys" in result.why
         assert put(tier, [item(1)]) == (HIT,)
         assert tier.stats().bytes_used is None
     assert tier.close()

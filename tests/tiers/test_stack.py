@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from kvtide.core.messages import Answer, Clear, Fetch, Lookup, Sink
-from kvtide.tiers.base import HIT, MISS, Item, Outcome, Tier, TierKey, TierStats, Verdict
-from kvtide.tiers.base import Answer as TierAnswer
+from kvtide.tiers.base import HIT, MISS, CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.stack import Level, TierStack, random_salt, tier_key
 
 NAMES = ((0, b"a"), (0, b"b"), (1, b"a"))
@@ -22,7 +21,7 @@ class ScriptedTier(Tier):
     def __init__(self) -> None:
         self.records: dict[TierKey, bytes] = {}
         self.calls: dict[int, tuple[str, Sequence[object]]] = {}
-        self.answers: list[TierAnswer] = []
+        self.answers: list[CallResult] = []
         self.silent = False
         self.refuses = False
         self.fails = False
@@ -40,12 +39,12 @@ class ScriptedTier(Tier):
         """Answer all calls that are waiting."""
         for ticket, (call, argument) in list(self.calls.items()):
             del self.calls[ticket]
-            outcomes = [Outcome(Verdict.FAILED, "told to")] * max(1, len(argument))
+            results = [KeyResult(Verdict.FAILED, "told to")] * max(1, len(argument))
             if not self.fails:
-                outcomes = [self._do(call, item) for item in argument] or [self._clear()]
-            self.answers.append(TierAnswer(ticket, tuple(outcomes)))
+                results = [self._do(call, item) for item in argument] or [self._clear()]
+            self.answers.append(CallResult(ticket, tuple(results)))
 
-    def _do(self, call: str, item: object) -> Outcome:
+    def _do(self, call: str, item: object) -> KeyResult:
         if isinstance(item, Item) and call == "put":
             self.records[item.key] = bytes(item.buffer)
             return HIT
@@ -55,7 +54,7 @@ class ScriptedTier(Tier):
             item.buffer[:] = self.records[key]
         return HIT if key in self.records else MISS
 
-    def _clear(self) -> Outcome:
+    def _clear(self) -> KeyResult:
         self.records.clear()
         return HIT
 
@@ -71,7 +70,7 @@ class ScriptedTier(Tier):
     def clear(self, ticket: int) -> bool:
         return self._take(ticket, "clear", ())
 
-    def poll(self) -> list[TierAnswer]:
+    def poll(self) -> list[CallResult]:
         answers, self.answers = self.answers, []
         return answers
 
@@ -211,7 +210,7 @@ def test_a_slow_tier_that_makes_progress_is_not_late(near: ScriptedTier) -> None
     bench.now_s += 0.04
     first = min(near.calls)
     call = near.calls.pop(first)
-    near.answers.append(TierAnswer(first, (MISS,) * len(call[1])))
+    near.answers.append(CallResult(first, (MISS,) * len(call[1])))
     assert [answer.id for answer in bench.stack.poll()[0]] == [1]
     bench.now_s += 0.04
     assert bench.stack.poll() == ((), ()), "it has answered 40 ms ago"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from kvtide.tiers.base import Item, Outcome, TierKey
+from kvtide.tiers.base import Item, KeyResult, TierKey
 
 
 class BackendDown(Exception):
@@ -15,25 +15,25 @@ class BackendDown(Exception):
 class Backend(ABC):
     """A store with blocking calls, made for one namespace and one rank.
 
-    Calls come from several threads at a time. Each returns one outcome per key, in order, or raises `BackendDown`
+    Calls come from several threads at a time. Each returns one result per key, in order, or raises `BackendDown`
     when nothing could be done at all. Each ends by itself: whatever waits inside (a socket, a lock) has a deadline.
     Any other exception is a fault of the backend: it fails the call, is logged once, and kills no thread.
     """
 
     @abstractmethod
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Say which keys are there."""
 
     @abstractmethod
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Keep bytes under their keys."""
 
     @abstractmethod
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
 
     @abstractmethod
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Forget everything of this namespace and rank."""
 
     @abstractmethod

@@ -25,22 +25,22 @@ class Verdict(enum.Enum):
     """Tried, and it did not work: `why` says what happened."""
 
 
-class Outcome(NamedTuple):
+class KeyResult(NamedTuple):
     """What became of one key, and why if that needs saying."""
 
     verdict: Verdict
     why: str = ""
 
 
-HIT = Outcome(Verdict.HIT)
-MISS = Outcome(Verdict.MISS)
+HIT = KeyResult(Verdict.HIT)
+MISS = KeyResult(Verdict.MISS)
 
 
-class Answer(NamedTuple):
-    """What became of one call: an outcome for each of its keys, in the order of the call."""
+class CallResult(NamedTuple):
+    """What became of one call: a result for each of its keys, in the order of the call."""
 
     ticket: int
-    outcomes: tuple[Outcome, ...]
+    results: tuple[KeyResult, ...]
 
 
 class Item(NamedTuple):
@@ -75,7 +75,7 @@ LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 
 
 class Tier(ABC):
-    """Keeps blocks by key. Nothing that goes wrong is raised by a call: it is an outcome.
+    """Keeps blocks by key. Nothing that goes wrong is raised by a call: it is a result.
 
     Calls return at once; each ticket that was taken is answered by `poll` exactly once. Tickets are the caller's,
     and run in any order and at the same time. Memory handed to `put` and `get` belongs to the tier until the
@@ -102,13 +102,13 @@ class Tier(ABC):
 
     @abstractmethod
     def clear(self, ticket: int) -> bool:
-        """Forget everything of this namespace and rank (F9). The answer has one outcome.
+        """Forget everything of this namespace and rank (F9). The answer has one result.
 
         Waits for puts that are under way, so that none of them brings back what was forgotten.
         """
 
     @abstractmethod
-    def poll(self) -> list[Answer]:
+    def poll(self) -> list[CallResult]:
         """Return the answers since the last call, each exactly once. Does not block."""
 
     @abstractmethod

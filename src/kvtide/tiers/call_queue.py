@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvtide.tiers.base import Answer, Item, Outcome, TierKey, Verdict
+from kvtide.tiers.base import CallResult, Item, KeyResult, TierKey, Verdict
 
 CallName = Literal["lookup", "get", "put", "clear"]
-_NOT_YET = Outcome(Verdict.FAILED, "it has not ended")
+_NOT_YET = KeyResult(Verdict.FAILED, "it has not ended")
 
 
 @dataclass(slots=True, eq=False)
@@ -23,17 +23,17 @@ class Call:
     begin_s: float
     size: int
     """Bytes of memory that it holds."""
-    outcomes: list[Outcome] = field(default_factory=list)
+    results: list[KeyResult] = field(default_factory=list)
     parts_left: int = 0
 
     def __post_init__(self) -> None:
-        """Make room for the outcomes."""
-        self.outcomes = [_NOT_YET] * (1 if self.name == "clear" else len(self.work))
+        """Make room for the results."""
+        self.results = [_NOT_YET] * (1 if self.name == "clear" else len(self.work))
 
-    def answer(self) -> Answer:
-        """Return the answer, when all parts have ended."""
+    def result(self) -> CallResult:
+        """Return what became of it, when all parts have ended."""
         assert not self.parts_left
-        return Answer(self.ticket, tuple(self.outcomes))
+        return CallResult(self.ticket, tuple(self.results))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ def parts_of(call: Call, part_bytes: int) -> Iterator[Part]:
                 yield Part(call, first, position)
                 first, size = position, 0
             size += item.buffer.nbytes
-    yield Part(call, first, len(call.outcomes))
+    yield Part(call, first, len(call.results))
 
 
 class Lanes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from kvtide.tiers.base import Outcome, Tier, Verdict
+from kvtide.tiers.base import KeyResult, Tier, Verdict
 from kvtide.tiers.log_once import LogOnce
 
 _AGAIN_S = 1.0
@@ -48,14 +48,14 @@ class Clears:
                 else:
                     self._logs[index].began("it takes no more calls now")
 
-    def hear(self, index: int, ticket: int, outcomes: Sequence[Outcome]) -> None:
+    def hear(self, index: int, ticket: int, results: Sequence[KeyResult]) -> None:
         """Note what became of a call, if it is one of these."""
         if self._tickets.get(index) != ticket:
             return
         del self._tickets[index]
-        (outcome,) = outcomes
-        if outcome.verdict is Verdict.HIT:
+        (result,) = results
+        if result.verdict is Verdict.HIT:
             del self._uncleared[index]
             self._logs[index].over()
         else:
-            self._logs[index].began(outcome.why)
+            self._logs[index].began(result.why)

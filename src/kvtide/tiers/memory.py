@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from kvtide.tiers.backend import Backend
-from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey
+from kvtide.tiers.base import HIT, MISS, Item, KeyResult, TierKey
 from kvtide.tiers.record import Sealer
 
 
@@ -20,31 +20,31 @@ class MemoryBackend(Backend):
         self._records: dict[TierKey, tuple[bytes, bytearray]] = {}
         self._bytes = 0
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Say which keys are there."""
         with self._lock:
             return [HIT if key in self._records else MISS for key in keys]
 
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Keep copies."""
         for key, buffer in items:
             header, body = self._sealer.seal(key, buffer)
             self._keep(key, header, bytearray(body))
         return [HIT] * len(items)
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
-        outcomes = []
+        results = []
         for key, buffer in items:
             with self._lock:
                 record = self._records.get(key)
             if record is None:
-                outcomes.append(MISS)
+                results.append(MISS)
             else:
-                outcomes.append(self._sealer.open(key, record[0], memoryview(record[1]), buffer).outcome)
-        return outcomes
+                results.append(self._sealer.open(key, record[0], memoryview(record[1]), buffer).result)
+        return results
 
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Forget everything."""
         with self._lock:
             self._records.clear()

@@ -18,8 +18,8 @@ class Meter:
     def count(self, call: Call, seconds: float) -> None:
         """Count one call, and how long it took from its ticket to its end."""
         stats = self._stats
-        for outcome in call.outcomes:
-            pair = call.name, outcome.verdict.value
+        for result in call.results:
+            pair = call.name, result.verdict.value
             stats.keys[pair] = stats.keys.get(pair, 0) + 1
         histogram = stats.seconds.setdefault(call.name, [0] * (len(LATENCY_BOUNDS_S) + 1))
         histogram[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
@@ -42,6 +42,6 @@ class Meter:
 def _bytes_of_hits(work: Sequence[Item] | Sequence[bytes], call: Call) -> int:
     return sum(
         item.buffer.nbytes
-        for item, outcome in zip(work, call.outcomes, strict=True)
-        if isinstance(item, Item) and outcome.verdict is Verdict.HIT
+        for item, result in zip(work, call.results, strict=True)
+        if isinstance(item, Item) and result.verdict is Verdict.HIT
     )

@@ -11,7 +11,7 @@ from typing import Protocol
 from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
 from kvtide.tiers.backend import Backend, BackendDown
-from kvtide.tiers.base import Answer, Item, Outcome, Tier, TierKey, TierStats, Verdict
+from kvtide.tiers.base import CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.call_queue import Call, CallName, Lanes, Part, parts_of
 from kvtide.tiers.meter import Meter
 
@@ -105,14 +105,14 @@ class QueuedTier(Tier):
         """Queue a clear. Puts that have not begun are throttled: what they bring would be cleared. See `Tier.clear`."""
         return self._take("clear", ticket, ())
 
-    def poll(self) -> list[Answer]:
+    def poll(self) -> list[CallResult]:
         """Return the answers since the last call. See `Tier.poll`."""
         with self._lock:
             self._shed()
             ended, self._ended = self._ended, []
             for call in ended:
                 self._calls[_writes(call.name)] -= 1
-        return [call.answer() for call in ended]
+        return [call.result() for call in ended]
 
     def wait(self, timeout_s: float) -> bool:
         """Block until there is an answer or nothing is under way. See `Tier.wait`."""
@@ -132,7 +132,7 @@ class QueuedTier(Tier):
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             self._closed = True
-            self._give_up(self._lanes.take_all(), Outcome(Verdict.FAILED, "the tier was closed before it began"))
+            self._give_up(self._lanes.take_all(), KeyResult(Verdict.FAILED, "the tier was closed before it began"))
             self._work_came.notify_all()
             self._call_ended.notify_all()
         for thread in self._threads:
@@ -182,8 +182,8 @@ class QueuedTier(Tier):
         parts = list(parts_of(call, self._part_bytes))
         call.parts_left = len(parts)
         if call.name == "clear":
-            self._give_up(self._lanes.take_puts(), Outcome(Verdict.THROTTLED, "the tier was cleared meanwhile"))
-        if not call.outcomes:
+            self._give_up(self._lanes.take_puts(), KeyResult(Verdict.THROTTLED, "the tier was cleared meanwhile"))
+        if not call.results:
             self._end_parts(call, len(parts))
         elif self._breaker is not None and self._breaker.state == "open":
             self._give_up(parts, _SWITCHED_OFF)
@@ -196,9 +196,9 @@ class QueuedTier(Tier):
         if self._breaker is not None and self._breaker.state == "open":
             self._give_up(self._lanes.take_all(), _SWITCHED_OFF)
 
-    def _give_up(self, parts: Sequence[Part], outcome: Outcome) -> None:
+    def _give_up(self, parts: Sequence[Part], result: KeyResult) -> None:
         for part in parts:
-            part.call.outcomes[part.first : part.last] = [outcome] * (part.last - part.first)
+            part.call.results[part.first : part.last] = [result] * (part.last - part.first)
             self._end_parts(part.call, 1)
 
     def _end_parts(self, call: Call, count: int) -> None:
@@ -222,9 +222,9 @@ class QueuedTier(Tier):
     def _run(self) -> None:
         """Work until the tier is closed. Nothing that a backend raises ends the thread (F15)."""
         while (part := self._next_part()) is not None:
-            outcomes = self._outcomes_of(part)
+            results = self._results_of(part)
             with self._lock:
-                part.call.outcomes[part.first : part.last] = outcomes
+                part.call.results[part.first : part.last] = results
                 self._lanes.ended(part)
                 self._end_parts(part.call, 1)
 
@@ -243,7 +243,7 @@ class QueuedTier(Tier):
         if self._lanes.ready():
             self._work_came.notify()
 
-    def _outcomes_of(self, part: Part) -> Sequence[Outcome]:
+    def _results_of(self, part: Part) -> Sequence[KeyResult]:
         count = part.last - part.first
         breaker = self._breaker
         try:
@@ -252,28 +252,28 @@ class QueuedTier(Tier):
         except Exception as error:
             return [self._failure(error)] * count
         try:
-            outcomes = self._ask_backend(part)
-            if len(outcomes) != count:
-                raise RuntimeError(f"{len(outcomes)} outcomes for {count} keys")
+            results = self._ask_backend(part)
+            if len(results) != count:
+                raise RuntimeError(f"{len(results)} results for {count} keys")
         except BaseException as error:  # even SystemExit: there is nobody behind this frame to tell
             if breaker is not None:
                 breaker.failed()
             return [self._failure(error)] * count
         if breaker is not None:
             breaker.succeeded()
-        return outcomes
+        return results
 
-    def _ask_backend(self, part: Part) -> Sequence[Outcome]:
+    def _ask_backend(self, part: Part) -> Sequence[KeyResult]:
         name, work = part.call.name, part.call.work[part.first : part.last]
         if name == "clear":
             return [self._backend.clear()]
-        ask: Callable[..., list[Outcome]] = getattr(self._backend, name)
+        ask: Callable[..., list[KeyResult]] = getattr(self._backend, name)
         return ask(work)
 
-    def _failure(self, error: BaseException) -> Outcome:
+    def _failure(self, error: BaseException) -> KeyResult:
         if not isinstance(error, BackendDown):
             self._complain(error)
-        return Outcome(Verdict.FAILED, describe(error))
+        return KeyResult(Verdict.FAILED, describe(error))
 
     def _complain(self, error: BaseException) -> None:
         with self._lock:
@@ -285,7 +285,7 @@ class QueuedTier(Tier):
 
 
 _BREAKER_CHECK_S = 0.02
-_SWITCHED_OFF = Outcome(Verdict.THROTTLED, "the tier is switched off for a while, after failures")
+_SWITCHED_OFF = KeyResult(Verdict.THROTTLED, "the tier is switched off for a while, after failures")
 
 
 def _writes(name: CallName) -> bool:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kvtide.core.config import Admit, BelowConfig
 from kvtide.core.messages import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
-from kvtide.tiers.base import Item, Outcome, Tier, TierKey, Verdict
+from kvtide.tiers.base import Item, KeyResult, Tier, TierKey, Verdict
 from kvtide.tiers.clears import Clears
 from kvtide.tiers.config import TierConfig, Write, open_tiers
 from kvtide.tiers.namespace import Namespace
@@ -175,10 +175,10 @@ class TierStack:
     def poll(self) -> tuple[tuple[Answer, ...], tuple[int, ...]]:
         """Return the answers since the last call, and the fetches that have become late. Does not block."""
         for index, level in enumerate(self._levels):
-            for ticket, outcomes in level.tier.poll():
+            for ticket, results in level.tier.poll():
                 self._progress_s[index] = self._clock()
-                self._clears.hear(index, ticket, outcomes)
-                self._hear(ticket, outcomes)
+                self._clears.hear(index, ticket, results)
+                self._hear(ticket, results)
         self._look_at_the_clock()
         answers, self._answers = tuple(self._answers), []
         late, self._late = tuple(self._late), []
@@ -254,16 +254,14 @@ class TierStack:
             if not job.tickets:
                 job.level += 1
 
-    def _hear(self, ticket: int, outcomes: tuple[Outcome, ...]) -> None:
+    def _hear(self, ticket: int, results: tuple[KeyResult, ...]) -> None:
         call = self._calls.pop(ticket, None)
         if call is None:
             return  # a clear, or of a lookup that was answered without it
         job = call.job
         job.tickets.discard(ticket)
         job.hits.update(
-            position
-            for position, outcome in zip(call.positions, outcomes, strict=True)
-            if outcome.verdict is Verdict.HIT
+            position for position, result in zip(call.positions, results, strict=True) if result.verdict is Verdict.HIT
         )
         if isinstance(job.errand, Fetch) and not job.tickets:
             job.level += 1

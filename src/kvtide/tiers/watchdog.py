@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvtide.tiers.backend import Backend, BackendDown
-from kvtide.tiers.base import Item, Outcome, TierKey
+from kvtide.tiers.base import Item, KeyResult, TierKey
 from kvtide.tiers.breaker import Breaker
 from kvtide.tiers.log_once import LogOnce
 
@@ -27,22 +27,22 @@ class WatchedBackend(Backend):
         self._running: dict[object, float] = {}
         """When each call that is under way began."""
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Say which keys are there."""
         with self.watch():
             return self._backend.lookup(keys)
 
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Keep bytes under their keys."""
         with self.watch():
             return self._backend.put(items)
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
         with self.watch():
             return self._backend.get(items)
 
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Forget everything of this namespace and rank."""
         with self.watch(may_take_long=True):
             return self._backend.clear()

@@ -140,8 +140,8 @@ class TestWhatIsStored:
             one, other = self.store.get(self.name(1)), self.store.get(self.name(2))
             self.replace(1, other)
             self.replace(2, one)
-            outcomes = get(tier, [Item(key(1), room(size)), Item(key(2), room(size))])
-            assert verdicts(outcomes) == [Verdict.MISS] * 2
+            results = get(tier, [Item(key(1), room(size)), Item(key(2), room(size))])
+            assert verdicts(results) == [Verdict.MISS] * 2
 
     @pytest.mark.parametrize(("size", "count"), [(64 << 10, 300), (1 << 20, 20)])
     def test_f8_flipped_bits_are_found_in_every_batch_of_a_call(self, size: int, count: int) -> None:
@@ -153,7 +153,7 @@ class TestWhatIsStored:
                 value[-1] ^= 1
                 self.replace(number, bytes(value))
             wanted = [Item(key(number), room(size)) for number in range(count)]
-            missed = {number for number, outcome in enumerate(get(tier, wanted)) if outcome != HIT}
+            missed = {number for number, result in enumerate(get(tier, wanted)) if result != HIT}
             assert missed == bad
             assert all(item.buffer == block(n, size) for n, item in enumerate(wanted) if n not in bad)
             assert tier.stats().corrupt_records == len(bad)
@@ -250,8 +250,8 @@ def test_f8_what_died_with_its_owner_is_a_miss_though_the_master_still_names_it(
         items = [Item(key(1), block(1)), Item(key(2), block(2, LARGE))]
         assert put(tier, items) == (HIT, HIT)
         owner.kill()
-        outcomes = get(tier, [Item(key(1), room()), Item(key(2), room(LARGE))])
-        assert set(verdicts(outcomes)) <= {Verdict.MISS, *GIVEN_UP}
+        results = get(tier, [Item(key(1), room()), Item(key(2), room(LARGE))])
+        assert set(verdicts(results)) <= {Verdict.MISS, *GIVEN_UP}
 
 
 @pytest.mark.usefixtures("_no_trial")

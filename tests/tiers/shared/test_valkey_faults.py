@@ -67,9 +67,9 @@ def test_f18_nothing_is_tried_while_the_breaker_is_open(monkeypatch: pytest.Monk
     with Server() as server, valkey_tier(server.url, threads=1) as tier:
         server.kill()
         tries.clear()
-        outcomes = [lookup(tier, [key(1)])[0].verdict for _ in range(20)]
+        results = [lookup(tier, [key(1)])[0].verdict for _ in range(20)]
         assert len(tries) == 2
-        assert outcomes == [Verdict.FAILED] * 2 + [Verdict.THROTTLED] * 18
+        assert results == [Verdict.FAILED] * 2 + [Verdict.THROTTLED] * 18
 
 
 def test_f18_every_wait_of_a_connection_is_bounded_by_the_deadline() -> None:
@@ -123,10 +123,10 @@ def test_f8_replies_that_come_too_late_are_never_taken_for_others() -> None:
             server.resume()
             wanted = [Item(key(number + 20), room()), Item(key(39 - number), room())]
             try:
-                outcomes = backend.get(wanted)
+                results = backend.get(wanted)
             except BackendDown:  # a busy machine may need longer than such a short deadline
                 continue
-            assert outcomes == [HIT, HIT]
+            assert results == [HIT, HIT]
             assert [item.buffer for item in wanted] == [block(number + 20), block(39 - number)]
         assert backend.corrupt_records() == 0
         backend.close()
@@ -146,10 +146,10 @@ def test_a_server_that_is_restarted_while_gets_run_never_gives_other_bytes() -> 
             else:
                 server.pause()
                 server.resume()
-            for ticket, outcomes in answers(tier, 30).items():
-                for number, (item, outcome) in enumerate(zip(wanted[ticket], outcomes, strict=True)):
-                    seen.add(outcome.verdict)
-                    assert outcome.verdict is not Verdict.HIT or item.buffer == block(number)
+            for ticket, results in answers(tier, 30).items():
+                for number, (item, result) in enumerate(zip(wanted[ticket], results, strict=True)):
+                    seen.add(result.verdict)
+                    assert result.verdict is not Verdict.HIT or item.buffer == block(number)
         assert Verdict.HIT in seen
         assert tier.stats().corrupt_records == 0
 
@@ -253,8 +253,8 @@ def test_a_full_server_is_still_read_and_writing_is_tried_again(caplog: pytest.L
     with Server("--maxmemory", "4mb", "--maxmemory-policy", "noeviction") as server, valkey_tier(server.url) as tier:
         put(tier, [Item(key(0), block(0))])
         for number in range(1, 12):
-            outcomes = put(tier, [Item(key(number), block(number, 512 << 10))])
-            assert set(verdicts(outcomes)) <= GIVEN_UP | {Verdict.HIT}
+            results = put(tier, [Item(key(number), block(number, 512 << 10))])
+            assert set(verdicts(results)) <= GIVEN_UP | {Verdict.HIT}
             assert get(tier, [Item(key(0), room())]) == (HIT,)
         assert tier.stats().breaker == "closed"
         assert ["OOM" in line for line in tier_lines(caplog)] == [True]
@@ -297,8 +297,8 @@ def test_a_server_of_a_cluster_is_said_to_be_one(caplog: pytest.LogCaptureFixtur
 
 def test_a_block_larger_than_the_server_takes_is_not_sent() -> None:
     with Server() as server, valkey_tier(server.url, max_value=9000) as tier:
-        outcomes = put(tier, [Item(key(1), block(1, 10_000)), Item(key(2), block(2))])
-        assert verdicts(outcomes) == [Verdict.FAILED, Verdict.HIT]
+        results = put(tier, [Item(key(1), block(1, 10_000)), Item(key(2), block(2))])
+        assert verdicts(results) == [Verdict.FAILED, Verdict.HIT]
 
 
 def test_a_server_that_was_emptied_is_filled_again() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvtide.tiers import HIT, BackendDown, MemoryBackend, Outcome, QueuedTier, TierKey, Verdict
+from kvtide.tiers import HIT, BackendDown, KeyResult, MemoryBackend, QueuedTier, TierKey, Verdict
 from kvtide.tiers.breaker import Breaker
 from kvtide.tiers.log_once import LogOnce
 from kvtide.tiers.watchdog import WatchedBackend, WatchingBreaker
@@ -33,14 +33,14 @@ class Fickle(MemoryBackend):
         self.gate = threading.Event()
         self.gate.set()
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         assert self.gate.wait(PATIENCE_S)
         if self.away:
             raise BackendDown("gone fishing")
         self.clock.now_s += self.slow_s
         return super().lookup(keys)
 
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         self.clock.now_s += self.slow_s
         return super().clear()
 

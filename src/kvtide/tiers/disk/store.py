@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kvtide.errors import describe
 from kvtide.tiers.backend import Backend
-from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
+from kvtide.tiers.base import HIT, MISS, Item, KeyResult, TierKey, Verdict
 from kvtide.tiers.disk.files import IoMode
 from kvtide.tiers.disk.folder import SegmentFolder
 from kvtide.tiers.disk.index import Index
@@ -23,7 +23,7 @@ from kvtide.tiers.record import Sealer, stored_key
 _log = logging.getLogger(__name__)
 _EVICTIONS_MAX = 1024
 """Segments that are tried for the room of one."""
-_NO_ROOM = Outcome(Verdict.THROTTLED, "all segments are in use")
+_NO_ROOM = KeyResult(Verdict.THROTTLED, "all segments are in use")
 
 
 @dataclass(slots=True)
@@ -79,23 +79,23 @@ class DiskStore(Backend):
 
     # ------------------------------------------------------------------ calls
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Say which keys are there. Looks at memory only."""
         return [HIT if known else MISS for known in self._index.known([stored_key(key) for key in keys])]
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
         return self._reader.get(items)
 
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Keep bytes under their keys, at the end of the segment that is being filled."""
         known = self._index.use([stored_key(item.key) for item in items])
-        outcomes = [HIT] * len(items)
-        for run in self._reserve(items, known, outcomes):
-            self._write(run, items, outcomes)
-        return outcomes
+        results = [HIT] * len(items)
+        for run in self._reserve(items, known, results):
+            self._write(run, items, results)
+        return results
 
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Delete all segments of this namespace and rank."""
         with self._appending:
             self._active = None
@@ -129,7 +129,7 @@ class DiskStore(Backend):
 
     # ------------------------------------------------------------------ putting
 
-    def _write(self, run: Run, items: Sequence[Item], outcomes: list[Outcome]) -> None:
+    def _write(self, run: Run, items: Sequence[Item], results: list[KeyResult]) -> None:
         chosen = [items[position] for position in run.positions]
         try:
             self._writer.write(run.segment, run.first_entry, run.first_page, chosen)
@@ -137,22 +137,22 @@ class DiskStore(Backend):
             self._index.add(run.segment, [stored_key(item.key) for item in chosen], entries)
         except OSError as error:
             for position in run.positions:
-                outcomes[position] = _failed(error)
+                results[position] = _failed(error)
             with self._appending:
                 run.segment.take_back(run.first_entry, run.first_page, len(chosen))
         finally:
             self._index.end_write(run.segment)
 
-    def _reserve(self, items: Sequence[Item], known: Sequence[bool], outcomes: list[Outcome]) -> list[Run]:
-        """Take room for the items that are not known. Where there is none, the outcome says so."""
+    def _reserve(self, items: Sequence[Item], known: Sequence[bool], results: list[KeyResult]) -> list[Run]:
+        """Take room for the items that are not known. Where there is none, the result says so."""
         runs: list[Run] = []
         with self._appending:
             for position, item in enumerate(items):
                 if known[position]:
                     continue
                 segment = self._segment_for(item.buffer.nbytes)
-                if isinstance(segment, Outcome):
-                    outcomes[position] = segment
+                if isinstance(segment, KeyResult):
+                    results[position] = segment
                     continue
                 entry, page = segment.append(item.buffer.nbytes)
                 if not runs or runs[-1].segment is not segment:
@@ -161,12 +161,12 @@ class DiskStore(Backend):
                 runs[-1].positions.append(position)
         return runs
 
-    def _segment_for(self, size: int) -> Segment | Outcome:
+    def _segment_for(self, size: int) -> Segment | KeyResult:
         """Return a segment with room for a body of `size` bytes, or why there is none."""
         if self._active is not None and self._active.room_for(size):
             return self._active
         if not self._folder.holds(size):
-            return Outcome(Verdict.FAILED, f"{size} bytes are more than a segment of this store holds")
+            return KeyResult(Verdict.FAILED, f"{size} bytes are more than a segment of this store holds")
         if self._active is not None:
             self._active.finish()
             self._active = None
@@ -176,7 +176,7 @@ class DiskStore(Backend):
             self._active = segment
         return segment
 
-    def _next_segment(self) -> Segment | Outcome:
+    def _next_segment(self) -> Segment | KeyResult:
         """Make a segment, or empty the one that was unused for longest."""
         self._release_idle()
         try:
@@ -195,7 +195,7 @@ class DiskStore(Backend):
                 return emptied
         return _NO_ROOM
 
-    def _emptied(self, victim: Segment) -> Segment | Outcome | None:
+    def _emptied(self, victim: Segment) -> Segment | KeyResult | None:
         """Return a segment made of the room of another, or why there is none. None: try the next one."""
         try:
             victim.check_writable()
@@ -246,5 +246,5 @@ def _problem(do: Callable[[], None]) -> OSError | None:
     return None
 
 
-def _failed(error: OSError) -> Outcome:
-    return Outcome(Verdict.FAILED, describe(error))
+def _failed(error: OSError) -> KeyResult:
+    return KeyResult(Verdict.FAILED, describe(error))

@@ -10,7 +10,7 @@ from typing import TypeVar
 from valkey.exceptions import ResponseError
 
 from kvtide.tiers.backend import Backend, BackendDown
-from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
+from kvtide.tiers.base import HIT, MISS, Item, KeyResult, TierKey, Verdict
 from kvtide.tiers.breaker import Breaker
 from kvtide.tiers.log_once import LogOnce
 from kvtide.tiers.namespace import Namespace
@@ -38,9 +38,9 @@ KEYS_PER_TRIP = 1000
 _SWEEP_PAGES = 32
 """Pages that a clear does by itself."""
 
-_CLEARED = Outcome(Verdict.MISS, "the store was cleared meanwhile")
-_NOT_WRITING = Outcome(Verdict.THROTTLED, "not tried: the server refused to write a moment ago")
-_TOO_LARGE = Outcome(Verdict.FAILED, "the record is larger than max_value")
+_CLEARED = KeyResult(Verdict.MISS, "the store was cleared meanwhile")
+_NOT_WRITING = KeyResult(Verdict.THROTTLED, "not tried: the server refused to write a moment ago")
+_TOO_LARGE = KeyResult(Verdict.FAILED, "the record is larger than max_value")
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -72,35 +72,35 @@ class ValkeyBackend(Backend):
         with self._links.one() as link:
             self._join(link)
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Ask which keys are there, in one round trip per thousand."""
-        outcomes: list[Outcome] = []
+        results: list[KeyResult] = []
         with self._links.one() as link:
             generation = self._generation.current or self._join(link)
             for first in range(0, len(keys), KEYS_PER_TRIP):
                 names = [self._names.record(generation, key) for key in keys[first : first + KEYS_PER_TRIP]]
                 *found, seen = link.ask([*((b"EXISTS", name) for name in names), self._generation.question])
                 still = self._generation.still(generation, seen)
-                outcomes += [(HIT if _good(there) else MISS) if still else _CLEARED for there in found]
+                results += [(HIT if _good(there) else MISS) if still else _CLEARED for there in found]
             self._generation.mend(link)
-        return outcomes
+        return results
 
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Write records, over whatever is there: a record that went bad is mended that way."""
         fits = [item.buffer.nbytes <= self._body_bytes_max for item in items]
-        outcomes: list[Outcome] = []
+        results: list[KeyResult] = []
         with self._links.one() as link, in_no_hurry():
             generation = self._generation.current or self._join(link)
             for batch in _by_bytes([item for item, fit in zip(items, fits, strict=True) if fit], PUT_BYTES):
                 put = self._put if self._writing.allows() else self._put_nothing
-                outcomes += put(link, generation, batch)
+                results += put(link, generation, batch)
             self._generation.mend(link)
             if self._generation.current == generation:  # or what is swept away would be what counts now
                 self._sweep.step(link, generation)
-        done = iter(outcomes)
+        done = iter(results)
         return [next(done) if fit else _TOO_LARGE for fit in fits]
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Read records into the caller's memory, and verify them there."""
         with self._links.one() as link:
             generation = self._generation.current or self._join(link)
@@ -109,9 +109,9 @@ class ValkeyBackend(Backend):
             self._generation.mend(link)
             if bad:  # or every lookup would find it again
                 link.ask([(b"UNLINK", *(self._names.record(generation, key) for key in bad))])
-        return [reading.outcome if isinstance(reading, Reading) else reading for reading in readings]
+        return [reading.result if isinstance(reading, Reading) else reading for reading in readings]
 
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Name another generation, then begin to give the memory back."""
         with self._links.one() as link:
             generation = self._generation.begin(link)
@@ -142,20 +142,20 @@ class ValkeyBackend(Backend):
 
     # ------------------------------------------------------------------ records
 
-    def _put(self, link: Link, generation: bytes, batch: Sequence[Item]) -> list[Outcome]:
+    def _put(self, link: Link, generation: bytes, batch: Sequence[Item]) -> list[KeyResult]:
         names = [self._names.record(generation, item.key) for item in batch]
         try:
             replies, seen = self._send(link, names, batch)
         except BackendDown:
             self._writing.succeeded()  # it did not refuse: that it is away is for the tier's own breaker to count
             raise
-        outcomes = self._written(link, replies)
+        results = self._written(link, replies)
         if self._generation.still(generation, seen):
-            return outcomes
+            return results
         link.ask([(b"UNLINK", *names)])  # the sweep may have been there already
         return [_CLEARED] * len(batch)
 
-    def _put_nothing(self, link: Link, generation: bytes, batch: Sequence[Item]) -> list[Outcome]:
+    def _put_nothing(self, link: Link, generation: bytes, batch: Sequence[Item]) -> list[KeyResult]:
         """Ask at least whether the server is there: a call that asked nothing would count as one that it answered."""
         (seen,) = link.ask([self._generation.question])
         self._generation.still(generation, seen)
@@ -170,7 +170,7 @@ class ValkeyBackend(Backend):
             link.send([self._generation.question])
             return [link.reply() for _ in batch], link.reply()
 
-    def _written(self, link: Link, replies: Sequence[object]) -> list[Outcome]:
+    def _written(self, link: Link, replies: Sequence[object]) -> list[KeyResult]:
         refusals = [reply for reply in replies if isinstance(reply, ResponseError)]
         if not refusals:
             self._writing.succeeded()
@@ -180,10 +180,10 @@ class ValkeyBackend(Backend):
         self._refusals.began(str(refusals[0]))
         if code_of(refusals[0]) == "READONLY":
             link.close()  # what was the primary may be found at the same address by connecting anew
-        return [Outcome(Verdict.FAILED, str(reply)) if isinstance(reply, ResponseError) else HIT for reply in replies]
+        return [KeyResult(Verdict.FAILED, str(reply)) if isinstance(reply, ResponseError) else HIT for reply in replies]
 
-    def _get(self, link: Link, generation: bytes, groups: Sequence[Sequence[Item]]) -> list[Reading | Outcome]:
-        readings: list[Reading | Outcome] = []
+    def _get(self, link: Link, generation: bytes, groups: Sequence[Sequence[Item]]) -> list[Reading | KeyResult]:
+        readings: list[Reading | KeyResult] = []
         sent = 0
         with link:
             for index, group in enumerate(groups):
@@ -196,7 +196,7 @@ class ValkeyBackend(Backend):
     def _wanted(self, generation: bytes, group: Sequence[Item]) -> Command:
         return (b"MGET", *(self._names.record(generation, item.key) for item in group), *self._generation.names)
 
-    def _read_group(self, link: Link, generation: bytes, group: Sequence[Item]) -> list[Reading | Outcome]:
+    def _read_group(self, link: Link, generation: bytes, group: Sequence[Item]) -> list[Reading | KeyResult]:
         """Read values and verify them while they are still in the processor's cache."""
         link.more_time()
         bodies = [item.buffer.cast("B") for item in group]
@@ -205,7 +205,7 @@ class ValkeyBackend(Backend):
             return [_CLEARED] * len(group)
         return [self._verified(item.key, body, value) for item, body, value in zip(group, bodies, values, strict=True)]
 
-    def _verified(self, key: TierKey, body: memoryview, value: Value | ResponseError | None) -> Reading | Outcome:
+    def _verified(self, key: TierKey, body: memoryview, value: Value | ResponseError | None) -> Reading | KeyResult:
         if value is None:
             return MISS
         if isinstance(value, ResponseError):
