@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, cast, get_args
 
-from kvtide.core.config import Admit
+from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count
 from kvtide.tiers.base import Tier
@@ -44,7 +44,7 @@ COMMON: Mapping[str, str] = {
     "type": "what kind of place it is: " + ", ".join(KINDS),
     "deadline_ms": "longest time that a request waits for this tier (default: 50)",
     "write": '"through": blocks sink as soon as they are on the host; "evict": when they leave it (default: through)',
-    "admit": '"all", or "second-touch": blocks sink when they were used twice (default: all)',
+    "admit": '"all", or "second-use": blocks sink when they were used twice (default: all)',
     "threads": "calls that run at a time",
     "encryption_key_file": "file with a key of 64 hexadecimal digits: records are encrypted with AES-GCM",
     "encryption_key_env": "environment variable with such a key, instead of a file",
@@ -65,7 +65,7 @@ class TierConfig:
     """Position in the list."""
     deadline_ms: int
     write: Write
-    admit: Admit
+    admit: Admission
     threads: int
     secret: SecretSource | None
 
@@ -87,7 +87,7 @@ class Common(TypedDict):
     index: int
     deadline_ms: int
     write: Write
-    admit: Admit
+    admit: Admission
     threads: int
     secret: SecretSource | None
 
@@ -181,7 +181,12 @@ def common(index: int, options: Mapping[str, object], known: Mapping[str, str], 
         index=index,
         deadline_ms=deadline_ms,
         write=parse_choice(f"{prefix}.write", options.get("write", "through"), get_args(Write)),
-        admit=parse_choice(f"{prefix}.admit", options.get("admit", "all"), get_args(Admit)),
+        admit=_admit(f"{prefix}.admit", options.get("admit", "all")),
         threads=count,
         secret=secret_source(prefix, options),
     )
+
+
+def _admit(option: str, value: object) -> Admission:
+    older_name = value == "second-touch"
+    return "second-use" if older_name else parse_choice(option, value, get_args(Admission))

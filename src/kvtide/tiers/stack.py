@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.core.config import Admit, BelowConfig
+from kvtide.core.config import Admission, BelowConfig
 from kvtide.core.messages import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
 from kvtide.tiers.base import Item, KeyResult, Tier, TierKey, Verdict
 from kvtide.tiers.clears import Clears
@@ -37,7 +37,7 @@ class Level(NamedTuple):
     tier: Tier
     deadline_s: float = 0.05
     write: Write = "through"
-    admit: Admit = "all"
+    admit: Admission = "all"
     place: str = "a tier"
     """What the log calls it."""
 
@@ -47,7 +47,7 @@ class Level(NamedTuple):
             return False
         if sink.leaving:
             return self.admit == "all" or sink.used
-        return (self.admit == "second-touch") == sink.used
+        return (self.admit == "second-use") == sink.used
 
 
 @dataclass(slots=True, eq=False)
