@@ -9,7 +9,7 @@ import pytest
 
 from kvtide.errors import ConfigError
 from kvtide.tiers import open_tiers, parse_tiers
-from kvtide.tiers.disk.kind import DiskConfig
+from kvtide.tiers.disk.options import DiskConfig
 from tests.tiers.disk.test_faults import forbid
 from tests.tiers.support import NAMESPACE, disk_config, disk_store
 

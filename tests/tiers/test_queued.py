@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvtide.tiers import HIT, MISS, Faults, FaultyTier, Item, KeyResult, MemoryBackend, QueuedTier, TierKey, Verdict
-from kvtide.tiers.breaker import Breaker
+from kvtide.tiers.breaker import Breaker, Switch
 from tests.contracts.tier_contract import PATIENCE_S, answers, block, clear, get, key, lookup, put, room, verdicts
 
 THROTTLED, FAILED = Verdict.THROTTLED, Verdict.FAILED
@@ -181,26 +181,26 @@ def test_f9_a_clear_is_answered_like_other_calls_when_the_store_is_down() -> Non
     tier.close()
 
 
-class Switch:
+class HandSwitch(Switch):
     """A breaker that is opened by hand."""
 
-    state = "closed"
+    is_on = True
+
+    @property
+    def state(self) -> str:
+        return "closed" if self.is_on else "open"
 
     def allows(self) -> bool:
-        return self.state == "closed"
-
-    def succeeded(self) -> None: ...
-
-    def failed(self) -> None: ...
+        return self.is_on
 
 
 def test_f18_what_waits_behind_stuck_threads_is_answered_when_the_breaker_opens() -> None:
-    backend, switch = GatedBackend("get"), Switch()
+    backend, switch = GatedBackend("get"), HandSwitch()
     tier = QueuedTier(backend, threads=1, breaker=switch)
     assert tier.get(1, [Item(key(1), room())])
     backend.reached.acquire()
     assert tier.get(2, [Item(key(2), room())])
-    switch.state = "open"
+    switch.is_on = False
     assert tier.wait(PATIENCE_S)
     assert {ticket: verdicts(results) for ticket, results in tier.poll()} == {2: [THROTTLED]}
     backend.gate.set()

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from kvtide.tiers.base import Item, KeyResult, TierKey
+from kvtide.tiers.record import Sealer
 
 
 class BackendDown(Exception):
@@ -19,6 +20,15 @@ class Backend(ABC):
     when nothing could be done at all. Each ends by itself: whatever waits inside (a socket, a lock) has a deadline.
     Any other exception is a fault of the backend: it fails the call, is logged once, and kills no thread.
     """
+
+    sealer: Sealer
+    """Makes its records and verifies them."""
+
+    def join(self) -> None:  # noqa: B027 - nothing to do is the usual case
+        """Reach the store, before the first call. Raises `BackendDown` if that fails; the first call tries again."""
+
+    def register(self, memory: memoryview) -> None:  # noqa: B027 - nothing to do is the usual case
+        """See `Tier.register`."""
 
     @abstractmethod
     def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
@@ -42,11 +52,11 @@ class Backend(ABC):
 
     def corrupt_records(self) -> int:
         """Return how many records did not verify so far."""
-        return 0
+        return self.sealer.corrupt_records
 
     def wrong_secret_records(self) -> int:
         """Return how many records could not be decrypted so far, though they verify."""
-        return 0
+        return self.sealer.wrong_secret_records
 
     def bytes_used(self) -> int | None:
         """Return what is held, budget-wise. None: not known."""

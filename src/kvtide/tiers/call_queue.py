@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from kvtide.tiers.base import CallResult, Item, KeyResult, TierKey, Verdict
+from kvtide.tiers.batches import batches
 
 CallName = Literal["lookup", "get", "put", "clear"]
+Work = Item | TierKey
 _NOT_YET = KeyResult(Verdict.FAILED, "it has not ended")
+
+
+def size_of(work: Work) -> int:
+    """Return the bytes of memory that one key's work holds."""
+    return work.buffer.nbytes if isinstance(work, Item) else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +26,7 @@ class Call:
 
     name: CallName
     ticket: int
-    work: Sequence[Item] | Sequence[TierKey]
+    work: Sequence[Work]
     begin_s: float
     size: int
     """Bytes of memory that it holds."""
@@ -45,17 +52,16 @@ class Part:
     last: int
 
 
-def parts_of(call: Call, part_bytes: int) -> Iterator[Part]:
-    """Cut a call where `part_bytes` are reached, so that several threads share a large one."""
-    first = size = 0
-    if call.name in ("put", "get"):
-        for position, item in enumerate(call.work):
-            assert isinstance(item, Item)
-            if size >= part_bytes:
-                yield Part(call, first, position)
-                first, size = position, 0
-            size += item.buffer.nbytes
-    yield Part(call, first, len(call.results))
+def parts_of(call: Call, part_bytes: int) -> list[Part]:
+    """Cut a call into parts of at most `part_bytes`, so that several threads share a large one."""
+    if call.size <= part_bytes:
+        return [Part(call, 0, len(call.results))]
+    parts: list[Part] = []
+    first = 0
+    for some in batches(call.work, bytes_max=part_bytes, size_of=size_of):
+        parts.append(Part(call, first, first + len(some)))
+        first += len(some)
+    return parts
 
 
 class Lanes:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import HIT, Item, KeyResult, TierKey, Verdict
+from kvtide.tiers.breaker import Switch
 from kvtide.tiers.memory import MemoryBackend
-from kvtide.tiers.queued import BreakerLike, QueuedTier
+from kvtide.tiers.queued import QueuedTier
 
 HANG_S_MAX = 60.0
 """Even what hangs ends at last, as every backend has to."""
@@ -57,6 +58,7 @@ class FaultyBackend(Backend):
     ) -> None:
         self.faults = faults
         self._kept = MemoryBackend(bytes_max=bytes_max)
+        self.sealer = self._kept.sealer
         self._random = random.Random(seed)  # noqa: S311 - faults are no secret
         self._lock = threading.Lock()
         self._sleep = sleep
@@ -94,10 +96,6 @@ class FaultyBackend(Backend):
     def close(self) -> None:
         """Give the memory back."""
         self._kept.close()
-
-    def corrupt_records(self) -> int:
-        """Return how many records did not verify so far."""
-        return self._kept.corrupt_records()
 
     def bytes_used(self) -> int:
         """Return what is held."""
@@ -159,7 +157,7 @@ class FaultyTier(QueuedTier):
         threads: int = 1,
         calls_max: int = 1024,
         bytes_max: int = 1 << 30,
-        breaker: BreakerLike | None = None,
+        breaker: Switch | None = None,
     ) -> None:
         self.backend = FaultyBackend(faults, seed)
         super().__init__(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
-from kvtide.tiers.base import LATENCY_BOUNDS_S, Item, TierStats, Verdict
-from kvtide.tiers.call_queue import Call
+from kvtide.tiers.base import LATENCY_BOUNDS_S, TierStats, Verdict
+from kvtide.tiers.call_queue import Call, size_of
 
 
 class Meter:
@@ -24,9 +23,9 @@ class Meter:
         histogram = stats.seconds.setdefault(call.name, [0] * (len(LATENCY_BOUNDS_S) + 1))
         histogram[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
         if call.name == "put":
-            stats.bytes_put += _bytes_of_hits(call.work, call)
+            stats.bytes_put += _bytes_of_hits(call)
         elif call.name == "get":
-            stats.bytes_got += _bytes_of_hits(call.work, call)
+            stats.bytes_got += _bytes_of_hits(call)
 
     def snapshot(self) -> TierStats:
         """Return a copy of the counts."""
@@ -39,9 +38,7 @@ class Meter:
         )
 
 
-def _bytes_of_hits(work: Sequence[Item] | Sequence[bytes], call: Call) -> int:
+def _bytes_of_hits(call: Call) -> int:
     return sum(
-        item.buffer.nbytes
-        for item, result in zip(work, call.results, strict=True)
-        if isinstance(item, Item) and result.verdict is Verdict.HIT
+        size_of(work) for work, result in zip(call.work, call.results, strict=True) if result.verdict is Verdict.HIT
     )

@@ -10,6 +10,7 @@ from kvtide.tiers.namespace import Namespace
 
 OPTIONS: Mapping[str, str] = {}
 URL_SCHEMES: tuple[str, ...] = ()
+ACCESS: tuple[str, ...] = ()
 
 
 class NullTier(Tier):
@@ -69,6 +70,6 @@ def parse(index: int, options: Mapping[str, object]) -> TierConfig:
     return TierConfig(**common(index, options, OPTIONS, threads=1))
 
 
-def open(config: TierConfig, namespace: Namespace, rank: int, slot_bytes_max: int) -> Tier:  # noqa: A001, ARG001 - as agreed in tiers.config
-    """Open the tier for one rank."""
+def open_tier(config: TierConfig, namespace: Namespace, slot_bytes_max: int) -> Tier:  # noqa: ARG001 - it needs nothing
+    """Open the tier."""
     return NullTier()

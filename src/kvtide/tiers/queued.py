@@ -6,33 +6,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
-from kvtide.tiers.call_queue import Call, CallName, Lanes, Part, parts_of
+from kvtide.tiers.breaker import Switch
+from kvtide.tiers.call_queue import Call, CallName, Lanes, Part, Work, parts_of, size_of
 from kvtide.tiers.meter import Meter
 
 _log = logging.getLogger(__name__)
-
-
-class BreakerLike(Protocol):
-    """What switches a failing backend off for a while: see `kvtide.tiers.breaker`."""
-
-    @property
-    def state(self) -> str:
-        """Say whether it is "closed", "open" or "half-open"."""
-
-    def allows(self) -> bool:
-        """Say whether a call may be made now; whoever got a yes calls one of the following."""
-
-    def succeeded(self) -> None:
-        """The backend did something."""
-
-    def failed(self) -> None:
-        """The backend could do nothing."""
 
 
 class QueuedTier(Tier):
@@ -55,7 +38,7 @@ class QueuedTier(Tier):
         calls_max: int = 1024,
         bytes_max: int = 1 << 30,
         part_bytes: int = 8 << 20,
-        breaker: BreakerLike | None = None,
+        breaker: Switch | None = None,
         clock: Callable[[], float] = time.monotonic,
         name: str = "tier",
     ) -> None:
@@ -63,7 +46,7 @@ class QueuedTier(Tier):
             parse_count(option, value)
         self._backend = backend
         self._calls_max, self._bytes_max, self._part_bytes = calls_max, bytes_max, part_bytes
-        self._breaker = breaker
+        self._breaker = breaker or Switch()
         self._clock = clock
         self._name = name
         self._lock = threading.Lock()
@@ -105,6 +88,10 @@ class QueuedTier(Tier):
         """Queue a clear. Puts that have not begun are throttled: what they bring would be cleared. See `Tier.clear`."""
         return self._take("clear", ticket, ())
 
+    def register(self, memory: memoryview) -> None:
+        """Tell the backend. See `Tier.register`."""
+        self._backend.register(memory)
+
     def poll(self) -> list[CallResult]:
         """Return the answers since the last call. See `Tier.poll`."""
         with self._lock:
@@ -123,7 +110,7 @@ class QueuedTier(Tier):
                 if left_s <= 0:
                     return False
                 # A breaker opens by itself when a call takes too long, and tells nobody.
-                self._call_ended.wait(left_s if self._breaker is None else min(left_s, _BREAKER_CHECK_S))
+                self._call_ended.wait(min(left_s, _BREAKER_CHECK_S))
                 self._shed()
             return True
 
@@ -157,14 +144,13 @@ class QueuedTier(Tier):
             stats.bytes_used, stats.bytes_budget = self._backend.bytes_used(), self._backend.bytes_budget()
         except Exception as error:
             self._complain(error)
-        if self._breaker is not None:
-            stats.breaker = self._breaker.state
+        stats.breaker = self._breaker.state
         return stats
 
     # ------------------------------------------------------------------ taking and ending
 
-    def _take(self, name: CallName, ticket: int, work: tuple[Item, ...] | tuple[TierKey, ...]) -> bool:
-        size = sum(item.buffer.nbytes for item in work if isinstance(item, Item))
+    def _take(self, name: CallName, ticket: int, work: Sequence[Work]) -> bool:
+        size = sum(map(size_of, work))
         writes = _writes(name)
         with self._lock:
             full = self._bytes[writes] and self._bytes[writes] + size > self._bytes_max
@@ -179,13 +165,13 @@ class QueuedTier(Tier):
             return True
 
     def _start(self, call: Call) -> None:
-        parts = list(parts_of(call, self._part_bytes))
+        parts = parts_of(call, self._part_bytes)
         call.parts_left = len(parts)
         if call.name == "clear":
             self._give_up(self._lanes.take_puts(), KeyResult(Verdict.THROTTLED, "the tier was cleared meanwhile"))
         if not call.results:
             self._end_parts(call, len(parts))
-        elif self._breaker is not None and self._breaker.state == "open":
+        elif self._breaker.state == "open":
             self._give_up(parts, _SWITCHED_OFF)
         else:
             for part in parts:
@@ -193,7 +179,7 @@ class QueuedTier(Tier):
 
     def _shed(self) -> None:
         """Answer what has not begun when the breaker is open: threads may be stuck for long."""
-        if self._breaker is not None and self._breaker.state == "open":
+        if self._breaker.state == "open":
             self._give_up(self._lanes.take_all(), _SWITCHED_OFF)
 
     def _give_up(self, parts: Sequence[Part], result: KeyResult) -> None:
@@ -245,22 +231,20 @@ class QueuedTier(Tier):
 
     def _results_of(self, part: Part) -> Sequence[KeyResult]:
         count = part.last - part.first
-        breaker = self._breaker
         try:
-            if breaker is not None and not breaker.allows():
+            if not self._breaker.allows():
                 return [_SWITCHED_OFF] * count
         except Exception as error:
             return [self._failure(error)] * count
         try:
-            results = self._ask_backend(part)
+            with self._breaker.watch(part.call.name):
+                results = self._ask_backend(part)
             if len(results) != count:
                 raise RuntimeError(f"{len(results)} results for {count} keys")
         except BaseException as error:  # even SystemExit: there is nobody behind this frame to tell
-            if breaker is not None:
-                breaker.failed()
+            self._breaker.failed()
             return [self._failure(error)] * count
-        if breaker is not None:
-            breaker.succeeded()
+        self._breaker.succeeded()
         return results
 
     def _ask_backend(self, part: Part) -> Sequence[KeyResult]:

@@ -19,7 +19,7 @@ import pytest
 from kvtide.errors import ConfigError
 from kvtide.tiers import HIT, Item, Verdict
 from kvtide.tiers.disk.aligned import PAGE
-from kvtide.tiers.disk.store import DiskStore
+from kvtide.tiers.disk.backend import DiskBackend
 from kvtide.tiers.record import HEADER_BYTES
 from tests.contracts.tier_contract import block, key, room
 from tests.not_tested import lacks
@@ -246,7 +246,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.undo()
 
 
-def verdicts(store: DiskStore, numbers: range) -> set[Verdict]:
+def verdicts(store: DiskBackend, numbers: range) -> set[Verdict]:
     return {result.verdict for result in store.put(items(numbers))}
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from kvtide.errors import ConfigError
 from kvtide.tiers import HIT, MISS, Item, KeyResult, Verdict
+from kvtide.tiers.disk.backend import DiskBackend
 from kvtide.tiers.disk.layout import OVERHEAD_BYTES, bytes_needed, segment_layout
 from kvtide.tiers.disk.lock import holder
-from kvtide.tiers.disk.store import DiskStore
 from tests.contracts.tier_contract import block, key, room
 from tests.tiers.support import NAMESPACE, disk_bytes, disk_config, disk_store
 
@@ -27,7 +27,7 @@ def items(numbers: range, size: int = 8192) -> list[Item]:
     return [Item(key(number), block(number, size)) for number in numbers]
 
 
-def served(store: DiskStore, numbers: range, size: int = 8192) -> list[int]:
+def served(store: DiskBackend, numbers: range, size: int = 8192) -> list[int]:
     """Return the blocks that come back; each has to be what it was."""
     wanted = [Item(key(number), room(size)) for number in numbers]
     results = store.get(wanted)

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from kvtide.errors import ConfigError
-from kvtide.tiers import HIT, MISS, Item, Namespace, Verdict
+from kvtide.tiers import HIT, MISS, Item, Namespace, QueuedTier, Verdict
 from kvtide.tiers import mooncake as kind
 from kvtide.tiers.admin import no_progress
 from kvtide.tiers.config import parse_tiers
-from kvtide.tiers.mooncake import MooncakeConfig, MooncakeTier, backend, native
+from kvtide.tiers.mooncake import backend, native
 from kvtide.tiers.mooncake.names import Names
+from kvtide.tiers.mooncake.opening import tier_of
+from kvtide.tiers.mooncake.options import MooncakeConfig
 from kvtide.tiers.record import HEADER_BYTES
 from tests.contracts.tier_contract import (
     BLOCK_BYTES,
@@ -47,8 +49,8 @@ def mooncake_config(master: Master, **options: object) -> MooncakeConfig:
 
 
 @contextmanager
-def mooncake_tier(master: Master, namespace: Namespace | None = None, **options: object) -> Iterator[MooncakeTier]:
-    tier = MooncakeTier(mooncake_config(master, **options), namespace or fresh_namespace())
+def mooncake_tier(master: Master, namespace: Namespace | None = None, **options: object) -> Iterator[QueuedTier]:
+    tier = tier_of(mooncake_config(master, **options), namespace or fresh_namespace())
     try:
         yield tier
     finally:
@@ -92,8 +94,8 @@ class TestMooncake(KeepingContract):
     def _master(self, master: Master) -> None:
         self.config = mooncake_config(master)
 
-    def build(self, *, calls_max: int | None = None) -> MooncakeTier:
-        return MooncakeTier(self.config, fresh_namespace(), calls_max=calls_max or 1024)
+    def build(self, *, calls_max: int | None = None) -> QueuedTier:
+        return tier_of(self.config, fresh_namespace(), calls_max=calls_max or 1024)
 
 
 @pytest.mark.usefixtures("_shared_client")

@@ -19,7 +19,7 @@ from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.record import Sealed
 from kvtide.tiers.stack import Level, TierStack
 from kvtide.tiers.valkey.backend import ValkeyBackend
-from kvtide.tiers.valkey.link import Link
+from kvtide.tiers.valkey.connection import Connection
 from tests.contracts.tier_contract import answers, block, clear, get, key, lookup, put, room, verdicts
 from tests.tiers.shared.servers import PATIENCE_S, Server, until
 from tests.tiers.shared.support import fresh_namespace, record_names, valkey_config, valkey_tier
@@ -57,13 +57,13 @@ def test_f18_a_server_that_is_killed_costs_misses_and_one_line_until_it_is_back(
 
 def test_f18_nothing_is_tried_while_the_breaker_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[float] = []
-    connect = Link.__enter__
+    connect = Connection.__enter__
 
-    def counted(self: Link) -> Link:
+    def counted(self: Connection) -> Connection:
         tries.append(time.monotonic())
         return connect(self)
 
-    monkeypatch.setattr(Link, "__enter__", counted)
+    monkeypatch.setattr(Connection, "__enter__", counted)
     with Server() as server, valkey_tier(server.url, threads=1) as tier:
         server.kill()
         tries.clear()
@@ -74,23 +74,23 @@ def test_f18_nothing_is_tried_while_the_breaker_is_open(monkeypatch: pytest.Monk
 
 def test_f18_every_wait_of_a_connection_is_bounded_by_the_deadline() -> None:
     with Server() as server, valkey_tier(server.url):
-        link = Link(valkey_config(server.url, deadline_ms=70).access, 0.07)
-        with link:
-            assert link._connection.socket_connect_timeout == 0.07
+        connection = Connection(valkey_config(server.url, deadline_ms=70).access, 0.07)
+        with connection:
+            assert connection._client.socket_connect_timeout == 0.07
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                limit = struct.unpack("@ll", link._connection._sock.getsockopt(socket.SOL_SOCKET, option, 16))
+                limit = struct.unpack("@ll", connection._client._sock.getsockopt(socket.SOL_SOCKET, option, 16))
                 assert limit[0] == 0
                 assert 70_000 <= limit[1] <= 80_000, "the system counts in ticks"
         server.pause()
         with pytest.raises(BackendDown, match="timed out"):
-            link.ask([(b"PING",)])
+            connection.ask([(b"PING",)])
         server.resume()
-        assert link.ask([(b"PING",)]) == [b"PONG"]
+        assert connection.ask([(b"PING",)]) == [b"PONG"]
         server.pause()
-        with pytest.raises(BackendDown, match=r"timed out|in time"), link:
-            link.send([(b"SET", b"large", Sealed(b"", memoryview(bytes(64 << 20))))])
+        with pytest.raises(BackendDown, match=r"timed out|in time"), connection:
+            connection.send([(b"SET", b"large", Sealed(b"", memoryview(bytes(64 << 20))))])
         server.resume()
-        link.close()
+        connection.close()
 
 
 def test_f18_a_server_that_is_stopped_times_out_and_is_used_again_when_it_goes_on(
@@ -359,15 +359,15 @@ def test_a_server_that_refuses_to_write_is_still_asked_whether_it_is_there() -> 
 def test_a_reply_too_many_is_not_taken_for_the_next_one() -> None:
     """It came in one packet with the last one, so the socket alone does not show it."""
     with Server() as server:
-        link = Link(valkey_config(server.url).access, 0.5)
-        assert link.ask([(b"ECHO", b"1")]) == [b"1"]
-        with link:
-            link.send([(b"ECHO", b"2"), (b"ECHO", b"99")])
+        connection = Connection(valkey_config(server.url).access, 0.5)
+        assert connection.ask([(b"ECHO", b"1")]) == [b"1"]
+        with connection:
+            connection.send([(b"ECHO", b"2"), (b"ECHO", b"99")])
             time.sleep(0.05)
-            assert link.reply() == b"2"
-            link._awaited = 0  # as if nothing else had been asked
-        assert link.ask([(b"ECHO", b"3")]) == [b"3"]
-        link.close()
+            assert connection.reply() == b"2"
+            connection._awaited = 0  # as if nothing else had been asked
+        assert connection.ask([(b"ECHO", b"3")]) == [b"3"]
+        connection.close()
 
 
 def test_a_sweep_does_not_go_on_after_somebody_else_has_cleared(monkeypatch: pytest.MonkeyPatch) -> None:

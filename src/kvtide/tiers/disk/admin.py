@@ -10,11 +10,11 @@ from kvtide.errors import ConfigError
 from kvtide.options import redacted
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.disk.aligned import PAGE
-from kvtide.tiers.disk.files import read_all
-from kvtide.tiers.disk.folder import Found, find_segments
+from kvtide.tiers.disk.file_io import read_all
 from kvtide.tiers.disk.lock import FolderLock, Held, holder
 from kvtide.tiers.disk.manifests import read_manifests
-from kvtide.tiers.disk.place import (
+from kvtide.tiers.disk.segments import Found, find_segments
+from kvtide.tiers.disk.store_folder import (
     FORMAT_NAME,
     RankFolder,
     check_format,

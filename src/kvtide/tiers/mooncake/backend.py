@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import HIT, MISS, Item, KeyResult, TierKey, Verdict
+from kvtide.tiers.batches import batches
 from kvtide.tiers.mooncake.batching import Arrived, get_in_pieces, get_together, put_in_pieces, put_together
 from kvtide.tiers.mooncake.manifests import note_manifest
 from kvtide.tiers.mooncake.names import Names
@@ -19,7 +21,7 @@ from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.record import HEADER_BYTES, Reading, Sealer
 
 TOGETHER_BYTES_MAX = 128 << 10
-"""Larger blocks are carried in pieces: see `carry`."""
+"""Larger blocks are carried in pieces: see `batching`."""
 _NO_ROOM = KeyResult(Verdict.THROTTLED, "the store has no room")
 _IRREPLACEABLE = (Reading.CORRUPT, Reading.WRONG_SECRET)
 """Records that no put could replace, because values do not change in this store: they are removed."""
@@ -36,7 +38,7 @@ class MooncakeBackend(Backend):
         self._config = config
         self._namespace = namespace
         self._names = Names(namespace.digest)
-        self._sealer = Sealer(
+        self.sealer = Sealer(
             namespace.digest, config.secret.cipher() if config.secret else None, where=f"mooncake at {config.place}"
         )
         self._staging = Staging()
@@ -109,14 +111,6 @@ class MooncakeBackend(Backend):
                 store.unregister_buffer(address_of(memory))
         disconnect(store, is_up=self._is_up)
 
-    def corrupt_records(self) -> int:
-        """Return how many records did not verify so far."""
-        return self._sealer.corrupt_records
-
-    def wrong_secret_records(self) -> int:
-        """Return how many records were encrypted with another key."""
-        return self._sealer.wrong_secret_records
-
     # ------------------------------------------------------------------ the client
 
     def _use(self) -> Any:
@@ -141,7 +135,7 @@ class MooncakeBackend(Backend):
         put = put_together if _is_small(batch[0]) else put_in_pieces
         names = [self._names.record(item.key) for item in batch]
         assert self._transfers is not None
-        return put(self._transfers, self._staging.region(store), names, batch, self._sealer.seal)
+        return put(self._transfers, self._staging.region(store), names, batch, self.sealer.seal)
 
     def _get(self, store: Any, batch: Sequence[Item]) -> list[Reading | KeyResult]:
         get = get_together if _is_small(batch[0]) else get_in_pieces
@@ -158,8 +152,8 @@ class MooncakeBackend(Backend):
         if value.status < 0:
             return KeyResult(Verdict.MISS, f"its bytes did not arrive (status {value.status})")
         if value.status != HEADER_BYTES + into.nbytes:
-            return self._sealer.open(key, value.header, b"", into)
-        return self._sealer.open(key, value.header, value.body, into)
+            return self.sealer.open(key, value.header, b"", into)
+        return self.sealer.open(key, value.header, value.body, into)
 
 
 def _written(status: int) -> KeyResult:
@@ -173,13 +167,10 @@ def _is_small(item: Item) -> bool:
 
 
 def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Cut items into runs that are carried the same way, and small ones so that the region holds them."""
-    first = held = 0
-    for index, item in enumerate(items):
-        size = HEADER_BYTES + (item.buffer.nbytes if _is_small(item) else 0)
-        if index > first and (held + size > REGION_BYTES or _is_small(item) != _is_small(items[first])):
-            yield items[first:index]
-            first, held = index, 0
-        held += size
-    if first < len(items):
-        yield items[first:]
+    """Cut items into runs that are carried the same way, and whose part in the region fits there."""
+    for _, run in groupby(items, _is_small):
+        yield from batches(list(run), bytes_max=REGION_BYTES, size_of=_staged_bytes)
+
+
+def _staged_bytes(item: Item) -> int:
+    return HEADER_BYTES + (item.buffer.nbytes if _is_small(item) else 0)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvtide.errors import describe
 from kvtide.tiers.base import MISS, Item, KeyResult, Verdict
 from kvtide.tiers.disk.aligned import PAGE, Bounce, is_aligned, pages
-from kvtide.tiers.disk.files import IoMode
+from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.index import Index, Spot
 from kvtide.tiers.record import Reading, Sealer, stored_key, unpack
 

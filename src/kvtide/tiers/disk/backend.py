@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from kvtide.errors import describe
 from kvtide.tiers.backend import Backend
 from kvtide.tiers.base import HIT, MISS, Item, KeyResult, TierKey, Verdict
-from kvtide.tiers.disk.files import IoMode
-from kvtide.tiers.disk.folder import SegmentFolder
+from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.index import Index
 from kvtide.tiers.disk.lock import FolderLock
-from kvtide.tiers.disk.reading import Reader
+from kvtide.tiers.disk.reader import Reader
 from kvtide.tiers.disk.segment import Segment
-from kvtide.tiers.disk.writing import Writer
+from kvtide.tiers.disk.segments import Segments
+from kvtide.tiers.disk.writer import Writer
 from kvtide.tiers.record import Sealer, stored_key
 
 _log = logging.getLogger(__name__)
@@ -37,14 +37,14 @@ class Run:
     """Which items of the call these are."""
 
 
-class DiskStore(Backend):
+class DiskBackend(Backend):
     """Keeps records in segment files. When the budget is used up, the segment unused for longest is written anew."""
 
     def __init__(
-        self, folder: SegmentFolder, sealer: Sealer, lock: FolderLock, *, mode: IoMode, budget_bytes: int
+        self, segments: Segments, sealer: Sealer, lock: FolderLock, *, mode: IoMode, budget_bytes: int
     ) -> None:
-        self._folder = folder
-        self._sealer = sealer
+        self._segments = segments
+        self.sealer = sealer
         self._lock = lock
         self._budget_bytes = budget_bytes
         self._index = Index()
@@ -58,7 +58,7 @@ class DiskStore(Backend):
         self._undeleted: list[Segment] = []
         """Still in the folder, though nobody knows what is in them: the next clear tries again."""
         self._complained = False
-        for segment in folder.open_all():
+        for segment in segments.open_all():
             self._load(segment)
 
     @property
@@ -101,7 +101,7 @@ class DiskStore(Backend):
             self._active = None
             unclear, self._undeleted = [*self._undeleted, *self._index.clear()], []
             problems = [self._discard(segment) for segment in unclear]
-            problems.append(_problem(self._folder.sync))
+            problems.append(_problem(self._segments.sync))
         return next((_failed(problem) for problem in problems if problem is not None), HIT)
 
     def close(self) -> None:
@@ -111,17 +111,9 @@ class DiskStore(Backend):
             self._active = None
         self._lock.close()
 
-    def corrupt_records(self) -> int:
-        """Return how many records did not verify so far."""
-        return self._sealer.corrupt_records
-
-    def wrong_secret_records(self) -> int:
-        """Return how many records could not be decrypted so far."""
-        return self._sealer.wrong_secret_records
-
     def bytes_used(self) -> int:
         """Return what is taken on the disk: segments take all of their bytes when they are made."""
-        return self._folder.used_bytes
+        return self._segments.used_bytes
 
     def bytes_budget(self) -> int:
         """Return what may be taken on the disk."""
@@ -165,7 +157,7 @@ class DiskStore(Backend):
         """Return a segment with room for a body of `size` bytes, or why there is none."""
         if self._active is not None and self._active.room_for(size):
             return self._active
-        if not self._folder.holds(size):
+        if not self._segments.holds(size):
             return KeyResult(Verdict.FAILED, f"{size} bytes are more than a segment of this store holds")
         if self._active is not None:
             self._active.finish()
@@ -180,7 +172,7 @@ class DiskStore(Backend):
         """Make a segment, or empty the one that was unused for longest."""
         self._release_idle()
         try:
-            if (segment := self._folder.add()) is not None:
+            if (segment := self._segments.add()) is not None:
                 return segment
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -201,7 +193,7 @@ class DiskStore(Backend):
             victim.check_writable()
             if not self._index.evict(victim):
                 return None
-            if self._folder.reuse(victim):
+            if self._segments.reuse(victim):
                 return victim
         except OSError as error:
             return _failed(error)
@@ -210,13 +202,13 @@ class DiskStore(Backend):
         if problem is not None:
             return _failed(problem)
         try:
-            return self._folder.add()
+            return self._segments.add()
         except OSError as error:
             return _failed(error)
 
     def _discard(self, segment: Segment) -> OSError | None:
         """Delete a segment that is out of the index. Its room is free when nobody uses it any more."""
-        problem = _problem(lambda: self._folder.delete(segment))
+        problem = _problem(lambda: self._segments.delete(segment))
         if problem is not None:
             self._undeleted.append(segment)
         elif segment not in self._leaving:
@@ -228,7 +220,7 @@ class DiskStore(Backend):
         idle = [segment for segment in self._leaving if self._index.idle(segment)]
         self._leaving = [segment for segment in self._leaving if segment not in idle]
         for segment in idle:
-            self._folder.release(segment)
+            self._segments.release(segment)
 
     def _complain(self, error: OSError) -> None:
         if not self._complained:
