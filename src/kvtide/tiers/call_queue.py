@@ -64,7 +64,7 @@ def parts_of(call: Call, part_bytes: int) -> list[Part]:
     return parts
 
 
-class Lanes:
+class CallQueue:
     """What waits. Lookups go first and gets second, because requests wait for them; nobody waits for a put.
 
     Puts leave at least one thread to the others, if there is more than one. A clear is a barrier between the puts

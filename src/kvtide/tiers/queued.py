@@ -12,7 +12,7 @@ from kvtide.options import parse_count
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.breaker import Switch
-from kvtide.tiers.call_queue import Call, CallName, Lanes, Part, Work, parts_of, size_of
+from kvtide.tiers.call_queue import Call, CallName, CallQueue, Part, Work, parts_of, size_of
 from kvtide.tiers.meter import Meter
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class QueuedTier(Tier):
         self._work_came = threading.Condition(self._lock)
         self._call_ended = threading.Condition(self._lock)
         # All that follows is read and written under the lock.
-        self._lanes = Lanes(threads)
+        self._queue = CallQueue(threads)
         self._calls = {False: 0, True: 0}
         """Calls that were taken and not yet polled, reads and writes."""
         self._bytes = {False: 0, True: 0}
@@ -119,7 +119,7 @@ class QueuedTier(Tier):
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             self._closed = True
-            self._give_up(self._lanes.take_all(), KeyResult(Verdict.FAILED, "the tier was closed before it began"))
+            self._give_up(self._queue.take_all(), KeyResult(Verdict.FAILED, "the tier was closed before it began"))
             self._work_came.notify_all()
             self._call_ended.notify_all()
         for thread in self._threads:
@@ -168,19 +168,19 @@ class QueuedTier(Tier):
         parts = parts_of(call, self._part_bytes)
         call.parts_left = len(parts)
         if call.name == "clear":
-            self._give_up(self._lanes.take_puts(), KeyResult(Verdict.THROTTLED, "the tier was cleared meanwhile"))
+            self._give_up(self._queue.take_puts(), KeyResult(Verdict.THROTTLED, "the tier was cleared meanwhile"))
         if not call.results:
             self._end_parts(call, len(parts))
         elif self._breaker.state == "open":
             self._give_up(parts, _SWITCHED_OFF)
         else:
             for part in parts:
-                self._lanes.add(part)
+                self._queue.add(part)
 
     def _shed(self) -> None:
         """Answer what has not begun when the breaker is open: threads may be stuck for long."""
         if self._breaker.state == "open":
-            self._give_up(self._lanes.take_all(), _SWITCHED_OFF)
+            self._give_up(self._queue.take_all(), _SWITCHED_OFF)
 
     def _give_up(self, parts: Sequence[Part], result: KeyResult) -> None:
         for part in parts:
@@ -211,13 +211,13 @@ class QueuedTier(Tier):
             results = self._results_of(part)
             with self._lock:
                 part.call.results[part.first : part.last] = results
-                self._lanes.ended(part)
+                self._queue.ended(part)
                 self._end_parts(part.call, 1)
 
     def _next_part(self) -> Part | None:
         with self._lock:
             while not self._closed:
-                part = self._lanes.next()
+                part = self._queue.next()
                 if part is not None:
                     self._wake_a_thread()
                     return part
@@ -226,7 +226,7 @@ class QueuedTier(Tier):
 
     def _wake_a_thread(self) -> None:
         """Wake a thread if there is something to do for it. It wakes the next one in turn."""
-        if self._lanes.ready():
+        if self._queue.ready():
             self._work_came.notify()
 
     def _results_of(self, part: Part) -> Sequence[KeyResult]:

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
@@ -110,10 +109,6 @@ def open_stack(
     return TierStack(levels, lambda slot: memoryview(memory[slot]))
 
 
-def _ask(call: Callable[[int, Sequence[T]], bool], argument: Sequence[T], ticket: int) -> bool:
-    return call(ticket, argument)
-
-
 class TierStack:
     """Runs errands on tiers. One thread starts, polls and closes."""
 
@@ -137,7 +132,7 @@ class TierStack:
         """When each tier has last answered."""
         self._clears = Clears(self.tiers, [level.place for level in self._levels], clock)
         self._salt = b""
-        """See `tier_key`. None before the first clear: the namespace names the weights that the engine began with."""
+        """See `tier_key`. Empty before the first clear: the namespace names the weights that the engine began with."""
         self._answers: list[Answer] = []
         self._late: list[int] = []
 
@@ -162,24 +157,19 @@ class TierStack:
         if isinstance(errand, Lookup):
             keys = [tier_key(name, self._salt) for name in errand.names]
             for index, level in enumerate(self._levels):
-                self._call(job, index, range(len(keys)), partial(_ask, level.tier.lookup, keys))
+                self._call(job, index, range(len(keys)), level.tier.lookup, keys)
         elif isinstance(errand, Fetch):
             self._descend(job, errand)
         elif isinstance(errand, Sink):
             items = self._items(errand, range(len(errand.slots)))
             for index, level in enumerate(self._levels):
                 if level.wants(errand):
-                    self._call(job, index, range(len(items)), partial(_ask, level.tier.put, items))
+                    self._call(job, index, range(len(items)), level.tier.put, items)
         self._end_if_done(job)
 
     def poll(self) -> tuple[tuple[Answer, ...], tuple[int, ...]]:
         """Return the answers since the last call, and the fetches that have become late. Does not block."""
-        for index, level in enumerate(self._levels):
-            for ticket, results in level.tier.poll():
-                self._progress_s[index] = self._clock()
-                self._clears.hear(index, ticket, results)
-                self._hear(ticket, results)
-        self._look_at_the_clock()
+        self._listen()
         answers, self._answers = tuple(self._answers), []
         late, self._late = tuple(self._late), []
         return answers, late
@@ -192,9 +182,7 @@ class TierStack:
             left_s = end_s - self._clock()
             if left_s <= 0:
                 return False
-            answers, late = self.poll()
-            self._answers += answers
-            self._late += late
+            self._listen()
             if not self._answers and not self._late:
                 self._levels[self._nearest_busy(waited)].tier.wait(min(left_s, _POLL_S))
         return True
@@ -215,21 +203,34 @@ class TierStack:
         """Close all tiers. Returns whether nothing touches host memory any more. May be called again."""
         end_s = self._clock() + timeout_s
         closed = [level.tier.close(max(0.0, end_s - self._clock())) for level in self._levels]
-        answers, late = self.poll()
-        self._answers += answers
-        self._late += late
+        self._listen()
         return all(closed)
 
     # ------------------------------------------------------------------ inside
+
+    def _listen(self) -> None:
+        for index, level in enumerate(self._levels):
+            for ticket, results in level.tier.poll():
+                self._progress_s[index] = self._clock()
+                self._clears.hear(index, ticket, results)
+                self._hear(ticket, results)
+        self._look_at_the_clock()
 
     def _next_ticket(self) -> int:
         self._last_ticket += 1
         return self._last_ticket
 
-    def _call(self, job: _Job, level: int, positions: Iterable[int], make: Callable[[int], bool]) -> None:
+    def _call(
+        self,
+        job: _Job,
+        level: int,
+        positions: Iterable[int],
+        call: Callable[[int, Sequence[T]], bool],
+        work: Sequence[T],
+    ) -> None:
         """Make a call; a tier that refuses it has nothing."""
         ticket = self._next_ticket()
-        if make(ticket):
+        if call(ticket, work):
             job.tickets.add(ticket)
             self._calls[ticket] = _Call(job, level, tuple(positions))
 
@@ -249,8 +250,7 @@ class TierStack:
             per_call = max(1, CALL_BYTES_MAX // max(1, len(self._memory(fetch.slots[0]))))
             for first in range(0, len(missing), per_call):
                 part = missing[first : first + per_call]
-                items = self._items(fetch, part)
-                self._call(job, job.level, part, partial(_ask, tier.get, items))
+                self._call(job, job.level, part, tier.get, self._items(fetch, part))
             if not job.tickets:
                 job.level += 1
 
