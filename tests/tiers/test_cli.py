@@ -16,8 +16,8 @@ from kvtide import cli
 from kvtide.tiers import cli as tier_cli
 from kvtide.tiers.disk.aligned import PAGE
 from kvtide.units import size_text
+from tests.tiers.disk.test_backend import items, served
 from tests.tiers.disk.test_faults import flip, forbid, places, segments
-from tests.tiers.disk.test_store import items, served
 from tests.tiers.support import disk_store
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from kvtide.tiers import HIT, Verdict
-from tests.tiers.disk.test_store import items, served
+from tests.tiers.disk.test_backend import items, served
 from tests.tiers.support import disk_config, disk_store
 
 

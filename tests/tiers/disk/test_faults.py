@@ -23,7 +23,7 @@ from kvtide.tiers.disk.backend import DiskBackend
 from kvtide.tiers.record import HEADER_BYTES
 from tests.contracts.tier_contract import block, key, room
 from tests.not_tested import lacks
-from tests.tiers.disk.test_store import items, served
+from tests.tiers.disk.test_backend import items, served
 from tests.tiers.support import disk_store
 
 HERE = Path(__file__).parent
