@@ -237,6 +237,22 @@ def test_f15_nothing_that_a_backend_does_ends_a_thread(caplog: pytest.LogCapture
     assert caplog.text.count("which it never should") == 1, "once is enough"
 
 
+class RegisteringBackend(MemoryBackend):
+    registered: memoryview | None = None
+
+    def register(self, memory: memoryview) -> None:
+        self.registered = memory
+
+
+def test_the_backend_hears_which_memory_will_be_used() -> None:
+    backend = RegisteringBackend()
+    tier = QueuedTier(backend, threads=1)
+    memory = memoryview(bytearray(8))
+    tier.register(memory)
+    assert backend.registered is memory
+    tier.close()
+
+
 def test_memory_is_let_go_with_the_answer() -> None:
     tier = QueuedTier(MemoryBackend(), threads=1)
     memory = bytearray(8192)
