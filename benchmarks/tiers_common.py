@@ -145,7 +145,7 @@ class Times:
 
 
 def run_calls(call: Callable[[int, Sequence[Item]], bool], tier: Tier, items: Sequence[Item], per_call: int) -> None:
-    """Run calls of `per_call` items, as many at a time as the tier takes; every outcome has to be a hit."""
+    """Run calls of `per_call` items, as many at a time as the tier takes; every result has to be a hit."""
     waiting = [items[first : first + per_call] for first in range(0, len(items), per_call)]
     left, ticket = len(waiting), 0
     while left:
@@ -155,5 +155,5 @@ def run_calls(call: Callable[[int, Sequence[Item]], bool], tier: Tier, items: Se
         assert tier.wait(60.0)
         for answer in tier.poll():
             left -= 1
-            failed = [outcome for outcome in answer.outcomes if outcome.verdict is not Verdict.HIT]
+            failed = [result for result in answer.results if result.verdict is not Verdict.HIT]
             assert not failed, failed[0]

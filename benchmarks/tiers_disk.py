@@ -10,11 +10,12 @@ from pathlib import Path
 
 from kvtide.tiers import open_tiers, parse_tiers
 from kvtide.tiers.disk.aligned import PAGE
-from kvtide.tiers.disk.files import IoMode, open_file, probe
-from kvtide.tiers.disk.folder import SegmentFolder
-from kvtide.tiers.disk.kind import DiskConfig, open_store
+from kvtide.tiers.disk.file_io import IoMode, open_file, probe
 from kvtide.tiers.disk.layout import segment_layout
-from kvtide.tiers.disk.place import move_in
+from kvtide.tiers.disk.opening import open_backend
+from kvtide.tiers.disk.options import DiskConfig
+from kvtide.tiers.disk.segments import Segments
+from kvtide.tiers.disk.store_folder import move_in
 from kvtide.tiers.record import Header
 from tiers_common import NAMESPACE, Blocks, Restart, Row, Settings, Times, run_calls
 
@@ -92,7 +93,7 @@ def restart(folder: Path, gb: int, size: int, block_bytes: int) -> Restart:
         assert isinstance(config, DiskConfig)
         records = fill_with_headers(config, size // block_bytes, block_bytes)
         begin_s = time.perf_counter()
-        store = open_store(config, NAMESPACE, 0, block_bytes)
+        store = open_backend(config, NAMESPACE, block_bytes)
         seconds = time.perf_counter() - begin_s
         assert store.records == records
         store.close()
@@ -106,7 +107,7 @@ def fill_with_headers(config: DiskConfig, count: int, block_bytes: int) -> int:
     layout = segment_layout(config.size, block_bytes)
     assert layout is not None
     path, lock = move_in("path", config.path, 0, 1, config.size)
-    folder = SegmentFolder(path, NAMESPACE.digest, layout, config.size, IoMode.DIRECT)
+    folder = Segments(path, NAMESPACE.digest, layout, config.size, IoMode.DIRECT)
     made = 0
     while made < count and (segment := folder.add()) is not None:
         headers = []

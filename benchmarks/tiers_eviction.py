@@ -25,7 +25,7 @@ from pathlib import Path
 
 from kvtide.core.groups import Key
 from kvtide.tiers.disk.aligned import aligned
-from kvtide.tiers.disk.files import open_file, probe
+from kvtide.tiers.disk.file_io import open_file, probe
 from kvtide.traces import open_trace
 from kvtide.traces.consistency import consistent
 from kvtide.traces.policy_run import as_keys

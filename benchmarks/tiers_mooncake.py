@@ -24,8 +24,9 @@ from typing import Any
 
 from kvtide.tiers import Item
 from kvtide.tiers.config import parse_tiers
-from kvtide.tiers.mooncake import MooncakeConfig, MooncakeTier
 from kvtide.tiers.mooncake.native import load
+from kvtide.tiers.mooncake.opening import tier_of
+from kvtide.tiers.mooncake.options import MooncakeConfig
 from kvtide.tiers.mooncake.staging import address_of
 from tiers_common import NAMESPACE, Blocks, Row, Settings, Times, run_calls
 
@@ -57,7 +58,7 @@ def rows(settings: Settings) -> Iterator[Row]:
 
 
 def measure(config: MooncakeConfig, blocks: Blocks, items: list[Item], per_call: int, times: Times) -> None:
-    tier, client = MooncakeTier(config, NAMESPACE), connect(config)
+    tier, client = tier_of(config, NAMESPACE), connect(config)
     tier.register(blocks.memory)
     client.register_buffer(address_of(blocks.memory), blocks.total_bytes)
     put, get = client.batch_put_from, client.batch_get_into

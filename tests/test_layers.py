@@ -18,14 +18,15 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "kvtide"
 
-BASE = {"errors", "options"}
+BASE = {"errors", "options", "units"}
 CORE = BASE | {"core"}
 MOVING = CORE | {"copy", "tiers", "worker"}
 
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
+    "units": set(),
     "options": {"errors"},
-    "core": BASE,
+    "core": {"errors", "options"},
     "copy": CORE,
     "tiers": CORE,
     "worker": CORE | {"copy", "tiers"},

@@ -12,6 +12,8 @@ All that kvtide raises on purpose is in this tree:
 
 from __future__ import annotations
 
+import traceback
+
 
 class KVTideError(Exception):
     """Base of everything kvtide raises on purpose."""
@@ -46,3 +48,11 @@ class CopyError(KVTideError, OSError):
 
 class StillCopying(KVTideError, RuntimeError):
     """Memory was to be given back that copies still read or write. Nothing was done; it may be asked for again."""
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception as text, for reports and logs.
+
+    Not `str(error)`, which is code of the exception's own and may raise in turn.
+    """
+    return "".join(traceback.format_exception_only(error)).strip()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from kvtide.tiers import Namespace
 from kvtide.tiers.config import parse_tiers
-from kvtide.tiers.disk.kind import DiskConfig, open_store
-from kvtide.tiers.disk.store import DiskStore
+from kvtide.tiers.disk.backend import DiskBackend
+from kvtide.tiers.disk.opening import open_backend
+from kvtide.tiers.disk.options import DiskConfig
 
 NAMESPACE = Namespace(
     model="tiny",
@@ -29,8 +30,8 @@ def disk_config(path: Path, size: int = 4 << 20, **options: object) -> DiskConfi
 
 def disk_store(
     path: Path, size: int = 4 << 20, *, slot_bytes: int = 8192, namespace: Namespace = NAMESPACE, **options: str
-) -> DiskStore:
-    return open_store(disk_config(path, size, **options), namespace, namespace.rank, slot_bytes)
+) -> DiskBackend:
+    return open_backend(disk_config(path, size, **options), namespace, slot_bytes)
 
 
 def disk_bytes(path: Path) -> int:

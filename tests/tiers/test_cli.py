@@ -15,8 +15,9 @@ import pytest
 from kvtide import cli
 from kvtide.tiers import cli as tier_cli
 from kvtide.tiers.disk.aligned import PAGE
+from kvtide.units import size_text
+from tests.tiers.disk.test_backend import items, served
 from tests.tiers.disk.test_faults import flip, forbid, places, segments
-from tests.tiers.disk.test_store import items, served
 from tests.tiers.support import disk_store
 
 
@@ -263,7 +264,7 @@ def test_progress_on_a_terminal_is_a_count_where_nobody_knows_how_much_there_is(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with tier_cli._progress("verifying", tier_cli._size) as advance:
+    with tier_cli._progress("verifying", size_text) as advance:
         advance(done, total)
     assert shown in terminal.getvalue()
     assert ("%" in terminal.getvalue()) == ("%" in shown)

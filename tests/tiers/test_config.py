@@ -9,7 +9,7 @@ import pytest
 
 from kvtide.errors import ConfigError
 from kvtide.tiers import open_tiers, parse_tiers
-from kvtide.tiers.disk.kind import DiskConfig
+from kvtide.tiers.disk.options import DiskConfig
 from tests.tiers.disk.test_faults import forbid
 from tests.tiers.support import NAMESPACE, disk_config, disk_store
 
@@ -38,9 +38,14 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
 
 
 def test_everything_can_be_said(tmp_path: Path) -> None:
-    options = {"deadline_ms": 7, "write": "evict", "admit": "second-touch", "threads": 2, "io": "buffered"}
+    options = {"deadline_ms": 7, "write": "evict", "admit": "second-use", "threads": 2, "io": "buffered"}
     (config,) = parse_tiers([disk(tmp_path, **options)])
     assert {name: getattr(config, name) for name in options} == options
+
+
+def test_the_older_name_of_second_use_is_understood(tmp_path: Path) -> None:
+    (config,) = parse_tiers([disk(tmp_path, admit="second-touch")])
+    assert config.admit == "second-use"
 
 
 def test_no_tiers_are_tiers_too() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvtide.tiers import HIT, MISS, Faults, FaultyBackend, FaultyTier, Item, Outcome, QueuedTier, Verdict
+from kvtide.tiers import HIT, MISS, Faults, FaultyBackend, FaultyTier, Item, KeyResult, QueuedTier, Verdict
 from tests.contracts.tier_contract import KeepingContract, answers, block, get, key, lookup, put, room, verdicts
 
 
@@ -39,9 +39,9 @@ def test_f8_changed_bytes_are_a_miss_and_counted() -> None:
 def test_f15_a_backend_that_raises_fails_the_call_and_the_next_one_works(faults: Faults, why: str) -> None:
     tier = FaultyTier(faults)
     for _ in range(5):
-        (outcome,) = put(tier, [Item(key(1), block(1))])
-        assert outcome.verdict is Verdict.FAILED
-        assert why in outcome.why
+        (result,) = put(tier, [Item(key(1), block(1))])
+        assert result.verdict is Verdict.FAILED
+        assert why in result.why
     tier.backend.faults = Faults()
     assert put(tier, [Item(key(1), block(1))]) == (HIT,)
     tier.close()
@@ -70,10 +70,10 @@ def test_f18_what_hangs_holds_nobody_back_from_leaving() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_seed_gives_the_same_faults(seed: int) -> None:
-    assert _outcomes(seed) == _outcomes(seed)
+    assert _results(seed) == _results(seed)
 
 
-def _outcomes(seed: int) -> list[tuple[Outcome, ...]]:
+def _results(seed: int) -> list[tuple[KeyResult, ...]]:
     faults = Faults(failing=0.3, down=0.1, raising=0.1, lying=0.3, losing=0.2, corrupting=0.3)
     rng = random.Random(seed)
     tier = QueuedTier(FaultyBackend(faults, seed), threads=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -128,11 +127,3 @@ class CopyEngine(ABC):
     def slots_ready(self) -> int | None:
         """Return how many host slots, from slot 0 on, can be used by now. None: all of them, from the start."""
         return None
-
-
-def describe(error: BaseException) -> str:
-    """Return what a report says about an exception.
-
-    Not `str(error)`, which is code of the exception's own and may raise in turn.
-    """
-    return "".join(traceback.format_exception_only(error)).strip()

@@ -11,11 +11,12 @@ from typing import Literal, get_args
 
 from kvtide.core.eviction import POLICIES
 from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
-from kvtide.core.storing.second_use import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
 
 Mode = Literal["eager", "lazy"]
+Admission = Literal["all", "second-use"]
+"""Which blocks are stored on the host, or taken by a tier below it."""
 
 
 _GROUPS_MAX = 256
@@ -73,23 +74,19 @@ def _check_group(group: Group) -> None:
             )
 
 
-Admit = Literal["all", "second-touch"]
-"""Which blocks a tier takes."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BelowConfig:
     """What the tiers below host memory want, all of them together. Empty: no tier is written in this way."""
 
-    through: frozenset[Admit] = frozenset()
+    through: frozenset[Admission] = frozenset()
     """Blocks sink as soon as they are on the host, or when they are loaded from there for the first time."""
-    on_evict: frozenset[Admit] = frozenset()
+    on_evict: frozenset[Admission] = frozenset()
     """Blocks sink when they leave the host: all, or those that were loaded at least once."""
 
     @property
-    def second_touch(self) -> bool:
+    def second_use(self) -> bool:
         """Whether it matters that a block is used."""
-        return "second-touch" in self.through | self.on_evict
+        return "second-use" in self.through | self.on_evict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,19 +123,17 @@ class OffloadConfig:
         budget = parse_count("pin_budget", options.get("pin_budget", _default_pin_budget(geometry)))
         if budget > geometry.device_blocks:
             raise ConfigError("pin_budget", budget, f"at most the device pool, {geometry.device_blocks} blocks")
-        mode = parse_choice("mode", options.get("mode", "eager"), get_args(Mode))
-        admission = parse_choice("admission", options.get("admission", "all"), get_args(Admission))
         return cls(
             geometry=geometry,
             slots=_slots(geometry, options),
-            mode="lazy" if mode == "lazy" else "eager",
+            mode=parse_choice("mode", options.get("mode", "eager"), get_args(Mode)),
             policy=parse_choice("policy", options.get("policy", "prefix"), tuple(POLICIES)),
             pin_budget_blocks=budget,
             min_load_tokens=_min_load_tokens(options.get("min_load_tokens", 0)),
             events=parse_flag("events", options.get("events", False)),
             min_fetch_tokens=parse_count("min_fetch_tokens", options.get("min_fetch_tokens", 128)),
             below=below,
-            admission="second-use" if admission == "second-use" else "all",
+            admission=parse_choice("admission", options.get("admission", "all"), get_args(Admission)),
         )
 
     @property

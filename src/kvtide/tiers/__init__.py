@@ -1,8 +1,10 @@
 """Keeps blocks below host memory: on a disk, in a store that several servers share.
 
-A `Tier` is asked and answers later. `parse_tiers` reads the option `tiers`, `open_tiers` makes tiers of it for one
-rank. All that a kind of place has to bring along is a `Backend`, whose calls block; `QueuedTier` does the rest.
-`NullTier` and `FaultyTier` are for tests, also for yours.
+A `Tier` is asked and answers later; a `TierStack` does the core's errands on all tiers of a rank. `parse_tiers` reads
+the option `tiers`, `open_stack` makes a stack of it. All that a kind of place has to bring along is a `Backend`, whose
+calls block; `QueuedTier` does the rest. `NullTier` and `FaultyTier` are for tests, also for yours.
+
+docs/tiers.md says in which order to read these files.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from kvtide.tiers.base import (
     HIT,
     LATENCY_BOUNDS_S,
     MISS,
-    Answer,
+    CallResult,
     Item,
-    Outcome,
+    KeyResult,
     Tier,
     TierKey,
     TierStats,
@@ -26,29 +28,34 @@ from kvtide.tiers.memory import MemoryBackend
 from kvtide.tiers.namespace import Namespace, hashing_part, unstable_keys
 from kvtide.tiers.null import NullTier
 from kvtide.tiers.queued import QueuedTier
+from kvtide.tiers.stack import Level, TierStack, below_of, open_stack
 
 __all__ = [
     "HIT",
     "LATENCY_BOUNDS_S",
     "MISS",
-    "Answer",
     "Backend",
     "BackendDown",
+    "CallResult",
     "Faults",
     "FaultyBackend",
     "FaultyTier",
     "Item",
+    "KeyResult",
+    "Level",
     "MemoryBackend",
     "Namespace",
     "NullTier",
-    "Outcome",
     "QueuedTier",
     "Tier",
     "TierConfig",
     "TierKey",
+    "TierStack",
     "TierStats",
     "Verdict",
+    "below_of",
     "hashing_part",
+    "open_stack",
     "open_tiers",
     "parse_tiers",
     "unstable_keys",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from kvtide.tiers.base import Item, Outcome, TierKey
+from kvtide.tiers.base import Item, KeyResult, TierKey
+from kvtide.tiers.record import Sealer
 
 
 class BackendDown(Exception):
@@ -15,29 +16,34 @@ class BackendDown(Exception):
 class Backend(ABC):
     """A store with blocking calls, made for one namespace and one rank.
 
-    Calls come from several threads at a time. Each returns one outcome per key, in order, or raises `BackendDown`
+    Calls come from several threads at a time. Each returns one result per key, in order, or raises `BackendDown`
     when nothing could be done at all. Each ends by itself: whatever waits inside (a socket, a lock) has a deadline.
     Any other exception is a fault of the backend: it fails the call, is logged once, and kills no thread.
     """
 
+    sealer: Sealer
+    """Makes its records and verifies them."""
+
+    def join(self) -> None:  # noqa: B027 - nothing to do is the usual case
+        """Reach the store, before the first call. Raises `BackendDown` if that fails; the first call tries again."""
+
+    def register(self, memory: memoryview) -> None:  # noqa: B027 - nothing to do is the usual case
+        """See `Tier.register`."""
+
     @abstractmethod
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Say which keys are there."""
 
     @abstractmethod
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Keep bytes under their keys."""
 
     @abstractmethod
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
 
     @abstractmethod
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys."""
-
-    @abstractmethod
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Forget everything of this namespace and rank."""
 
     @abstractmethod
@@ -46,11 +52,11 @@ class Backend(ABC):
 
     def corrupt_records(self) -> int:
         """Return how many records did not verify so far."""
-        return 0
+        return self.sealer.corrupt_records
 
     def wrong_secret_records(self) -> int:
         """Return how many records could not be decrypted so far, though they verify."""
-        return 0
+        return self.sealer.wrong_secret_records
 
     def bytes_used(self) -> int | None:
         """Return what is held, budget-wise. None: not known."""

@@ -16,7 +16,7 @@ class Verdict(enum.Enum):
     """What became of one key."""
 
     HIT = "hit"
-    """Lookup: it is there. Get: the buffer holds its bytes, verified. Put and remove: done."""
+    """Lookup: it is there. Get: the buffer holds its bytes, verified. Put and clear: done."""
     MISS = "miss"
     """It is not there, or not any more, or what is there did not verify. The buffer of a get is undefined."""
     THROTTLED = "throttled"
@@ -25,22 +25,22 @@ class Verdict(enum.Enum):
     """Tried, and it did not work: `why` says what happened."""
 
 
-class Outcome(NamedTuple):
+class KeyResult(NamedTuple):
     """What became of one key, and why if that needs saying."""
 
     verdict: Verdict
     why: str = ""
 
 
-HIT = Outcome(Verdict.HIT)
-MISS = Outcome(Verdict.MISS)
+HIT = KeyResult(Verdict.HIT)
+MISS = KeyResult(Verdict.MISS)
 
 
-class Answer(NamedTuple):
-    """What became of one call: an outcome for each of its keys, in the order of the call."""
+class CallResult(NamedTuple):
+    """What became of one call: a result for each of its keys, in the order of the call."""
 
     ticket: int
-    outcomes: tuple[Outcome, ...]
+    results: tuple[KeyResult, ...]
 
 
 class Item(NamedTuple):
@@ -55,12 +55,11 @@ class TierStats:
     """What a tier did since it was opened, and what it holds."""
 
     keys: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Keys by call ("lookup", "put", "get", "remove") and verdict ("hit", "miss", …)."""
+    """Keys by call ("lookup", "put", "get", "clear") and verdict ("hit", "miss", …)."""
     bytes_put: int = 0
     bytes_got: int = 0
     seconds: dict[str, list[int]] = field(default_factory=dict)
     """For each call, a histogram of how long calls took; the bounds are `LATENCY_BOUNDS_S`."""
-    seconds_sum: dict[str, float] = field(default_factory=dict)
     corrupt_records: int = 0
     wrong_secret_records: int = 0
     """Records that verify and were encrypted with another key."""
@@ -76,7 +75,7 @@ LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 
 
 class Tier(ABC):
-    """Keeps blocks by key. Nothing that goes wrong is raised by a call: it is an outcome.
+    """Keeps blocks by key. Nothing that goes wrong is raised by a call: it is a result.
 
     Calls return at once; each ticket that was taken is answered by `poll` exactly once. Tickets are the caller's,
     and run in any order and at the same time. Memory handed to `put` and `get` belongs to the tier until the
@@ -102,18 +101,14 @@ class Tier(ABC):
         """Bring bytes back. A hit was verified; a key whose bytes have another length than the buffer is a miss."""
 
     @abstractmethod
-    def remove(self, ticket: int, keys: Sequence[TierKey]) -> bool:
-        """Forget keys. After the answer no get of this tier finds them. A key that is not there is a hit too."""
-
-    @abstractmethod
     def clear(self, ticket: int) -> bool:
-        """Forget everything of this namespace and rank (F9). The answer has one outcome.
+        """Forget everything of this namespace and rank (F9). The answer has one result.
 
         Waits for puts that are under way, so that none of them brings back what was forgotten.
         """
 
     @abstractmethod
-    def poll(self) -> list[Answer]:
+    def poll(self) -> list[CallResult]:
         """Return the answers since the last call, each exactly once. Does not block."""
 
     @abstractmethod

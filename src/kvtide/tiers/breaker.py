@@ -4,9 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 
-class Breaker:
+class Switch:
+    """Says whether a store may be used. This one says yes, always."""
+
+    @property
+    def state(self) -> str:
+        """Return "closed" (in use), "open" (switched off) or "half-open" (one call tries, or may)."""
+        return "closed"
+
+    def allows(self) -> bool:
+        """Say whether a call may be made now. Whoever got a yes calls one of the following."""
+        return True
+
+    def succeeded(self) -> None:
+        """Note that a call was answered by the store, whatever the answer was."""
+
+    def failed(self) -> None:
+        """Note that the store did not answer, or not in time."""
+
+    def watch(self, call: str) -> AbstractContextManager[None]:
+        """Return what a call is made in, and fails if it raises."""
+        return nullcontext()
+
+
+class Breaker(Switch):
     """Counts failures in a row; from `failures_max` on, calls are not allowed until a pause has passed.
 
     Then exactly one call may try. If it succeeds the breaker is closed; if it fails, the next pause is twice as long,
@@ -45,7 +69,7 @@ class Breaker:
 
     @property
     def state(self) -> str:
-        """Return "closed" (in use), "open" (switched off) or "half-open" (one call tries, or may)."""
+        """See `Switch.state`."""
         with self._lock:
             if not self._pauses:
                 return "closed"
@@ -64,7 +88,7 @@ class Breaker:
             return True
 
     def succeeded(self) -> None:
-        """Note that a call was answered by the store, whatever the answer was."""
+        """See `Switch.succeeded`."""
         with self._lock:
             if self._pauses and not self._probing:
                 return  # a call from before the failures: says nothing about now
@@ -72,7 +96,7 @@ class Breaker:
             self._probing = False
 
     def failed(self) -> None:
-        """Note that the store did not answer, or not in time."""
+        """See `Switch.failed`."""
         with self._lock:
             if self._pauses and not self._probing:
                 return  # calls that were under way when it opened: they do not make the pause longer

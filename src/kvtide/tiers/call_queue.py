@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvtide.tiers.base import Answer, Item, Outcome, TierKey, Verdict
+from kvtide.tiers.base import CallResult, Item, KeyResult, TierKey, Verdict
+from kvtide.tiers.batches import batches
 
-CallName = Literal["lookup", "get", "put", "remove", "clear"]
-_NOT_YET = Outcome(Verdict.FAILED, "it has not ended")
+CallName = Literal["lookup", "get", "put", "clear"]
+Work = Item | TierKey
+_NOT_YET = KeyResult(Verdict.FAILED, "it has not ended")
+
+
+def size_of(work: Work) -> int:
+    """Return the bytes of memory that one key's work holds."""
+    return work.buffer.nbytes if isinstance(work, Item) else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -19,23 +26,21 @@ class Call:
 
     name: CallName
     ticket: int
-    work: Sequence[Item] | Sequence[TierKey]
+    work: Sequence[Work]
     begin_s: float
     size: int
     """Bytes of memory that it holds."""
-    outcomes: list[Outcome] = field(default_factory=list)
+    results: list[KeyResult] = field(default_factory=list)
     parts_left: int = 0
-    asked: bool = True
-    """Whether somebody waits for the answer."""
 
     def __post_init__(self) -> None:
-        """Make room for the outcomes."""
-        self.outcomes = [_NOT_YET] * (1 if self.name == "clear" else len(self.work))
+        """Make room for the results."""
+        self.results = [_NOT_YET] * (1 if self.name == "clear" else len(self.work))
 
-    def answer(self) -> Answer:
-        """Return the answer, when all parts have ended."""
+    def result(self) -> CallResult:
+        """Return what became of it, when all parts have ended."""
         assert not self.parts_left
-        return Answer(self.ticket, tuple(self.outcomes))
+        return CallResult(self.ticket, tuple(self.results))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,20 +52,19 @@ class Part:
     last: int
 
 
-def parts_of(call: Call, part_bytes: int) -> Iterator[Part]:
-    """Cut a call where `part_bytes` are reached, so that several threads share a large one."""
-    first = size = 0
-    if call.name in ("put", "get"):
-        for position, item in enumerate(call.work):
-            assert isinstance(item, Item)
-            if size >= part_bytes:
-                yield Part(call, first, position)
-                first, size = position, 0
-            size += item.buffer.nbytes
-    yield Part(call, first, len(call.outcomes))
+def parts_of(call: Call, part_bytes: int) -> list[Part]:
+    """Cut a call into parts of at most `part_bytes`, so that several threads share a large one."""
+    if call.size <= part_bytes:
+        return [Part(call, 0, len(call.results))]
+    parts: list[Part] = []
+    first = 0
+    for some in batches(call.work, bytes_max=part_bytes, size_of=size_of):
+        parts.append(Part(call, first, first + len(some)))
+        first += len(some)
+    return parts
 
 
-class Lanes:
+class CallQueue:
     """What waits. Lookups go first and gets second, because requests wait for them; nobody waits for a put.
 
     Puts leave at least one thread to the others, if there is more than one. A clear is a barrier between the puts

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,8 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from kvtide.errors import ConfigError
 from kvtide.options import redacted
 from kvtide.tiers.admin import Progress as Advance
-from kvtide.tiers.admin import Verified
-from kvtide.tiers.config import KINDS, kind_of
+from kvtide.tiers.config import KINDS, Kind, kind_of
+from kvtide.units import size_text
 
 DESCRIPTION = """\
 Look at a place where blocks are kept below host memory, verify it, or empty it. PLACE is the folder of a disk tier, or
@@ -31,21 +30,6 @@ examples:
   kvtide tier inspect valkey://cache.example:6379 --option password_file=/etc/kvtide/password
 
 exit codes: 0 all is well, 1 records that do not verify, 2 a place that cannot be used"""
-
-
-class Operations(Protocol):
-    """What a type's module has for operators."""
-
-    URL_SCHEMES: tuple[str, ...]
-
-    def inspect(self, place: str, options: dict[str, object]) -> dict[str, object]:
-        """Say what is there."""
-
-    def verify(self, place: str, options: dict[str, object], progress: Advance) -> Verified:
-        """Read and check every record."""
-
-    def clear(self, place: str, options: dict[str, object], progress: Advance) -> int:
-        """Remove everything."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -79,8 +63,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_inspect(args: argparse.Namespace) -> int:
     """Say what is there."""
-    operations = _operations(args.place)
-    found = operations.inspect(args.place, _options(operations, args.option))
+    kind = _kind_at(args.place)
+    found = kind.inspect(args.place, _options(kind, args.option))
     if args.json:
         _put(json.dumps(found))
         return 0
@@ -91,15 +75,15 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Read every record and compare checksums."""
-    operations = _operations(args.place)
-    options = _options(operations, args.option)
-    with _progress("verifying", _size) as advance:
-        found = operations.verify(args.place, options, advance)
+    kind = _kind_at(args.place)
+    options = _options(kind, args.option)
+    with _progress("verifying", size_text) as advance:
+        found = kind.verify(args.place, options, advance)
     if args.json:
         shown = {"records": found.records, "bytes": found.bytes, "corrupt_records": found.corrupt_records}
         _put(json.dumps({**shown, "corrupt": list(found.corrupt)}))
     else:
-        _put(f"{found.records:,} records, {_size(found.bytes)}: {found.corrupt_records:,} do not verify")
+        _put(f"{found.records:,} records, {size_text(found.bytes)}: {found.corrupt_records:,} do not verify")
         for where in found.corrupt:
             _put(f"  {where}")
     return int(found.corrupt_records > 0)
@@ -107,21 +91,21 @@ def run_verify(args: argparse.Namespace) -> int:
 
 def run_clear(args: argparse.Namespace) -> int:
     """Remove everything."""
-    operations = _operations(args.place)
-    options = _options(operations, args.option)
+    kind = _kind_at(args.place)
+    options = _options(kind, args.option)
     with _progress("removing", lambda records: f"{records:,} records") as advance:
-        removed = operations.clear(args.place, options, advance)
+        removed = kind.clear(args.place, options, advance)
     shown = redacted(args.place) if "://" in args.place else args.place
     _put(json.dumps({"records": removed}) if args.json else f"{removed:,} records removed from {shown}")
     return 0
 
 
-def _operations(place: str) -> Operations:
+def _kind_at(place: str) -> Kind:
     """Return the module that knows a place: that of its URL's scheme, or the disk's."""
     if "://" not in place:
-        return cast(Operations, kind_of("PLACE", "disk"))
+        return kind_of("PLACE", "disk")
     scheme = place.partition("://")[0]
-    if scheme in KINDS and f"{scheme}://" in (kind := cast(Operations, kind_of("PLACE", scheme))).URL_SCHEMES:
+    if scheme in KINDS and f"{scheme}://" in (kind := kind_of("PLACE", scheme)).URL_SCHEMES:
         return kind
     known = {prefix: kind for kind in map(_quietly, KINDS) if kind is not None for prefix in kind.URL_SCHEMES}
     for prefix, kind in known.items():
@@ -130,16 +114,15 @@ def _operations(place: str) -> Operations:
     raise ConfigError("PLACE", scheme + "://…", f"a folder, or a URL that begins with one of {', '.join(known)}")
 
 
-def _quietly(name: str) -> Operations | None:
+def _quietly(name: str) -> Kind | None:
     try:
-        return cast(Operations, kind_of("PLACE", name))
+        return kind_of("PLACE", name)
     except ConfigError:
         return None
 
 
-def _options(operations: Operations, pairs: Sequence[str]) -> dict[str, object]:
+def _options(kind: Kind, pairs: Sequence[str]) -> dict[str, object]:
     """Read what has to do with access, and refuse what such a place does not know (F22)."""
-    known: tuple[str, ...] = getattr(operations, "ACCESS", ())
     options: dict[str, object] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
@@ -147,8 +130,10 @@ def _options(operations: Operations, pairs: Sequence[str]) -> dict[str, object]:
             raise ConfigError(
                 "--option", redacted(pair), "a name and a value, such as password_file=/etc/kvtide/password"
             )
-        if name not in known:
-            expected = f"one of {', '.join(known)}" if known else "none: this kind of place has no such options"
+        if name not in kind.ACCESS:
+            expected = (
+                f"one of {', '.join(kind.ACCESS)}" if kind.ACCESS else "none: this kind of place has no such options"
+            )
             raise ConfigError("--option", name, expected)
         options[name] = value
     return options
@@ -159,7 +144,7 @@ def _described(found: dict[str, object]) -> Iterator[str]:
     nested = ("namespaces", "ranks")
     for name, value in found.items():
         if name not in nested:
-            yield f"{name}: {_size(value) if name == 'bytes' and isinstance(value, int) else value}"
+            yield f"{name}: {size_text(value) if name == 'bytes' and isinstance(value, int) else value}"
     for rank in _dicts(found.get("ranks")):
         used_by = rank.get("used_by")
         who = "in use by nobody" if used_by is None else f"in use by process {used_by or '?'}"
@@ -168,7 +153,7 @@ def _described(found: dict[str, object]) -> Iterator[str]:
             yield f"  segments that cannot be read: {rank['unreadable_segments']}"
     for namespace in _dicts(found.get("namespaces")):
         records, size = namespace.get("records"), namespace.get("bytes")
-        yield f"namespace: {records} records, {_size(size) if isinstance(size, int) else size}"
+        yield f"namespace: {records} records, {size_text(size) if isinstance(size, int) else size}"
         manifest = namespace.get("manifest")
         for name, value in manifest.items() if isinstance(manifest, dict) else ():
             yield f"  {name}: {value}"
@@ -187,14 +172,6 @@ def _progress(what: str, count: Callable[[int], str]) -> Iterator[Advance]:
         yield lambda done, total: shown.update(
             task, completed=done, total=total, far=f"{done / total:.0%}" if total else count(done)
         )
-
-
-def _size(size: int | float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:  # noqa: PLR2004 - what the units say
-            return f"{size:,.4g} {unit}"
-        size /= 1024
-    return f"{size:,.4g} TiB"
 
 
 def _put(text: str) -> None:

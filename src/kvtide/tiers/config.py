@@ -3,17 +3,8 @@
     "tiers": [{"type": "disk", "path": "/var/cache/kvtide", "size": "500GiB"},
               {"type": "valkey", "url": "valkeys://cache.example:6379"}]
 
-Each type is a module of its own (`KINDS`), imported when it is used, which provides:
-
-    OPTIONS: Mapping[str, str]        its own options, with their meaning; the common ones are `COMMON`
-    URL_SCHEMES: tuple[str, ...]      what URLs of such a place begin with ("valkey://"); () for none
-    parse(index, options) -> Config   a frozen dataclass derived from `TierConfig`, or a `ConfigError`; asks no server
-    open(config, namespace, rank, slot_bytes_max) -> Tier
-                                      `namespace` is the rank's; a `ConfigError` if this place cannot be used at all
-    inspect(place, options) -> dict[str, object]
-    verify(place, options, progress) -> Verified
-    clear(place, options, progress) -> int
-                                      for `kvtide tier`: see `kvtide.tiers.admin`
+Each type is a module of its own, imported when it is used, with what `Kind` lists. Where it is a package, `options` has
+what people write, `opening` makes a tier of it, `backend` keeps the bytes, and `admin` is for operators.
 """
 
 from __future__ import annotations
@@ -21,11 +12,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
-from kvtide.core.config import Admit
+from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count
+from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.base import Tier
 from kvtide.tiers.encryption import SecretSource, secret_source
 from kvtide.tiers.namespace import Namespace
@@ -33,7 +25,7 @@ from kvtide.tiers.namespace import Namespace
 Write = Literal["through", "evict"]
 
 KINDS: Mapping[str, str] = {
-    "disk": "kvtide.tiers.disk.kind",
+    "disk": "kvtide.tiers.disk",
     "mooncake": "kvtide.tiers.mooncake",
     "null": "kvtide.tiers.null",
     "valkey": "kvtide.tiers.valkey",
@@ -44,7 +36,7 @@ COMMON: Mapping[str, str] = {
     "type": "what kind of place it is: " + ", ".join(KINDS),
     "deadline_ms": "longest time that a request waits for this tier (default: 50)",
     "write": '"through": blocks sink as soon as they are on the host; "evict": when they leave it (default: through)',
-    "admit": '"all", or "second-touch": blocks sink when they were used twice (default: all)',
+    "admit": '"all", or "second-use": blocks sink when they were used twice (default: all)',
     "threads": "calls that run at a time",
     "encryption_key_file": "file with a key of 64 hexadecimal digits: records are encrypted with AES-GCM",
     "encryption_key_env": "environment variable with such a key, instead of a file",
@@ -65,7 +57,7 @@ class TierConfig:
     """Position in the list."""
     deadline_ms: int
     write: Write
-    admit: Admit
+    admit: Admission
     threads: int
     secret: SecretSource | None
 
@@ -80,29 +72,30 @@ class TierConfig:
         return f"{self.type}:"
 
 
-class Common(TypedDict):
-    """The arguments that `common` reads for `TierConfig`."""
-
-    type: str
-    index: int
-    deadline_ms: int
-    write: Write
-    admit: Admit
-    threads: int
-    secret: SecretSource | None
-
-
 class Kind(Protocol):
-    """What a type's module provides, as far as opening goes."""
+    """What a type's module provides. The last three are for operators: see `kvtide.tiers.admin`."""
 
     OPTIONS: Mapping[str, str]
+    """Its own options, with their meaning."""
     URL_SCHEMES: tuple[str, ...]
+    """What URLs of such a place begin with ("valkey://"); () for none."""
+    ACCESS: tuple[str, ...]
+    """Options that operators need as well."""
 
     def parse(self, index: int, options: Mapping[str, object]) -> TierConfig:
-        """Read the options of one tier."""
+        """Read the options of one tier. Asks no server."""
 
-    def open(self, config: TierConfig, namespace: Namespace, rank: int, slot_bytes_max: int) -> Tier:
-        """Open the tier for one rank."""
+    def open_tier(self, config: TierConfig, namespace: Namespace, slot_bytes_max: int) -> Tier:
+        """Open the tier for the namespace's rank. A `ConfigError` if this place cannot be used at all."""
+
+    def inspect(self, place: str, options: Mapping[str, object]) -> dict[str, object]:
+        """Say what is there."""
+
+    def verify(self, place: str, options: Mapping[str, object], progress: Progress) -> Verified:
+        """Read and check every record."""
+
+    def clear(self, place: str, options: Mapping[str, object], progress: Progress) -> int:
+        """Remove everything."""
 
 
 def parse_tiers(option: object) -> tuple[TierConfig, ...]:
@@ -136,7 +129,7 @@ def _parse_one(index: int, options: object) -> TierConfig:
 
 
 def kind_of(option: str, name: object) -> Kind:
-    """Return the module of a type, importing it if that has not been done."""
+    """Return the module of a type, importing it if that has not been done: some need packages that are optional."""
     if not isinstance(name, str) or name not in KINDS:
         raise ConfigError(option, name, f"a known type; {did_you_mean(str(name), KINDS)}known are {', '.join(KINDS)}")
     try:
@@ -151,7 +144,7 @@ def open_tiers(configs: Sequence[TierConfig], namespace: Namespace, *, rank: int
     try:
         for config in configs:
             kind = kind_of(f"{config.option}.type", config.type)
-            tiers.append(kind.open(config, namespace.for_rank(rank), rank, slot_bytes_max))
+            tiers.append(kind.open_tier(config, namespace.for_rank(rank), slot_bytes_max))
     except BaseException:
         for tier in tiers:
             tier.close()
@@ -159,8 +152,8 @@ def open_tiers(configs: Sequence[TierConfig], namespace: Namespace, *, rank: int
     return tiers
 
 
-def common(index: int, options: Mapping[str, object], known: Mapping[str, str], *, threads: int) -> Common:
-    """Read what every type has, and refuse what it does not know. `threads` is the type's default."""
+def common(index: int, options: Mapping[str, object], known: Mapping[str, str], *, threads: int) -> dict[str, Any]:
+    """Read what `TierConfig` has, and refuse what the type does not know. `threads` is its default."""
     prefix = f"tiers[{index}]"
     every = {**COMMON, **known}
     for name, value in options.items():
@@ -170,20 +163,33 @@ def common(index: int, options: Mapping[str, object], known: Mapping[str, str], 
             raise ConfigError(
                 f"{prefix}.{name}", value, f"a known option; {did_you_mean(name, every)}known are {', '.join(every)}"
             )
-    write = parse_choice(f"{prefix}.write", options.get("write", "through"), ("through", "evict"))
-    admit = parse_choice(f"{prefix}.admit", options.get("admit", "all"), ("all", "second-touch"))
     count = parse_count(f"{prefix}.threads", options.get("threads", threads))
     if count > THREADS_MAX:
         raise ConfigError(f"{prefix}.threads", count, f"at most {THREADS_MAX}")
     deadline_ms = parse_count(f"{prefix}.deadline_ms", options.get("deadline_ms", 50))
     if deadline_ms > DEADLINE_MS_MAX:
         raise ConfigError(f"{prefix}.deadline_ms", deadline_ms, f"at most {DEADLINE_MS_MAX}, which is an hour")
-    return Common(
-        type=str(options["type"]),
-        index=index,
-        deadline_ms=deadline_ms,
-        write="evict" if write == "evict" else "through",
-        admit="second-touch" if admit == "second-touch" else "all",
-        threads=count,
-        secret=secret_source(prefix, options),
-    )
+    return {
+        "type": options["type"],
+        "index": index,
+        "deadline_ms": deadline_ms,
+        "write": parse_choice(f"{prefix}.write", options.get("write", "through"), get_args(Write)),
+        "admit": _admit(f"{prefix}.admit", options.get("admit", "all")),
+        "threads": count,
+        "secret": secret_source(prefix, options),
+    }
+
+
+def _admit(option: str, value: object) -> Admission:
+    older_name = value == "second-touch"
+    return "second-use" if older_name else parse_choice(option, value, get_args(Admission))
+
+
+def text_option(prefix: str, name: str, options: Mapping[str, object], known: Mapping[str, str]) -> str | None:
+    """Read a text that may be left out. `prefix` is what stands before its name in errors."""
+    if name not in options:
+        return None
+    value = options[name]
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{prefix}{name}", value, known[name])
+    return value

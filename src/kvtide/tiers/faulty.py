@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvtide.tiers.backend import Backend, BackendDown
-from kvtide.tiers.base import HIT, Item, Outcome, TierKey, Verdict
+from kvtide.tiers.base import HIT, Item, KeyResult, TierKey, Verdict
+from kvtide.tiers.breaker import Switch
 from kvtide.tiers.memory import MemoryBackend
-from kvtide.tiers.queued import BreakerLike, QueuedTier
+from kvtide.tiers.queued import QueuedTier
 
 HANG_S_MAX = 60.0
 """Even what hangs ends at last, as every backend has to."""
@@ -57,6 +58,7 @@ class FaultyBackend(Backend):
     ) -> None:
         self.faults = faults
         self._kept = MemoryBackend(bytes_max=bytes_max)
+        self.sealer = self._kept.sealer
         self._random = random.Random(seed)  # noqa: S311 - faults are no secret
         self._lock = threading.Lock()
         self._sleep = sleep
@@ -68,7 +70,7 @@ class FaultyBackend(Backend):
         """Let go of what hangs, now and from now on."""
         self._released.set()
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Say which keys are there, or lie."""
         self._begin()
         return [
@@ -76,22 +78,17 @@ class FaultyBackend(Backend):
             for found in self._kept.lookup(keys)
         ]
 
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Keep bytes, or not, or not as they were."""
         self._begin()
         return [self._put(item) for item in items]
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers, or fail."""
         self._begin()
         return [self._failure() or self._kept.get([item])[0] for item in items]
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys."""
-        self._begin()
-        return self._kept.remove(keys)
-
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Forget everything."""
         self._begin()
         return self._kept.clear()
@@ -99,10 +96,6 @@ class FaultyBackend(Backend):
     def close(self) -> None:
         """Give the memory back."""
         self._kept.close()
-
-    def corrupt_records(self) -> int:
-        """Return how many records did not verify so far."""
-        return self._kept.corrupt_records()
 
     def bytes_used(self) -> int:
         """Return what is held."""
@@ -124,19 +117,19 @@ class FaultyBackend(Backend):
         if self._happens(self.faults.raising):
             raise RuntimeError("the backend has a bug")
 
-    def _put(self, item: Item) -> Outcome:
+    def _put(self, item: Item) -> KeyResult:
         failure = self._failure()
         if failure is not None:
             return failure
         if self._happens(self.faults.losing):
             return HIT
-        (outcome,) = self._kept.put([item])
+        (result,) = self._kept.put([item])
         if item.buffer.nbytes and self._happens(self.faults.corrupting):
             self._kept.damage(item.key, int(self._draw() * item.buffer.nbytes))
-        return outcome
+        return result
 
-    def _failure(self) -> Outcome | None:
-        return Outcome(Verdict.FAILED, "it went wrong") if self._happens(self.faults.failing) else None
+    def _failure(self) -> KeyResult | None:
+        return KeyResult(Verdict.FAILED, "it went wrong") if self._happens(self.faults.failing) else None
 
     def _happens(self, share: float) -> bool:
         return bool(share) and self._draw() < share
@@ -151,7 +144,7 @@ class FaultyTier(QueuedTier):
 
     Example:
         >>> tier = FaultyTier(Faults(down=1.0), seed=7)
-        >>> tier.lookup(1, [b"key"]), tier.wait(5.0), tier.poll()[0].outcomes[0].verdict, tier.close()
+        >>> tier.lookup(1, [b"key"]), tier.wait(5.0), tier.poll()[0].results[0].verdict, tier.close()
         (True, True, <Verdict.FAILED: 'failed'>, True)
 
     """
@@ -164,7 +157,7 @@ class FaultyTier(QueuedTier):
         threads: int = 1,
         calls_max: int = 1024,
         bytes_max: int = 1 << 30,
-        breaker: BreakerLike | None = None,
+        breaker: Switch | None = None,
     ) -> None:
         self.backend = FaultyBackend(faults, seed)
         super().__init__(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from kvtide.tiers.backend import Backend
-from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey
+from kvtide.tiers.base import HIT, MISS, Item, KeyResult, TierKey
 from kvtide.tiers.record import Sealer
 
 
@@ -14,43 +14,37 @@ class MemoryBackend(Backend):
     """Keeps records in a dictionary: the oldest leave when `bytes_max` is reached. For tests, also for yours."""
 
     def __init__(self, sealer: Sealer | None = None, *, bytes_max: int = 1 << 30) -> None:
-        self._sealer = sealer or Sealer(bytes(16), where="memory")
+        self.sealer = sealer or Sealer(bytes(16), where="memory")
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._records: dict[TierKey, tuple[bytes, bytearray]] = {}
         self._bytes = 0
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Say which keys are there."""
         with self._lock:
             return [HIT if key in self._records else MISS for key in keys]
 
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Keep copies."""
         for key, buffer in items:
-            header, body = self._sealer.seal(key, buffer)
+            header, body = self.sealer.seal(key, buffer)
             self._keep(key, header, bytearray(body))
         return [HIT] * len(items)
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
-        outcomes = []
+        results = []
         for key, buffer in items:
             with self._lock:
                 record = self._records.get(key)
             if record is None:
-                outcomes.append(MISS)
+                results.append(MISS)
             else:
-                outcomes.append(self._sealer.open(key, record[0], memoryview(record[1]), buffer).outcome)
-        return outcomes
+                results.append(self.sealer.open(key, record[0], memoryview(record[1]), buffer).result)
+        return results
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys."""
-        for key in keys:
-            self._drop(key)
-        return [HIT] * len(keys)
-
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Forget everything."""
         with self._lock:
             self._records.clear()
@@ -67,10 +61,6 @@ class MemoryBackend(Backend):
             body = self._records[key][1]
             body[position % len(body)] ^= 1
 
-    def corrupt_records(self) -> int:
-        """Return how many records did not verify so far."""
-        return self._sealer.corrupt_records
-
     def bytes_used(self) -> int:
         """Return what is held."""
         return self._bytes
@@ -80,19 +70,15 @@ class MemoryBackend(Backend):
         return self._bytes_max
 
     def _keep(self, key: TierKey, header: bytes, body: bytearray) -> None:
-        self._drop(key)
         with self._lock:
+            self._drop(key)
             while self._records and self._bytes + len(body) > self._bytes_max:
-                self._drop_locked(next(iter(self._records)))
+                self._drop(next(iter(self._records)))
             if len(body) <= self._bytes_max:
                 self._records[key] = header, body
                 self._bytes += len(body)
 
     def _drop(self, key: TierKey) -> None:
-        with self._lock:
-            self._drop_locked(key)
-
-    def _drop_locked(self, key: TierKey) -> None:
         record = self._records.pop(key, None)
         if record is not None:
             self._bytes -= len(record[1])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
-from kvtide.tiers.base import LATENCY_BOUNDS_S, Item, TierStats, Verdict
-from kvtide.tiers.call_queue import Call
+from kvtide.tiers.base import LATENCY_BOUNDS_S, TierStats, Verdict
+from kvtide.tiers.call_queue import Call, size_of
 
 
 class Meter:
@@ -18,16 +17,15 @@ class Meter:
     def count(self, call: Call, seconds: float) -> None:
         """Count one call, and how long it took from its ticket to its end."""
         stats = self._stats
-        for outcome in call.outcomes:
-            pair = call.name, outcome.verdict.value
+        for result in call.results:
+            pair = call.name, result.verdict.value
             stats.keys[pair] = stats.keys.get(pair, 0) + 1
         histogram = stats.seconds.setdefault(call.name, [0] * (len(LATENCY_BOUNDS_S) + 1))
         histogram[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
-        stats.seconds_sum[call.name] = stats.seconds_sum.get(call.name, 0.0) + seconds
         if call.name == "put":
-            stats.bytes_put += _bytes_of_hits(call.work, call)
+            stats.bytes_put += _bytes_of_hits(call)
         elif call.name == "get":
-            stats.bytes_got += _bytes_of_hits(call.work, call)
+            stats.bytes_got += _bytes_of_hits(call)
 
     def snapshot(self) -> TierStats:
         """Return a copy of the counts."""
@@ -37,13 +35,10 @@ class Meter:
             bytes_put=stats.bytes_put,
             bytes_got=stats.bytes_got,
             seconds={name: list(histogram) for name, histogram in stats.seconds.items()},
-            seconds_sum=dict(stats.seconds_sum),
         )
 
 
-def _bytes_of_hits(work: Sequence[Item] | Sequence[bytes], call: Call) -> int:
+def _bytes_of_hits(call: Call) -> int:
     return sum(
-        item.buffer.nbytes
-        for item, outcome in zip(work, call.outcomes, strict=True)
-        if isinstance(item, Item) and outcome.verdict is Verdict.HIT
+        size_of(work) for work, result in zip(call.work, call.results, strict=True) if result.verdict is Verdict.HIT
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 
@@ -11,6 +12,7 @@ from kvtide.tiers.record import FORMAT_VERSION
 
 DIGEST_BYTES = 16
 _CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,16 @@ class Namespace:
             for name in [*now, *(name for name in stored if name not in now)]
             if stored.get(name) != now.get(name)
         ]
+
+    def tell_differences(self, where: str, differences: Sequence[str]) -> None:
+        """Say in the log why blocks that are there are not read, if there are any."""
+        if differences:
+            _log.warning(
+                "kvtide: the blocks of %s in %s were made under another namespace and are not read: %s",
+                self.model,
+                where,
+                "; ".join(differences),
+            )
 
 
 def _shown(parts: Mapping[str, object], name: str) -> str:

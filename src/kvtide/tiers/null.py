@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvtide.tiers.base import HIT, MISS, Answer, Item, Outcome, Tier, TierKey, TierStats
+from kvtide.tiers.base import HIT, MISS, CallResult, Item, KeyResult, Tier, TierKey, TierStats
 from kvtide.tiers.config import TierConfig, common
 from kvtide.tiers.namespace import Namespace
 
 OPTIONS: Mapping[str, str] = {}
 URL_SCHEMES: tuple[str, ...] = ()
+ACCESS: tuple[str, ...] = ()
 
 
 class NullTier(Tier):
@@ -17,7 +18,7 @@ class NullTier(Tier):
 
     def __init__(self, calls_max: int = 1024) -> None:
         self._calls_max = calls_max
-        self._answers: list[Answer] = []
+        self._answers: list[CallResult] = []
         self._stats = TierStats()
         self._closed = False
 
@@ -33,15 +34,11 @@ class NullTier(Tier):
         """Find nothing."""
         return self._answer("get", ticket, MISS, len(items))
 
-    def remove(self, ticket: int, keys: Sequence[TierKey]) -> bool:
-        """Have nothing to remove."""
-        return self._answer("remove", ticket, HIT, len(keys))
-
     def clear(self, ticket: int) -> bool:
         """Have nothing to clear."""
         return self._answer("clear", ticket, HIT, 1)
 
-    def poll(self) -> list[Answer]:
+    def poll(self) -> list[CallResult]:
         """Return the answers since the last call."""
         answers, self._answers = self._answers, []
         return answers
@@ -59,12 +56,12 @@ class NullTier(Tier):
         """Return what was asked."""
         return TierStats(keys=dict(self._stats.keys))
 
-    def _answer(self, name: str, ticket: int, outcome: Outcome, count: int) -> bool:
+    def _answer(self, name: str, ticket: int, result: KeyResult, count: int) -> bool:
         if self._closed or len(self._answers) >= self._calls_max:
             return False
-        pair = name, outcome.verdict.value
+        pair = name, result.verdict.value
         self._stats.keys[pair] = self._stats.keys.get(pair, 0) + count
-        self._answers.append(Answer(ticket, (outcome,) * count))
+        self._answers.append(CallResult(ticket, (result,) * count))
         return True
 
 
@@ -73,6 +70,6 @@ def parse(index: int, options: Mapping[str, object]) -> TierConfig:
     return TierConfig(**common(index, options, OPTIONS, threads=1))
 
 
-def open(config: TierConfig, namespace: Namespace, rank: int, slot_bytes_max: int) -> Tier:  # noqa: A001, ARG001 - as agreed in tiers.config
-    """Open the tier for one rank."""
+def open_tier(config: TierConfig, namespace: Namespace, slot_bytes_max: int) -> Tier:  # noqa: ARG001 - it needs nothing
+    """Open the tier."""
     return NullTier()

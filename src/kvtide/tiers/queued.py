@@ -5,35 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
 from kvtide.tiers.backend import Backend, BackendDown
-from kvtide.tiers.base import Answer, Item, Outcome, Tier, TierKey, TierStats, Verdict
-from kvtide.tiers.call_queue import Call, CallName, Lanes, Part, parts_of
+from kvtide.tiers.base import CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
+from kvtide.tiers.breaker import Switch
+from kvtide.tiers.call_queue import Call, CallName, CallQueue, Part, Work, parts_of, size_of
 from kvtide.tiers.meter import Meter
 
 _log = logging.getLogger(__name__)
-
-
-class BreakerLike(Protocol):
-    """What switches a failing backend off for a while: see `kvtide.tiers.breaker`."""
-
-    @property
-    def state(self) -> str:
-        """Say whether it is "closed", "open" or "half-open"."""
-
-    def allows(self) -> bool:
-        """Say whether a call may be made now; whoever got a yes calls one of the following."""
-
-    def succeeded(self) -> None:
-        """The backend did something."""
-
-    def failed(self) -> None:
-        """The backend could do nothing."""
 
 
 class QueuedTier(Tier):
@@ -43,8 +25,7 @@ class QueuedTier(Tier):
     `bytes_max` of memory of each; a single larger call is taken when there is no other. Calls of more than
     `part_bytes` are shared by several threads.
 
-    While the breaker is open, calls are answered as throttled at once, and the backend is left alone. A clear that did
-    not succeed stays due: until it has, nothing is read or written (F9).
+    While the breaker is open, calls are answered as throttled at once, and the backend is left alone.
 
     Threads are daemons: a backend that never returns must not keep the program from ending.
     """
@@ -57,7 +38,7 @@ class QueuedTier(Tier):
         calls_max: int = 1024,
         bytes_max: int = 1 << 30,
         part_bytes: int = 8 << 20,
-        breaker: BreakerLike | None = None,
+        breaker: Switch | None = None,
         clock: Callable[[], float] = time.monotonic,
         name: str = "tier",
     ) -> None:
@@ -65,23 +46,20 @@ class QueuedTier(Tier):
             parse_count(option, value)
         self._backend = backend
         self._calls_max, self._bytes_max, self._part_bytes = calls_max, bytes_max, part_bytes
-        self._breaker = breaker
+        self._breaker = breaker or Switch()
         self._clock = clock
         self._name = name
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)
         self._call_ended = threading.Condition(self._lock)
         # All that follows is read and written under the lock.
-        self._lanes = Lanes(threads)
+        self._queue = CallQueue(threads)
         self._calls = {False: 0, True: 0}
         """Calls that were taken and not yet polled, reads and writes."""
         self._bytes = {False: 0, True: 0}
         self._unended = 0
         self._ended: list[Call] = []
         self._meter = Meter()
-        self._clear_due = False
-        """A clear did not succeed: it is tried again before anything else is done."""
-        self._clear_queued = False
         self._closed = self._backend_closed = False
         self._complained = False
         self._threads: list[threading.Thread] = []
@@ -106,22 +84,22 @@ class QueuedTier(Tier):
         """Queue a get. See `Tier.get`."""
         return self._take("get", ticket, tuple(items))
 
-    def remove(self, ticket: int, keys: Sequence[TierKey]) -> bool:
-        """Queue a remove. See `Tier.remove`."""
-        return self._take("remove", ticket, tuple(keys))
-
     def clear(self, ticket: int) -> bool:
         """Queue a clear. Puts that have not begun are throttled: what they bring would be cleared. See `Tier.clear`."""
         return self._take("clear", ticket, ())
 
-    def poll(self) -> list[Answer]:
+    def register(self, memory: memoryview) -> None:
+        """Tell the backend. See `Tier.register`."""
+        self._backend.register(memory)
+
+    def poll(self) -> list[CallResult]:
         """Return the answers since the last call. See `Tier.poll`."""
         with self._lock:
             self._shed()
             ended, self._ended = self._ended, []
             for call in ended:
                 self._calls[_writes(call.name)] -= 1
-        return [call.answer() for call in ended]
+        return [call.result() for call in ended]
 
     def wait(self, timeout_s: float) -> bool:
         """Block until there is an answer or nothing is under way. See `Tier.wait`."""
@@ -132,7 +110,7 @@ class QueuedTier(Tier):
                 if left_s <= 0:
                     return False
                 # A breaker opens by itself when a call takes too long, and tells nobody.
-                self._call_ended.wait(left_s if self._breaker is None else min(left_s, _BREAKER_CHECK_S))
+                self._call_ended.wait(min(left_s, _BREAKER_CHECK_S))
                 self._shed()
             return True
 
@@ -141,7 +119,7 @@ class QueuedTier(Tier):
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             self._closed = True
-            self._give_up(self._lanes.take_all(), Outcome(Verdict.FAILED, "the tier was closed before it began"))
+            self._give_up(self._queue.take_all(), KeyResult(Verdict.FAILED, "the tier was closed before it began"))
             self._work_came.notify_all()
             self._call_ended.notify_all()
         for thread in self._threads:
@@ -166,14 +144,13 @@ class QueuedTier(Tier):
             stats.bytes_used, stats.bytes_budget = self._backend.bytes_used(), self._backend.bytes_budget()
         except Exception as error:
             self._complain(error)
-        if self._breaker is not None:
-            stats.breaker = self._breaker.state
+        stats.breaker = self._breaker.state
         return stats
 
     # ------------------------------------------------------------------ taking and ending
 
-    def _take(self, name: CallName, ticket: int, work: tuple[Item, ...] | tuple[TierKey, ...]) -> bool:
-        size = sum(item.buffer.nbytes for item in work if isinstance(item, Item))
+    def _take(self, name: CallName, ticket: int, work: Sequence[Work]) -> bool:
+        size = sum(map(size_of, work))
         writes = _writes(name)
         with self._lock:
             full = self._bytes[writes] and self._bytes[writes] + size > self._bytes_max
@@ -188,54 +165,38 @@ class QueuedTier(Tier):
             return True
 
     def _start(self, call: Call) -> None:
-        parts = list(parts_of(call, self._part_bytes))
+        parts = parts_of(call, self._part_bytes)
         call.parts_left = len(parts)
         if call.name == "clear":
-            self._give_up(self._lanes.take_puts(), Outcome(Verdict.THROTTLED, "the tier was cleared meanwhile"))
-            self._clear_due = True
-        if not call.outcomes:
+            self._give_up(self._queue.take_puts(), KeyResult(Verdict.THROTTLED, "the tier was cleared meanwhile"))
+        if not call.results:
             self._end_parts(call, len(parts))
-        elif self._breaker is not None and self._breaker.state == "open":
+        elif self._breaker.state == "open":
             self._give_up(parts, _SWITCHED_OFF)
-        elif call.name == "clear":
-            self._queue_clear(parts[0])
-        elif self._clear_due and not (self._clear_queued and _writes(call.name)):
-            self._give_up(parts, _CLEAR_DUE)
-            if not self._clear_queued:
-                again = Call("clear", 0, (), self._clock(), 0, parts_left=1, asked=False)
-                self._queue_clear(Part(again, 0, 1))
         else:
             for part in parts:
-                self._lanes.add(part)
-
-    def _queue_clear(self, part: Part) -> None:
-        self._clear_queued = True
-        self._lanes.add(part)
+                self._queue.add(part)
 
     def _shed(self) -> None:
         """Answer what has not begun when the breaker is open: threads may be stuck for long."""
-        if self._breaker is not None and self._breaker.state == "open":
-            self._give_up(self._lanes.take_all(), _SWITCHED_OFF)
+        if self._breaker.state == "open":
+            self._give_up(self._queue.take_all(), _SWITCHED_OFF)
 
-    def _give_up(self, parts: Sequence[Part], outcome: Outcome) -> None:
+    def _give_up(self, parts: Sequence[Part], result: KeyResult) -> None:
         for part in parts:
-            part.call.outcomes[part.first : part.last] = [outcome] * (part.last - part.first)
+            part.call.results[part.first : part.last] = [result] * (part.last - part.first)
             self._end_parts(part.call, 1)
 
     def _end_parts(self, call: Call, count: int) -> None:
         call.parts_left -= count
         if call.parts_left:
             return
-        if call.name == "clear":
-            self._clear_queued = False
-            self._clear_due = call.outcomes[0].verdict is not Verdict.HIT
         self._meter.count(call, self._clock() - call.begin_s)
-        if call.asked:
-            self._unended -= 1
-            self._bytes[_writes(call.name)] -= call.size
-            call.work = ()  # the memory is the caller's again
-            self._ended.append(call)
-            self._call_ended.notify_all()
+        self._unended -= 1
+        self._bytes[_writes(call.name)] -= call.size
+        call.work = ()  # the memory is the caller's again
+        self._ended.append(call)
+        self._call_ended.notify_all()
 
     # ------------------------------------------------------------------ threads
 
@@ -247,16 +208,16 @@ class QueuedTier(Tier):
     def _run(self) -> None:
         """Work until the tier is closed. Nothing that a backend raises ends the thread (F15)."""
         while (part := self._next_part()) is not None:
-            outcomes = self._outcomes_of(part)
+            results = self._results_of(part)
             with self._lock:
-                part.call.outcomes[part.first : part.last] = outcomes
-                self._lanes.ended(part)
+                part.call.results[part.first : part.last] = results
+                self._queue.ended(part)
                 self._end_parts(part.call, 1)
 
     def _next_part(self) -> Part | None:
         with self._lock:
             while not self._closed:
-                part = self._lanes.next()
+                part = self._queue.next()
                 if part is not None:
                     self._wake_a_thread()
                     return part
@@ -265,43 +226,38 @@ class QueuedTier(Tier):
 
     def _wake_a_thread(self) -> None:
         """Wake a thread if there is something to do for it. It wakes the next one in turn."""
-        if self._lanes.ready():
+        if self._queue.ready():
             self._work_came.notify()
 
-    def _outcomes_of(self, part: Part) -> Sequence[Outcome]:
+    def _results_of(self, part: Part) -> Sequence[KeyResult]:
         count = part.last - part.first
-        breaker = self._breaker
-        with self._lock:
-            if self._clear_due and part.call.name != "clear":
-                return [_CLEAR_DUE] * count
         try:
-            if breaker is not None and not breaker.allows():
+            if not self._breaker.allows():
                 return [_SWITCHED_OFF] * count
         except Exception as error:
             return [self._failure(error)] * count
         try:
-            outcomes = self._ask_backend(part)
-            if len(outcomes) != count:
-                raise RuntimeError(f"{len(outcomes)} outcomes for {count} keys")
+            with self._breaker.watch(part.call.name):
+                results = self._ask_backend(part)
+            if len(results) != count:
+                raise RuntimeError(f"{len(results)} results for {count} keys")
         except BaseException as error:  # even SystemExit: there is nobody behind this frame to tell
-            if breaker is not None:
-                breaker.failed()
+            self._breaker.failed()
             return [self._failure(error)] * count
-        if breaker is not None:
-            breaker.succeeded()
-        return outcomes
+        self._breaker.succeeded()
+        return results
 
-    def _ask_backend(self, part: Part) -> Sequence[Outcome]:
+    def _ask_backend(self, part: Part) -> Sequence[KeyResult]:
         name, work = part.call.name, part.call.work[part.first : part.last]
         if name == "clear":
             return [self._backend.clear()]
-        ask: Callable[..., list[Outcome]] = getattr(self._backend, name)
+        ask: Callable[..., list[KeyResult]] = getattr(self._backend, name)
         return ask(work)
 
-    def _failure(self, error: BaseException) -> Outcome:
+    def _failure(self, error: BaseException) -> KeyResult:
         if not isinstance(error, BackendDown):
             self._complain(error)
-        return Outcome(Verdict.FAILED, describe(error))
+        return KeyResult(Verdict.FAILED, describe(error))
 
     def _complain(self, error: BaseException) -> None:
         with self._lock:
@@ -313,17 +269,8 @@ class QueuedTier(Tier):
 
 
 _BREAKER_CHECK_S = 0.02
-_CLEAR_DUE = Outcome(Verdict.THROTTLED, "the tier is to be cleared first, and that has not succeeded yet")
-_SWITCHED_OFF = Outcome(Verdict.THROTTLED, "the tier is switched off for a while, after failures")
+_SWITCHED_OFF = KeyResult(Verdict.THROTTLED, "the tier is switched off for a while, after failures")
 
 
 def _writes(name: CallName) -> bool:
     return name not in ("lookup", "get")
-
-
-def describe(error: BaseException) -> str:
-    """Return what an outcome says about an exception.
-
-    Not `str(error)`, which is code of the exception's own and may raise in turn.
-    """
-    return "".join(traceback.format_exception_only(error)).strip()

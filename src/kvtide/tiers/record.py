@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from kvtide.tiers.base import HIT, Outcome, TierKey, Verdict
+from kvtide.tiers.base import HIT, KeyResult, TierKey, Verdict
 from kvtide.tiers.encryption import Cipher
 
 FORMAT_VERSION = 1
@@ -110,9 +110,9 @@ class Reading(enum.Enum):
     WRONG_SECRET = "it was encrypted with another key"  # noqa: S105 - a sentence, not a password
 
     @property
-    def outcome(self) -> Outcome:
+    def result(self) -> KeyResult:
         """What a get answers."""
-        return HIT if self is Reading.GOOD else Outcome(Verdict.MISS, self.value)
+        return HIT if self is Reading.GOOD else KeyResult(Verdict.MISS, self.value)
 
 
 class Sealed(NamedTuple):

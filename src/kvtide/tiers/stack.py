@@ -1,7 +1,8 @@
 """All tiers of one rank, as the core's errands see them: one place below host memory.
 
 A lookup asks every tier and is answered by its deadline at the latest. A fetch goes down tier by tier until every block
-has come. Blocks sink to each tier that wants them now.
+has come. Blocks sink to each tier that wants them now. A clear is answered at once: from then on, nothing that was
+there before is found, whether the tiers have emptied themselves or not.
 """
 
 from __future__ import annotations
@@ -10,24 +11,22 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.core.config import Admit, BelowConfig
+from kvtide.core.config import Admission, BelowConfig
 from kvtide.core.messages import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
-from kvtide.tiers.base import Item, Outcome, Tier, TierKey, Verdict
+from kvtide.tiers.base import Item, KeyResult, Tier, TierKey, Verdict
+from kvtide.tiers.clears import Clears
 from kvtide.tiers.config import TierConfig, Write, open_tiers
 from kvtide.tiers.namespace import Namespace
 
 CALL_BYTES_MAX = 4 << 20
 """Fetches are cut into calls of about this size: each answer shows that the tier is alive."""
 _POLL_S = 0.0005
-_CLEAR_AGAIN_S = 1.0
-"""Between two tries to clear a tier that could not be cleared."""
 T = TypeVar("T")
 
 
@@ -37,7 +36,9 @@ class Level(NamedTuple):
     tier: Tier
     deadline_s: float = 0.05
     write: Write = "through"
-    admit: Admit = "all"
+    admit: Admission = "all"
+    place: str = "a tier"
+    """What the log calls it."""
 
     def wants(self, sink: Sink) -> bool:
         """Whether blocks that sink now should be kept here."""
@@ -45,7 +46,7 @@ class Level(NamedTuple):
             return False
         if sink.leaving:
             return self.admit == "all" or sink.used
-        return (self.admit == "second-touch") == sink.used
+        return (self.admit == "second-use") == sink.used
 
 
 @dataclass(slots=True, eq=False)
@@ -70,13 +71,18 @@ class _Call(NamedTuple):
     positions: tuple[int, ...]
 
 
-def tier_key(name: Name, weights: bytes = b"") -> TierKey:
+def tier_key(name: Name, salt: bytes = b"") -> TierKey:
     """Return the key of a block: its group, then its own key.
 
-    `weights` stands for weights that have no name, because they were changed while the engine ran.
+    `salt` stands for weights that have no name, because they were changed while the engine ran.
     """
     group, key = name
-    return bytes((group,)) + (blake2b(key, key=weights, digest_size=32).digest() if weights else key)
+    return bytes((group,)) + (blake2b(key, key=salt, digest_size=32).digest() if salt else key)
+
+
+def random_salt() -> bytes:
+    """Return a salt that no engine has had before."""
+    return os.urandom(16)
 
 
 def below_of(configs: Sequence[TierConfig]) -> BelowConfig | None:
@@ -95,16 +101,12 @@ def open_stack(
     """Open the tiers of one rank, whose host slots are the rows of `memory`."""
     tiers = open_tiers(configs, namespace, rank=rank, slot_bytes_max=memory.shape[1])
     levels = [
-        Level(tier, config.deadline_ms / 1000, config.write, config.admit)
+        Level(tier, config.deadline_ms / 1000, config.write, config.admit, config.place)
         for tier, config in zip(tiers, configs, strict=True)
     ]
     for tier in tiers:
         tier.register(memory.data.cast("B"))
     return TierStack(levels, lambda slot: memoryview(memory[slot]))
-
-
-def _ask(call: Callable[[int, Sequence[T]], bool], argument: Sequence[T], ticket: int) -> bool:
-    return call(ticket, argument)
 
 
 class TierStack:
@@ -116,23 +118,21 @@ class TierStack:
         memory: Callable[[int], memoryview],
         *,
         clock: Callable[[], float] = time.monotonic,
+        new_salt: Callable[[], bytes] = random_salt,
     ) -> None:
-        """`memory` returns the bytes of a host slot."""
+        """`memory` returns the bytes of a host slot; `new_salt` returns bytes that it has never returned before."""
         self._levels = tuple(levels)
         self._memory = memory
         self._clock = clock
+        self._new_salt = new_salt
         self._jobs: dict[int, _Job] = {}
         self._calls: dict[int, _Call] = {}
         self._last_ticket = 0
         self._progress_s = [0.0] * len(self._levels)
         """When each tier has last answered."""
-        self._uncleared: dict[int, float] = {}
-        """Tiers that could not be cleared, and when that was tried last. They are left alone until it has worked (F9),
-        and the others go on meanwhile."""
-        self._clearing_again: dict[int, int] = {}
-        """The tier of a ticket."""
-        self._weights = b""
-        """See `tier_key`. The namespace names the weights that the engine was started with."""
+        self._clears = Clears(self.tiers, [level.place for level in self._levels], clock)
+        self._salt = b""
+        """See `tier_key`. Empty before the first clear: the namespace names the weights that the engine began with."""
         self._answers: list[Answer] = []
         self._late: list[int] = []
 
@@ -147,33 +147,29 @@ class TierStack:
             return  # the plan came twice
         job = _Job(errand, self._clock())
         self._jobs[errand.id] = job
-        self._clear_again()
+        if isinstance(errand, Clear):
+            # Weights may have changed. What is stored from now on is for this engine alone: others that share a store,
+            # and the next one that is started here, have the weights that the namespace names (F9).
+            self._salt = self._new_salt()
+            self._clears.begin()
+            job.hits.add(0)
+        self._clears.ask(self._next_ticket)  # before a put, which it would undo
         if isinstance(errand, Lookup):
-            keys = [tier_key(name, self._weights) for name in errand.names]
-            for index, level in self._usable():
-                self._call(job, index, range(len(keys)), partial(_ask, level.tier.lookup, keys))
+            keys = [tier_key(name, self._salt) for name in errand.names]
+            for index, level in enumerate(self._levels):
+                self._call(job, index, range(len(keys)), level.tier.lookup, keys)
         elif isinstance(errand, Fetch):
             self._descend(job, errand)
         elif isinstance(errand, Sink):
             items = self._items(errand, range(len(errand.slots)))
-            for index, level in self._usable():
-                if level.wants(errand):
-                    self._call(job, index, range(len(items)), partial(_ask, level.tier.put, items))
-        else:
-            # Weights may have changed. What is stored from now on is for this engine alone: others that share a store,
-            # and the next one that is started here, have the weights that the namespace names (F9).
-            self._weights = os.urandom(16)
             for index, level in enumerate(self._levels):
-                self._call(job, index, (index,), level.tier.clear)
+                if level.wants(errand):
+                    self._call(job, index, range(len(items)), level.tier.put, items)
         self._end_if_done(job)
 
     def poll(self) -> tuple[tuple[Answer, ...], tuple[int, ...]]:
         """Return the answers since the last call, and the fetches that have become late. Does not block."""
-        for index, level in enumerate(self._levels):
-            for ticket, outcomes in level.tier.poll():
-                self._progress_s[index] = self._clock()
-                self._hear(ticket, outcomes)
-        self._look_at_the_clock()
+        self._listen()
         answers, self._answers = tuple(self._answers), []
         late, self._late = tuple(self._late), []
         return answers, late
@@ -186,9 +182,7 @@ class TierStack:
             left_s = end_s - self._clock()
             if left_s <= 0:
                 return False
-            answers, late = self.poll()
-            self._answers += answers
-            self._late += late
+            self._listen()
             if not self._answers and not self._late:
                 self._levels[self._nearest_busy(waited)].tier.wait(min(left_s, _POLL_S))
         return True
@@ -209,46 +203,46 @@ class TierStack:
         """Close all tiers. Returns whether nothing touches host memory any more. May be called again."""
         end_s = self._clock() + timeout_s
         closed = [level.tier.close(max(0.0, end_s - self._clock())) for level in self._levels]
-        answers, late = self.poll()
-        self._answers += answers
-        self._late += late
+        self._listen()
         return all(closed)
 
     # ------------------------------------------------------------------ inside
 
-    def _usable(self) -> list[tuple[int, Level]]:
-        return [(index, level) for index, level in enumerate(self._levels) if index not in self._uncleared]
+    def _listen(self) -> None:
+        for index, level in enumerate(self._levels):
+            for ticket, results in level.tier.poll():
+                self._progress_s[index] = self._clock()
+                self._clears.hear(index, ticket, results)
+                self._hear(ticket, results)
+        self._look_at_the_clock()
 
-    def _clear_again(self) -> None:
-        """Try once more to clear what could not be cleared, now and then."""
-        now = self._clock()
-        for index, tried_s in self._uncleared.items():
-            if now - tried_s >= _CLEAR_AGAIN_S and index not in self._clearing_again.values():
-                self._uncleared[index] = now
-                self._last_ticket += 1
-                if self._levels[index].tier.clear(self._last_ticket):
-                    self._clearing_again[self._last_ticket] = index
-
-    def _call(self, job: _Job, level: int, positions: Iterable[int], make: Callable[[int], bool]) -> None:
-        """Make a call; a tier that refuses it has nothing."""
+    def _next_ticket(self) -> int:
         self._last_ticket += 1
-        ticket = self._last_ticket
-        if make(ticket):
+        return self._last_ticket
+
+    def _call(
+        self,
+        job: _Job,
+        level: int,
+        positions: Iterable[int],
+        call: Callable[[int, Sequence[T]], bool],
+        work: Sequence[T],
+    ) -> None:
+        """Make a call; a tier that refuses it has nothing."""
+        ticket = self._next_ticket()
+        if call(ticket, work):
             job.tickets.add(ticket)
             self._calls[ticket] = _Call(job, level, tuple(positions))
 
     def _items(self, errand: Fetch | Sink, positions: Iterable[int]) -> list[Item]:
         return [
-            Item(tier_key(errand.names[position], self._weights), self._memory(errand.slots[position]))
+            Item(tier_key(errand.names[position], self._salt), self._memory(errand.slots[position]))
             for position in positions
         ]
 
     def _descend(self, job: _Job, fetch: Fetch) -> None:
         """Ask the next tier for what has not come, until one takes the calls or there is none."""
         while job.level < len(self._levels) and not job.tickets:
-            if job.level in self._uncleared:
-                job.level += 1
-                continue
             tier = self._levels[job.level].tier
             missing = [position for position in range(len(fetch.slots)) if position not in job.hits]
             if not missing:
@@ -256,24 +250,18 @@ class TierStack:
             per_call = max(1, CALL_BYTES_MAX // max(1, len(self._memory(fetch.slots[0]))))
             for first in range(0, len(missing), per_call):
                 part = missing[first : first + per_call]
-                items = self._items(fetch, part)
-                self._call(job, job.level, part, partial(_ask, tier.get, items))
+                self._call(job, job.level, part, tier.get, self._items(fetch, part))
             if not job.tickets:
                 job.level += 1
 
-    def _hear(self, ticket: int, outcomes: tuple[Outcome, ...]) -> None:
-        cleared = self._clearing_again.pop(ticket, None)
-        if cleared is not None and outcomes[0].verdict is Verdict.HIT:
-            self._uncleared.pop(cleared, None)
+    def _hear(self, ticket: int, results: tuple[KeyResult, ...]) -> None:
         call = self._calls.pop(ticket, None)
         if call is None:
-            return  # of a lookup that was answered without it
+            return  # a clear, or of a lookup that was answered without it
         job = call.job
         job.tickets.discard(ticket)
         job.hits.update(
-            position
-            for position, outcome in zip(call.positions, outcomes, strict=True)
-            if outcome.verdict is Verdict.HIT
+            position for position, result in zip(call.positions, results, strict=True) if result.verdict is Verdict.HIT
         )
         if isinstance(job.errand, Fetch) and not job.tickets:
             job.level += 1
@@ -290,11 +278,7 @@ class TierStack:
         for ticket in job.tickets:
             del self._calls[ticket]
         del self._jobs[errand.id]
-        hits: tuple[int, ...] = tuple(sorted(job.hits))
-        if isinstance(errand, Clear):
-            self._uncleared = {index: self._clock() for index in range(len(self._levels)) if index not in job.hits}
-            hits = (0,)  # nothing of what was there will be read
-        self._answers.append(Answer(errand.id, hits, self._clock() - job.begun_s))
+        self._answers.append(Answer(errand.id, tuple(sorted(job.hits)), self._clock() - job.begun_s))
 
     def _look_at_the_clock(self) -> None:
         """Answer lookups whose silent tiers have had their time; tell which fetches have stalled (F18)."""

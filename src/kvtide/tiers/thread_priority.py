@@ -11,11 +11,13 @@ _USUAL, _BATCH = getattr(os, "SCHED_OTHER", None), getattr(os, "SCHED_BATCH", No
 
 @contextmanager
 def in_no_hurry() -> Iterator[None]:
-    """Let this thread take its turn when it wakes up, instead of interrupting who runs.
+    """Inside this block, let this thread wait for its turn when it wakes up, and not interrupt the thread that runs.
 
-    For threads that move bytes which nobody waits for: where cores are scarce, they would mostly interrupt the server
-    that they send to, at every portion that it makes room for. Their share of the processor stays what it is, so that
-    nobody who needs a lock of theirs waits longer. Threads that are started meanwhile would stay like that for good.
+    For puts, which nobody waits for. On a machine with few cores the thread that sends wakes up whenever the server has
+    read some bytes, and would interrupt that server each time. The thread still gets its usual share of the processor,
+    so locks that it holds are not held for longer.
+
+    Start no threads inside: they would keep this way of waiting.
     """
     switched = _switch(_USUAL, _BATCH)
     try:

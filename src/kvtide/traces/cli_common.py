@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, get_args
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvtide.core.storing.second_use import Admission
+from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice, parse_size
 from kvtide.traces.consistency import consistent
@@ -121,8 +121,7 @@ def add_admission(command: argparse.ArgumentParser) -> None:
 
 def admission_of(args: argparse.Namespace) -> Admission:
     """Return which blocks are to be stored."""
-    chosen = parse_choice("--admission", args.admission, get_args(Admission))
-    return "second-use" if chosen == "second-use" else "all"
+    return parse_choice("--admission", args.admission, get_args(Admission))
 
 
 def workload_of(args: argparse.Namespace) -> Workload:

@@ -139,14 +139,13 @@ def _below(args: argparse.Namespace, name: str, block_bytes: int) -> BelowModel:
     if size_bytes < block_bytes:
         raise ConfigError(f"--{name}", getattr(args, name), f"at least one block, {block_bytes} bytes")
     bytes_per_s = size(f"--{name}-bandwidth", options["bandwidth"].removesuffix("/s"))
-    write = parse_choice(f"--{name}-write", options["write"], get_args(Write))
     return BelowModel(
         size_bytes=size_bytes,
         read_bytes_per_s=bytes_per_s,
         write_bytes_per_s=bytes_per_s,
         latency_s=options["latency"],
         deadline_s=options["deadline"],
-        write="evict" if write == "evict" else "through",
+        write=parse_choice(f"--{name}-write", options["write"], get_args(Write)),
         shared=name == "store",
     )
 

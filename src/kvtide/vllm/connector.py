@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvtide.core import OffloadConfig, Plan
+from kvtide.units import size_text
 from kvtide.vllm import versions
 from kvtide.vllm.events import as_vllm_events
 from kvtide.vllm.groups import Layout, read_layout
@@ -96,12 +97,12 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def _log_start(scheduler: SchedulerSide, layout: Layout, options: Options) -> None:
         config, geometry = scheduler.config, layout.geometry
         logger.info(
-            "kvtide: %d host blocks of %d bytes on each of %d ranks (%.2f GiB in all%s), mode %s, policy %s, "
+            "kvtide: %d host blocks of %d bytes on each of %d ranks (%s in all%s), mode %s, policy %s, "
             "admission %s, %d device blocks, at most %d of them pinned by stores, tiers below: %s, groups: %s",
             config.slots,
             geometry.block_bytes,
             geometry.ranks,
-            config.host_bytes / 2**30,
+            size_text(config.host_bytes),
             options.where(config),
             config.mode,
             config.policy,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvtide.copy import CopyEngine, Direction, HostArena
 from kvtide.core import Plan, Report
 from kvtide.errors import CopyError
+from kvtide.units import size_text
 from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
@@ -145,7 +146,7 @@ class WorkerSide:
         tiers = None if self._open_tiers is None else self._open_tiers(self._rank, self._arena.memory, self._layout)
         self._worker = Worker(self._rank, self._engine, tiers=tiers, wait_timeout_s=STORE_WAIT_S)
         size = self._arena.slots * self._arena.slot_bytes
-        logger.info("kvtide: rank %d maps %d slots, %.2f GiB of host memory", self._rank, slots, size / 2**30)
+        logger.info("kvtide: rank %d maps %d slots, %s of host memory", self._rank, slots, size_text(size))
 
     def _start(self, plan: Plan) -> None:
         """Begin copies behind all compute that was issued until now."""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from kvtide.tiers import HIT, Verdict
-from tests.tiers.disk.test_store import items, served
+from tests.tiers.disk.test_backend import items, served
 from tests.tiers.support import disk_config, disk_store
 
 
@@ -24,14 +24,14 @@ def main(folder: Path) -> None:
         except OSError:
             pass
     verdicts = {
-        outcome.verdict for first in range(100, 400, 10) for outcome in store.put(items(range(first, first + 10)))
+        result.verdict for first in range(100, 400, 10) for result in store.put(items(range(first, first + 10)))
     }
     assert verdicts <= {Verdict.HIT, Verdict.FAILED, Verdict.THROTTLED}, verdicts
     found = served(store, range(400))
     assert found, "the store goes on with the room it has"
     assert not store.corrupt_records()
     filler.unlink()
-    assert {outcome.verdict for outcome in store.put(items(range(500, 510)))} == {Verdict.HIT}
+    assert {result.verdict for result in store.put(items(range(500, 510)))} == {Verdict.HIT}
     assert served(store, range(500, 510)) == list(range(500, 510))
     store.close()
     store = disk_store(folder, size)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.tiers import QueuedTier, Tier
-from kvtide.tiers.disk.files import IoMode, probe
+from kvtide.tiers.disk.file_io import IoMode, probe
 from tests.contracts.tier_contract import KeepingContract
 from tests.tiers.support import disk_store
 

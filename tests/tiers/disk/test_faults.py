@@ -19,11 +19,11 @@ import pytest
 from kvtide.errors import ConfigError
 from kvtide.tiers import HIT, Item, Verdict
 from kvtide.tiers.disk.aligned import PAGE
-from kvtide.tiers.disk.store import DiskStore
+from kvtide.tiers.disk.backend import DiskBackend
 from kvtide.tiers.record import HEADER_BYTES
 from tests.contracts.tier_contract import block, key, room
 from tests.not_tested import lacks
-from tests.tiers.disk.test_store import items, served
+from tests.tiers.disk.test_backend import items, served
 from tests.tiers.support import disk_store
 
 HERE = Path(__file__).parent
@@ -174,7 +174,7 @@ def test_a_segment_that_the_system_does_not_let_read_is_skipped_with_one_line(
     assert "and 1 more" in caplog.text
     assert served(store, range(BLOCKS)) == list(range(BLOCKS))
     # The name is taken: a new segment does not follow the link.
-    assert {outcome.verdict for outcome in store.put(items(range(100, 300)))} == {Verdict.HIT}
+    assert {result.verdict for result in store.put(items(range(100, 300)))} == {Verdict.HIT}
     assert not target.exists()
     store.close()
 
@@ -246,19 +246,19 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.undo()
 
 
-def verdicts(store: DiskStore, numbers: range) -> set[Verdict]:
-    return {outcome.verdict for outcome in store.put(items(numbers))}
+def verdicts(store: DiskBackend, numbers: range) -> set[Verdict]:
+    return {result.verdict for result in store.put(items(numbers))}
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
-def test_a_write_that_fails_is_an_outcome_and_what_was_there_is_still_read(
+def test_a_write_that_fails_is_a_result_and_what_was_there_is_still_read(
     filled: Path, io: str, number: int, broken: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = disk_store(filled, io=io)
     broken("pwritev", number)
-    (outcome,) = store.put(items(range(100, 101)))
-    assert outcome.verdict is Verdict.FAILED
-    assert os.strerror(number) in outcome.why
+    (result,) = store.put(items(range(100, 101)))
+    assert result.verdict is Verdict.FAILED
+    assert os.strerror(number) in result.why
     assert verdicts(store, range(100, 300)) == {Verdict.FAILED}
     assert served(store, range(BLOCKS)) == list(range(BLOCKS))
     assert served(store, range(100, 300)) == []
@@ -268,14 +268,14 @@ def test_a_write_that_fails_is_an_outcome_and_what_was_there_is_still_read(
     store.close()
 
 
-def test_a_read_that_fails_is_an_outcome_and_the_next_one_works(
+def test_a_read_that_fails_is_a_result_and_the_next_one_works(
     filled: Path, broken: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = disk_store(filled)
     broken("preadv", errno.EIO)
-    outcomes = store.get([Item(key(number), room()) for number in range(BLOCKS)])
-    assert {outcome.verdict for outcome in outcomes} == {Verdict.FAILED}
-    assert "Input/output error" in outcomes[0].why
+    results = store.get([Item(key(number), room()) for number in range(BLOCKS)])
+    assert {result.verdict for result in results} == {Verdict.FAILED}
+    assert "Input/output error" in results[0].why
     monkeypatch.undo()
     assert served(store, range(BLOCKS)) == list(range(BLOCKS))
     store.close()
@@ -296,8 +296,8 @@ def test_errors_now_and_then_never_bring_wrong_bytes_or_more_than_the_budget(
             store.put(items(numbers))
         else:
             wanted = [Item(key(number), room()) for number in numbers]
-            for number, item, outcome in zip(numbers, wanted, store.get(wanted), strict=True):
-                assert outcome.verdict is not Verdict.HIT or item.buffer == block(number)
+            for number, item, result in zip(numbers, wanted, store.get(wanted), strict=True):
+                assert result.verdict is not Verdict.HIT or item.buffer == block(number)
         if rng.random() < 0.02:
             store.clear()
         assert (store.bytes_used() or 0) <= 1 << 20

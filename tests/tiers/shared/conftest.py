@@ -11,7 +11,7 @@ import pytest
 
 from tests.tiers.shared.servers import KINDS, Server, find_server, has_tls, server_program
 
-WITHOUT_SERVER = {"test_valkey_options", "test_valkey_replies"}
+WITHOUT_SERVER = {"test_valkey_options", "test_valkey_protocol"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

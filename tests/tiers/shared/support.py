@@ -10,9 +10,9 @@ from typing import Any
 
 from kvtide.tiers import Namespace, QueuedTier
 from kvtide.tiers.config import parse_tiers
-from kvtide.tiers.valkey import ValkeyConfig
-from kvtide.tiers.valkey.kind import tier_of
 from kvtide.tiers.valkey.names import Names
+from kvtide.tiers.valkey.opening import tier_of
+from kvtide.tiers.valkey.options import ValkeyConfig
 from tests.tiers.shared.servers import PATIENCE_S
 from tests.tiers.support import NAMESPACE
 

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from kvtide.errors import ConfigError
-from kvtide.tiers import HIT, MISS, Item, Namespace, Verdict
+from kvtide.tiers import HIT, MISS, Item, Namespace, QueuedTier, Verdict
 from kvtide.tiers import mooncake as kind
 from kvtide.tiers.admin import no_progress
 from kvtide.tiers.config import parse_tiers
-from kvtide.tiers.mooncake import MooncakeConfig, MooncakeTier, backend, native
+from kvtide.tiers.mooncake import backend, native
 from kvtide.tiers.mooncake.names import Names
+from kvtide.tiers.mooncake.opening import tier_of
+from kvtide.tiers.mooncake.options import MooncakeConfig
 from kvtide.tiers.record import HEADER_BYTES
 from tests.contracts.tier_contract import (
     BLOCK_BYTES,
@@ -47,8 +49,8 @@ def mooncake_config(master: Master, **options: object) -> MooncakeConfig:
 
 
 @contextmanager
-def mooncake_tier(master: Master, namespace: Namespace | None = None, **options: object) -> Iterator[MooncakeTier]:
-    tier = MooncakeTier(mooncake_config(master, **options), namespace or fresh_namespace())
+def mooncake_tier(master: Master, namespace: Namespace | None = None, **options: object) -> Iterator[QueuedTier]:
+    tier = tier_of(mooncake_config(master, **options), namespace or fresh_namespace())
     try:
         yield tier
     finally:
@@ -92,8 +94,8 @@ class TestMooncake(KeepingContract):
     def _master(self, master: Master) -> None:
         self.config = mooncake_config(master)
 
-    def build(self, *, calls_max: int | None = None) -> MooncakeTier:
-        return MooncakeTier(self.config, fresh_namespace(), calls_max=calls_max or 1024)
+    def build(self, *, calls_max: int | None = None) -> QueuedTier:
+        return tier_of(self.config, fresh_namespace(), calls_max=calls_max or 1024)
 
 
 @pytest.mark.usefixtures("_shared_client")
@@ -140,8 +142,8 @@ class TestWhatIsStored:
             one, other = self.store.get(self.name(1)), self.store.get(self.name(2))
             self.replace(1, other)
             self.replace(2, one)
-            outcomes = get(tier, [Item(key(1), room(size)), Item(key(2), room(size))])
-            assert verdicts(outcomes) == [Verdict.MISS] * 2
+            results = get(tier, [Item(key(1), room(size)), Item(key(2), room(size))])
+            assert verdicts(results) == [Verdict.MISS] * 2
 
     @pytest.mark.parametrize(("size", "count"), [(64 << 10, 300), (1 << 20, 20)])
     def test_f8_flipped_bits_are_found_in_every_batch_of_a_call(self, size: int, count: int) -> None:
@@ -153,7 +155,7 @@ class TestWhatIsStored:
                 value[-1] ^= 1
                 self.replace(number, bytes(value))
             wanted = [Item(key(number), room(size)) for number in range(count)]
-            missed = {number for number, outcome in enumerate(get(tier, wanted)) if outcome != HIT}
+            missed = {number for number, result in enumerate(get(tier, wanted)) if result != HIT}
             assert missed == bad
             assert all(item.buffer == block(n, size) for n, item in enumerate(wanted) if n not in bad)
             assert tier.stats().corrupt_records == len(bad)
@@ -250,8 +252,8 @@ def test_f8_what_died_with_its_owner_is_a_miss_though_the_master_still_names_it(
         items = [Item(key(1), block(1)), Item(key(2), block(2, LARGE))]
         assert put(tier, items) == (HIT, HIT)
         owner.kill()
-        outcomes = get(tier, [Item(key(1), room()), Item(key(2), room(LARGE))])
-        assert set(verdicts(outcomes)) <= {Verdict.MISS, *GIVEN_UP}
+        results = get(tier, [Item(key(1), room()), Item(key(2), room(LARGE))])
+        assert set(verdicts(results)) <= {Verdict.MISS, *GIVEN_UP}
 
 
 @pytest.mark.usefixtures("_no_trial")

@@ -14,8 +14,9 @@ from tools.system_packages import PACKAGES
 from kvtide.errors import ConfigError
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.config import parse_tiers
-from kvtide.tiers.mooncake import MooncakeConfig, native
+from kvtide.tiers.mooncake import native
 from kvtide.tiers.mooncake.backend import MooncakeBackend
+from kvtide.tiers.mooncake.options import MooncakeConfig
 from tests.contracts.tier_contract import key
 from tests.tiers.shared.support import fresh_namespace
 

@@ -10,7 +10,7 @@ import pytest
 from kvtide.errors import ConfigError
 from kvtide.options import redacted
 from kvtide.tiers.config import parse_tiers
-from kvtide.tiers.valkey import open as open_tier
+from kvtide.tiers.valkey import open_tier
 from tests.tiers.shared.support import valkey_config
 from tests.tiers.support import NAMESPACE
 
@@ -116,7 +116,7 @@ def test_two_tiers_at_the_same_place_are_refused() -> None:
 def test_blocks_that_no_value_can_hold_are_refused_at_start() -> None:
     config = valkey_config("valkey://127.0.0.1:1", max_value="1MiB")
     with pytest.raises(ConfigError, match=r"tiers\[0\].max_value"):
-        open_tier(config, NAMESPACE, 0, 1 << 20)
+        open_tier(config, NAMESPACE, 1 << 20)
 
 
 def test_the_password_is_read_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,13 +149,15 @@ def test_passwords_are_in_no_text() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["valkey", "rediss"])
-@pytest.mark.parametrize("password", ["hunter/2", "hunter#2", "hunter?2", "12/34", "12#34", "12?34", "[hunter", "a℀b"])
+@pytest.mark.parametrize(
+    "password", ["hunter/2", "hunter#2", "hunter?2", "50219/40733", "50219#40733", "50219?40733", "[hunter", "a℀b"]
+)
 def test_a_password_that_has_to_be_encoded_is_not_shown_and_the_error_says_so(scheme: str, password: str) -> None:
     with pytest.raises(ConfigError, match="percent-encoded") as refusal:
         parse_tiers([{"type": "valkey", "url": f"{scheme}://kv:{password}@cache:6379"}])
     assert refusal.value.value == f"{scheme}://kv:***@cache:6379"
     shown = "".join(traceback.format_exception(refusal.value))
-    assert not any(part in shown for part in ("hunter", "12", "34", "a℀b"))
+    assert not any(part in shown for part in ("hunter", "50219", "40733", "a℀b"))
 
 
 def test_the_path_of_a_socket_may_have_an_at_sign() -> None:

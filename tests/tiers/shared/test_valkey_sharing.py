@@ -11,7 +11,7 @@ import pytest
 
 from kvtide.tiers import HIT, MISS, Item, Namespace, Verdict
 from kvtide.tiers.record import HEADER_BYTES
-from tests.contracts.tier_contract import block, clear, get, key, lookup, put, remove, room, verdicts
+from tests.contracts.tier_contract import block, clear, get, key, lookup, put, room, verdicts
 from tests.tiers.shared.servers import Server
 from tests.tiers.shared.support import fresh_namespace, record_names, valkey_tier
 
@@ -23,15 +23,6 @@ def test_one_engine_reads_what_the_other_wrote(server: Server) -> None:
         wanted = [Item(key(number), room()) for number in range(5)]
         assert get(other, wanted) == (HIT,) * 5
         assert all(item.buffer == block(number) for number, item in enumerate(wanted))
-
-
-def test_what_one_removes_the_other_does_not_find(server: Server) -> None:
-    namespace = fresh_namespace()
-    with valkey_tier(server.url, namespace) as one, valkey_tier(server.url, namespace) as other:
-        put(one, [Item(key(1), block(1)), Item(key(2), block(2))])
-        assert lookup(other, [key(1)]) == (HIT,)
-        remove(one, [key(1)])
-        assert lookup(other, [key(1), key(2)]) == (MISS, HIT)
 
 
 def test_blocks_survive_the_engine_that_wrote_them(server: Server) -> None:

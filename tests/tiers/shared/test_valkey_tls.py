@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from kvtide.tiers import HIT, Item, QueuedTier, Verdict
-from kvtide.tiers.valkey.kind import tier_of
+from kvtide.tiers.valkey.opening import tier_of
 from tests.contracts.tier_contract import KeepingContract, block, key, lookup, put, verdicts
 from tests.tiers.shared.certificates import Authority, Pair
 from tests.tiers.shared.servers import Server, free_port

@@ -69,8 +69,8 @@ def test_f8_records_swapped_between_two_keys_are_misses(server: Server) -> None:
         one, other = record_names(client, namespace)
         first, second = client.mget(one, other)
         client.mset({one: second, other: first})
-        outcomes = get(tier, [Item(key(1), room()), Item(key(2), room())])
-        assert verdicts(outcomes) == [Verdict.MISS] * 2
+        results = get(tier, [Item(key(1), room()), Item(key(2), room())])
+        assert verdicts(results) == [Verdict.MISS] * 2
 
 
 def test_f8_a_record_of_another_namespace_under_our_name_is_a_miss(server: Server) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvtide.tiers import HIT, BackendDown, MemoryBackend, Outcome, QueuedTier, TierKey, Verdict
+from kvtide.tiers import HIT, BackendDown, KeyResult, MemoryBackend, QueuedTier, TierKey, Verdict
 from kvtide.tiers.breaker import Breaker
 from kvtide.tiers.log_once import LogOnce
-from kvtide.tiers.watchdog import WatchedBackend, WatchingBreaker
+from kvtide.tiers.watchdog import Watchdog
 from tests.contracts.tier_contract import PATIENCE_S, KeepingContract, answers, clear, key, lookup
 
 
@@ -33,14 +33,14 @@ class Fickle(MemoryBackend):
         self.gate = threading.Event()
         self.gate.set()
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         assert self.gate.wait(PATIENCE_S)
         if self.away:
             raise BackendDown("gone fishing")
         self.clock.now_s += self.slow_s
         return super().lookup(keys)
 
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         self.clock.now_s += self.slow_s
         return super().clear()
 
@@ -51,9 +51,9 @@ class Rig:
     def __init__(self) -> None:
         self.store = Fickle()
         self.clock = self.store.clock
-        self.watched = WatchedBackend(self.store, "the store", overdue_s=0.5, clock=self.clock)
         breaker = Breaker(self.clock, failures_max=2, backoff_s=1.0)
-        self.tier = QueuedTier(self.watched, threads=1, breaker=WatchingBreaker(breaker, self.watched))
+        self.watchdog = Watchdog(breaker, "the store", overdue_s=0.5, clock=self.clock)
+        self.tier = QueuedTier(self.store, threads=1, breaker=self.watchdog)
 
     def verdict(self) -> Verdict:
         return lookup(self.tier, [key(1)])[0].verdict
@@ -61,9 +61,8 @@ class Rig:
 
 class TestWatched(KeepingContract):
     def build(self, *, calls_max: int | None = None) -> QueuedTier:
-        watched = WatchedBackend(MemoryBackend(), "the store", overdue_s=60.0, clock=Clock())
-        breaker = WatchingBreaker(Breaker(Clock()), watched)
-        return QueuedTier(watched, threads=2, calls_max=calls_max or 1024, breaker=breaker)
+        watchdog = Watchdog(Breaker(Clock()), "the store", overdue_s=60.0, clock=Clock())
+        return QueuedTier(MemoryBackend(), threads=2, calls_max=calls_max or 1024, breaker=watchdog)
 
 
 def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,7 +86,7 @@ def test_f18_a_call_that_does_not_come_back_switches_the_tier_off_until_it_does(
     rig = Rig()
     rig.store.gate.clear()
     assert rig.tier.lookup(1, [key(1)])
-    while not rig.watched._running:
+    while not rig.watchdog._running:
         threading.Event().wait(0.001)
     assert rig.tier.stats().breaker == "closed"
     rig.clock.now_s += 0.6
@@ -128,10 +127,3 @@ def test_an_outage_begins_and_ends_once_for_many_threads(caplog: pytest.LogCaptu
         for thread in threads:
             thread.join()
     assert [record.message for record in caplog.records] == ["kvtide: it: so; wait", "kvtide: it: works again"]
-
-
-def test_what_the_backend_says_of_itself_is_passed_on() -> None:
-    watched = WatchedBackend(MemoryBackend(), "the store", overdue_s=1.0, clock=Clock())
-    assert (watched.corrupt_records(), watched.wrong_secret_records()) == (0, 0)
-    assert watched.remove([key(1)]) == [HIT]
-    watched.close()

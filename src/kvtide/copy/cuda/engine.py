@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from kvtide.copy.arena import HostArena
-from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic, describe
+from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.copy.cuda.geometry import CudaCache
 from kvtide.copy.cuda.gpu import Gpu
 from kvtide.copy.cuda.jobs import Job, Jobs
@@ -18,8 +18,9 @@ from kvtide.copy.cuda.measure import Rates, Route, measure
 from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.core.messages import Copy
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
+from kvtide.units import size_text
 
 _LOG = logging.getLogger(__name__)
 _STAGING_BYTES_MAX = 1 << 30
@@ -165,7 +166,7 @@ class CudaCopyEngine(CopyEngine):
         fragments = f"{len(device.regions)} fragments of {device.fragment_bytes_min} to {device.fragment_bytes_max} B"
         rates = self.rates
         return (
-            f"CUDA copies: {self.route.value}, blocks of {fragments}, {self.device_bytes >> 20} MiB of GPU memory; "
+            f"CUDA copies: {self.route.value}, blocks of {fragments}, {size_text(self.device_bytes)} of GPU memory; "
             f"one large copy reaches {rates.store:.1f} GB/s out and {rates.load:.1f} in, "
             f"one fragment at a time {rates.store_fragments:.1f} and {rates.load_fragments:.1f} (0: not measured)"
         )

@@ -7,11 +7,11 @@ import logging
 import os
 
 from kvtide.copy import numa
-from kvtide.copy.base import describe
 from kvtide.copy.cuda.gpu import Gpu
+from kvtide.errors import describe
+from kvtide.units import size_text
 
 _LOG = logging.getLogger(__name__)
-_GIB = 1 << 30
 
 
 class Placement:
@@ -52,5 +52,5 @@ class Placement:
     def tell(self) -> None:
         """Say what is not where it should be."""
         if self.far_bytes:
-            text = "about %.2f GiB of host memory are not on NUMA node %d, next to the GPU, which had no more"
-            _LOG.warning(text, self.far_bytes / _GIB, self.node)
+            text = "about %s of host memory are not on NUMA node %d, next to the GPU, which had no more"
+            _LOG.warning(text, size_text(self.far_bytes), self.node)

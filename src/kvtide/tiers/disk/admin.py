@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvtide.errors import ConfigError
 from kvtide.options import redacted
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.disk.aligned import PAGE
-from kvtide.tiers.disk.files import read_all
-from kvtide.tiers.disk.folder import Found, find_segments
+from kvtide.tiers.disk.file_io import read_all
 from kvtide.tiers.disk.lock import FolderLock, Held, holder
 from kvtide.tiers.disk.manifests import read_manifests
-from kvtide.tiers.disk.place import (
+from kvtide.tiers.disk.segments import Found, find_segments
+from kvtide.tiers.disk.store_folder import (
     FORMAT_NAME,
     RankFolder,
     check_format,
@@ -89,26 +89,17 @@ def clear(place: str, _options: Mapping[str, object], progress: Progress) -> int
     return removed
 
 
-class _locked(ExitStack):  # noqa: N801 - used as a statement
-    """Keeps servers out of all ranks' folders."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self._root = root
-
-    def __enter__(self) -> list[RankFolder]:  # type: ignore[override]
+@contextmanager
+def _locked(root: Path) -> Iterator[list[RankFolder]]:
+    """Keep servers out of all ranks' folders."""
+    with ExitStack() as locks:
+        folders = list(rank_folders(root))
         try:
-            with usable("PLACE", str(self._root)):
-                folders = list(rank_folders(self._root))
-                for folder in [self._root, *(folder.path for folder in folders)]:
-                    self.enter_context(FolderLock(folder))
+            for path in [root, *(folder.path for folder in folders)]:
+                locks.enter_context(FolderLock(path))
         except Held as held:
-            self.close()
-            raise in_use("PLACE", self._root, held.pid) from None
-        except ConfigError:
-            self.close()
-            raise
-        return folders
+            raise in_use("PLACE", root, held.pid) from None
+        yield folders
 
 
 def _root(place: str) -> Path:

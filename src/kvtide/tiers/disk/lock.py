@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from kvtide.tiers.disk.files import FILE_MODE
+from kvtide.tiers.disk.file_io import FILE_MODE
 
 LOCK_NAME = "lock"
 _RETRY_S = 0.01

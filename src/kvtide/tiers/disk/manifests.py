@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kvtide.tiers.disk.files import replace_file
+from kvtide.tiers.disk.file_io import replace_file
 from kvtide.tiers.namespace import Namespace, manifest_from_json
 
 MANIFESTS_MAX = 4

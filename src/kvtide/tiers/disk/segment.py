@@ -15,7 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvtide.tiers.disk.aligned import PAGE, aligned, pages
-from kvtide.tiers.disk.files import IoMode, drop_cached, open_file, read_all, write_all
+from kvtide.tiers.disk.file_io import IoMode, drop_cached, open_file, read_all, write_all
 from kvtide.tiers.disk.layout import SegmentLayout
 from kvtide.tiers.record import FORMAT_VERSION, HEADER_BYTES, KEY_BYTES_MAX, MAGIC
 

@@ -1,19 +1,9 @@
-"""Blocks in a Mooncake store, shared by several engines. See `kvtide.tiers.config` for what a type provides."""
+"""Blocks in a Mooncake store, shared by several engines."""
 
 from __future__ import annotations
 
 from kvtide.tiers.mooncake.admin import clear, inspect, verify
-from kvtide.tiers.mooncake.kind import MooncakeTier, open  # noqa: A004 - what `kvtide.tiers.config` asks of a type
-from kvtide.tiers.mooncake.options import OPTIONS, URL_SCHEMES, MooncakeConfig, parse
+from kvtide.tiers.mooncake.opening import open_tier
+from kvtide.tiers.mooncake.options import ACCESS, OPTIONS, URL_SCHEMES, parse
 
-__all__ = [
-    "OPTIONS",
-    "URL_SCHEMES",
-    "MooncakeConfig",
-    "MooncakeTier",
-    "clear",
-    "inspect",
-    "open",
-    "parse",
-    "verify",
-]
+__all__ = ["ACCESS", "OPTIONS", "URL_SCHEMES", "clear", "inspect", "open_tier", "parse", "verify"]

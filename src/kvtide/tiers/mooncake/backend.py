@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from kvtide.tiers.backend import Backend, BackendDown
-from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
+from kvtide.tiers.base import HIT, MISS, Item, KeyResult, TierKey, Verdict
+from kvtide.tiers.batches import batches
 from kvtide.tiers.mooncake.batching import Arrived, get_in_pieces, get_together, put_in_pieces, put_together
 from kvtide.tiers.mooncake.manifests import note_manifest
 from kvtide.tiers.mooncake.names import Names
@@ -19,8 +21,8 @@ from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.record import HEADER_BYTES, Reading, Sealer
 
 TOGETHER_BYTES_MAX = 128 << 10
-"""Larger blocks are carried in pieces: see `carry`."""
-_NO_ROOM = Outcome(Verdict.THROTTLED, "the store has no room")
+"""Larger blocks are carried in pieces: see `batching`."""
+_NO_ROOM = KeyResult(Verdict.THROTTLED, "the store has no room")
 _IRREPLACEABLE = (Reading.CORRUPT, Reading.WRONG_SECRET)
 """Records that no put could replace, because values do not change in this store: they are removed."""
 
@@ -36,7 +38,7 @@ class MooncakeBackend(Backend):
         self._config = config
         self._namespace = namespace
         self._names = Names(namespace.digest)
-        self._sealer = Sealer(
+        self.sealer = Sealer(
             namespace.digest, config.secret.cipher() if config.secret else None, where=f"mooncake at {config.place}"
         )
         self._staging = Staging()
@@ -64,45 +66,36 @@ class MooncakeBackend(Backend):
             if self._store is not None:
                 self._store.register_buffer(address_of(memory), memory.nbytes)
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Ask the master which keys it knows."""
         store = self._use()
         found = self._checked(store.batch_is_exist([self._names.record(key) for key in keys]))
         return [HIT if status == 1 else MISS for status in found]
 
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Write records. One that is there already is left: values do not change in this store."""
         store = self._use()
-        outcomes: list[Outcome] = []
+        results: list[KeyResult] = []
         for batch in _batches(items):
-            outcomes += [_written(status) for status in self._checked(self._put(store, batch))]
-        return outcomes
+            results += [_written(status) for status in self._checked(self._put(store, batch))]
+        return results
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Read records and verify them."""
         store = self._use()
-        outcomes: list[Outcome] = []
+        results: list[KeyResult] = []
         for batch in _batches(items):
             readings = self._get(store, batch)
             bad = [item.key for item, reading in zip(batch, readings, strict=True) if reading in _IRREPLACEABLE]
             if bad:
                 store.batch_remove([self._names.record(key) for key in bad], True)
-            outcomes += [reading.outcome if isinstance(reading, Reading) else reading for reading in readings]
-        return outcomes
+            results += [reading.result if isinstance(reading, Reading) else reading for reading in readings]
+        return results
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys, even those that someone has read a moment ago."""
-        store = self._use()
-        removed = self._checked(store.batch_remove([self._names.record(key) for key in keys], True))
-        return [
-            HIT if status in (0, NOT_FOUND) else Outcome(Verdict.FAILED, f"remove: status {status}")
-            for status in removed
-        ]
-
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Have the master forget all records of this namespace: every engine asks it, so none finds any."""
         count = self._checked([self._use().remove_by_regex(self._names.records(), True)])[0]
-        return HIT if count >= 0 else Outcome(Verdict.FAILED, f"clear: status {count}")
+        return HIT if count >= 0 else KeyResult(Verdict.FAILED, f"clear: status {count}")
 
     def close(self) -> None:
         """Take leave of the store."""
@@ -117,14 +110,6 @@ class MooncakeBackend(Backend):
             for memory in self._registered:
                 store.unregister_buffer(address_of(memory))
         disconnect(store, is_up=self._is_up)
-
-    def corrupt_records(self) -> int:
-        """Return how many records did not verify so far."""
-        return self._sealer.corrupt_records
-
-    def wrong_secret_records(self) -> int:
-        """Return how many records were encrypted with another key."""
-        return self._sealer.wrong_secret_records
 
     # ------------------------------------------------------------------ the client
 
@@ -150,9 +135,9 @@ class MooncakeBackend(Backend):
         put = put_together if _is_small(batch[0]) else put_in_pieces
         names = [self._names.record(item.key) for item in batch]
         assert self._transfers is not None
-        return put(self._transfers, self._staging.region(store), names, batch, self._sealer.seal)
+        return put(self._transfers, self._staging.region(store), names, batch, self.sealer.seal)
 
-    def _get(self, store: Any, batch: Sequence[Item]) -> list[Reading | Outcome]:
+    def _get(self, store: Any, batch: Sequence[Item]) -> list[Reading | KeyResult]:
         get = get_together if _is_small(batch[0]) else get_in_pieces
         names = [self._names.record(item.key) for item in batch]
         bodies = [item.buffer.cast("B") for item in batch]
@@ -161,20 +146,20 @@ class MooncakeBackend(Backend):
         self._checked([value.status for value in arrived])
         return [self._open(item.key, value, body) for item, value, body in zip(batch, arrived, bodies, strict=True)]
 
-    def _open(self, key: TierKey, value: Arrived, into: memoryview) -> Reading | Outcome:
+    def _open(self, key: TierKey, value: Arrived, into: memoryview) -> Reading | KeyResult:
         if value.status == NOT_FOUND:
             return MISS
         if value.status < 0:
-            return Outcome(Verdict.MISS, f"its bytes did not arrive (status {value.status})")
+            return KeyResult(Verdict.MISS, f"its bytes did not arrive (status {value.status})")
         if value.status != HEADER_BYTES + into.nbytes:
-            return self._sealer.open(key, value.header, b"", into)
-        return self._sealer.open(key, value.header, value.body, into)
+            return self.sealer.open(key, value.header, b"", into)
+        return self.sealer.open(key, value.header, value.body, into)
 
 
-def _written(status: int) -> Outcome:
+def _written(status: int) -> KeyResult:
     if status in (0, EXISTS):
         return HIT
-    return _NO_ROOM if status == NO_ROOM else Outcome(Verdict.FAILED, f"put: status {status}")
+    return _NO_ROOM if status == NO_ROOM else KeyResult(Verdict.FAILED, f"put: status {status}")
 
 
 def _is_small(item: Item) -> bool:
@@ -182,13 +167,10 @@ def _is_small(item: Item) -> bool:
 
 
 def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Cut items into runs that are carried the same way, and small ones so that the region holds them."""
-    first = held = 0
-    for index, item in enumerate(items):
-        size = HEADER_BYTES + (item.buffer.nbytes if _is_small(item) else 0)
-        if index > first and (held + size > REGION_BYTES or _is_small(item) != _is_small(items[first])):
-            yield items[first:index]
-            first, held = index, 0
-        held += size
-    if first < len(items):
-        yield items[first:]
+    """Cut items into runs that are carried the same way, and whose part in the region fits there."""
+    for _, run in groupby(items, _is_small):
+        yield from batches(list(run), bytes_max=REGION_BYTES, size_of=_staged_bytes)
+
+
+def _staged_bytes(item: Item) -> int:
+    return HEADER_BYTES + (item.buffer.nbytes if _is_small(item) else 0)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from kvtide.tiers.mooncake.names import manifest_name
 from kvtide.tiers.mooncake.staging import REGION_BYTES, Region
 from kvtide.tiers.namespace import Namespace, manifest_from_json
-
-_log = logging.getLogger(__name__)
 
 
 def note_manifest(store: Any, region: Region, namespace: Namespace, where: str) -> None:
@@ -21,11 +18,6 @@ def note_manifest(store: Any, region: Region, namespace: Namespace, where: str) 
     if known == own:
         return
     if known and (manifest := manifest_from_json(known)) is not None:
-        _log.warning(
-            "kvtide: the blocks of %s in %s were made otherwise and are not used: %s",
-            namespace.model,
-            where,
-            "; ".join(namespace.differences(manifest)),
-        )
+        namespace.tell_differences(where, namespace.differences(manifest))
     region.memory[: len(own)] = own
     store.upsert_from(name, region.address, len(own))

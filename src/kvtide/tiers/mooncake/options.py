@@ -9,9 +9,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice, parse_size, redacted
-from kvtide.tiers.config import TierConfig, common
+from kvtide.tiers.config import TierConfig, common, text_option
 
 URL_SCHEMES = ("mooncake://",)
+ACCESS: tuple[str, ...] = ()
 OPTIONS: Mapping[str, str] = {
     "master": "host:port of mooncake_master",
     "metadata": "its metadata server (default: http://HOST:8080/metadata on the master's host), or P2PHANDSHAKE",
@@ -56,20 +57,20 @@ def parse(index: int, options: Mapping[str, object]) -> MooncakeConfig:
     """Read the options of one tier. Asks no server."""
     shared = common(index, options, OPTIONS, threads=THREADS)
     prefix = f"tiers[{index}]."
-    master = _text(prefix, "master", options)
+    master = text_option(prefix, "master", options, OPTIONS)
     if master is None:
         raise ConfigError(f"{prefix}master", None, _MASTER_EXPECTED)
-    metadata = _text(prefix, "metadata", options)
+    metadata = text_option(prefix, "metadata", options, OPTIONS)
     if metadata is not None:
         _check_metadata(f"{prefix}metadata", metadata)
     segment = options.get("segment", 0)
     return MooncakeConfig(
         **shared,
         address=address_of(f"{prefix}master", master, metadata),
-        hostname=_text(prefix, "hostname", options) or "127.0.0.1",
+        hostname=text_option(prefix, "hostname", options, OPTIONS) or "127.0.0.1",
         segment_bytes=0 if segment == 0 and segment is not False else parse_size(f"{prefix}segment", segment),
         protocol=parse_choice(f"{prefix}protocol", options.get("protocol", "tcp"), ("tcp", "rdma")),
-        devices=_text(prefix, "devices", options) or "",
+        devices=text_option(prefix, "devices", options, OPTIONS) or "",
     )
 
 
@@ -105,12 +106,3 @@ def _check_metadata(option: str, metadata: str) -> None:
     """Refuse what is no address at all. Mooncake takes one without a scheme for that of etcd."""
     if ":" not in metadata and metadata != "P2PHANDSHAKE":
         raise ConfigError(option, metadata, _METADATA_EXPECTED)
-
-
-def _text(prefix: str, name: str, options: Mapping[str, object]) -> str | None:
-    if name not in options:
-        return None
-    value = options[name]
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{prefix}{name}", value, OPTIONS[name])
-    return value

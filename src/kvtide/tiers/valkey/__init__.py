@@ -1,9 +1,9 @@
-"""Blocks in Valkey (or Redis), shared by several engines. See `kvtide.tiers.config` for what a type provides."""
+"""Blocks in Valkey (or Redis), shared by several engines."""
 
 from __future__ import annotations
 
 from kvtide.tiers.valkey.admin import clear, inspect, verify
-from kvtide.tiers.valkey.kind import open  # noqa: A004 - what `kvtide.tiers.config` asks of a type
-from kvtide.tiers.valkey.options import ACCESS, OPTIONS, URL_SCHEMES, ValkeyConfig, parse
+from kvtide.tiers.valkey.opening import open_tier
+from kvtide.tiers.valkey.options import ACCESS, OPTIONS, URL_SCHEMES, parse
 
-__all__ = ["ACCESS", "OPTIONS", "URL_SCHEMES", "ValkeyConfig", "clear", "inspect", "open", "parse", "verify"]
+__all__ = ["ACCESS", "OPTIONS", "URL_SCHEMES", "clear", "inspect", "open_tier", "parse", "verify"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 
 from valkey.exceptions import ResponseError
 
@@ -13,12 +12,13 @@ from kvtide.errors import ConfigError
 from kvtide.options import redacted
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.backend import BackendDown
+from kvtide.tiers.batches import batches
 from kvtide.tiers.record import HEADER_BYTES, checksum_of, unpack
-from kvtide.tiers.valkey.link import Link
+from kvtide.tiers.valkey.connection import Connection, good
 from kvtide.tiers.valkey.manifests import read_manifests
 from kvtide.tiers.valkey.names import PREFIX, RecordName, generation_names
 from kvtide.tiers.valkey.options import parse_access
-from kvtide.tiers.valkey.replies import Reply
+from kvtide.tiers.valkey.protocol import Reply
 
 _SILENCE_S = 5.0
 """Operators wait longer than requests."""
@@ -31,11 +31,11 @@ def inspect(place: str, options: Mapping[str, object]) -> dict[str, object]:
     """Return what is there. Records of a generation that was cleared count as `cleared`: nobody reads them."""
     found: dict[bytes, list[int]] = defaultdict(lambda: [0, 0])
     cleared = [0, 0]
-    with _server(place, options) as link:
-        manifests = read_manifests(link)
-        current = _generations(link, list(manifests))
-        for page in _pages(link):
-            for name, length in zip(page, _ask(link, [(b"STRLEN", name.raw) for name in page]), strict=True):
+    with _server(place, options) as connection:
+        manifests = read_manifests(connection)
+        current = _generations(connection, list(manifests))
+        for page in _pages(connection):
+            for name, length in zip(page, _ask(connection, [(b"STRLEN", name.raw) for name in page]), strict=True):
                 if isinstance(length, int):
                     count = (
                         found[name.digest] if current.get(name.digest, name.generation) == name.generation else cleared
@@ -57,10 +57,10 @@ def verify(place: str, options: Mapping[str, object], progress: Progress) -> Ver
     """Read every record and check it. Changes nothing."""
     records = size = bad = 0
     shown: list[str] = []
-    with _server(place, options) as link:
-        for page in _pages(link):
-            for names in _batches(page, _READ_AT_ONCE):
-                for name, value in zip(names, _ask(link, [(b"GET", name.raw) for name in names]), strict=True):
+    with _server(place, options) as connection:
+        for page in _pages(connection):
+            for names in batches(page, count_max=_READ_AT_ONCE):
+                for name, value in zip(names, _ask(connection, [(b"GET", name.raw) for name in names]), strict=True):
                     if value is None:
                         continue  # gone since its name was read
                     records += 1
@@ -75,35 +75,35 @@ def verify(place: str, options: Mapping[str, object], progress: Progress) -> Ver
 def clear(place: str, options: Mapping[str, object], progress: Progress) -> int:
     """Remove everything of kvtide's. Engines that run stop reading it with the first step, and begin anew."""
     removed = 0
-    with _server(place, options) as link:
-        digests = {*read_manifests(link), *(name.digest for page in _pages(link) for name in page)}
-        for some in _batches(sorted(digests), 1000):
-            _ask(link, [(b"UNLINK", *generation_names(digest)) for digest in some])
-        for page in _pages(link):
+    with _server(place, options) as connection:
+        digests = {*read_manifests(connection), *(name.digest for page in _pages(connection) for name in page)}
+        for some in batches(sorted(digests), count_max=1000):
+            _ask(connection, [(b"UNLINK", *generation_names(digest)) for digest in some])
+        for page in _pages(connection):
             if page:
-                (count,) = _ask(link, [(b"UNLINK", *(name.raw for name in page))])
+                (count,) = _ask(connection, [(b"UNLINK", *(name.raw for name in page))])
                 removed += count if isinstance(count, int) else 0
                 progress(removed, None)
-        _ask(link, [(b"UNLINK", PREFIX + b"namespaces")])
+        _ask(connection, [(b"UNLINK", PREFIX + b"namespaces")])
     return removed
 
 
 @contextmanager
-def _server(place: str, options: Mapping[str, object]) -> Iterator[Link]:
-    link = Link(parse_access("", place, options), _SILENCE_S)
+def _server(place: str, options: Mapping[str, object]) -> Iterator[Connection]:
+    connection = Connection(parse_access("", place, options), _SILENCE_S)
     try:
-        yield link
+        yield connection
     except BackendDown as down:
         raise ConfigError("url", redacted(place), f"a server that can be used ({down})") from None
     finally:
-        link.close()
+        connection.close()
 
 
-def _pages(link: Link) -> Iterator[list[RecordName]]:
+def _pages(connection: Connection) -> Iterator[list[RecordName]]:
     """Yield the names of all records, a page at a time; some pages are empty. A name may come twice."""
     cursor = b"0"
     while True:
-        (page,) = _ask(link, [(b"SCAN", cursor, b"MATCH", PREFIX + b"*:*:*", b"COUNT", _PAGE)])
+        (page,) = _ask(connection, [(b"SCAN", cursor, b"MATCH", PREFIX + b"*:*:*", b"COUNT", _PAGE)])
         assert isinstance(page, list)
         cursor, names = page
         yield [name for name in map(RecordName.parse, names) if name is not None]
@@ -111,8 +111,8 @@ def _pages(link: Link) -> Iterator[list[RecordName]]:
             return
 
 
-def _generations(link: Link, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-    seen = _ask(link, [(b"MGET", *generation_names(digest)) for digest in digests])
+def _generations(connection: Connection, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+    seen = _ask(connection, [(b"MGET", *generation_names(digest)) for digest in digests])
     return {
         digest: copy
         for digest, copies in zip(digests, seen, strict=True)
@@ -122,11 +122,11 @@ def _generations(link: Link, digests: Sequence[bytes]) -> dict[bytes, bytes]:
     }
 
 
-def _ask(link: Link, commands: Sequence[Sequence[bytes]]) -> list[Reply]:
-    replies = link.ask(commands)
+def _ask(connection: Connection, commands: Sequence[Sequence[bytes]]) -> list[Reply]:
+    replies = connection.ask(commands)
     for reply in replies:
         if isinstance(reply, ResponseError) and not str(reply).startswith("WRONGTYPE"):
-            raise BackendDown(f"it says: {reply}")
+            good(reply)
     return replies
 
 
@@ -138,9 +138,3 @@ def _holds(name: RecordName, value: Reply) -> bool:
         return False
     whose = header.namespace.hex().encode() == name.digest and header.key == name.key
     return whose and header.length == len(body) and header.checksum == checksum_of(body)
-
-
-def _batches(names: Sequence[RecordName] | Sequence[bytes], count: int) -> Iterator[list]:  # type: ignore[type-arg]
-    rest = iter(names)
-    while batch := list(islice(rest, count)):
-        yield batch

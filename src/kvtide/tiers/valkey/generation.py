@@ -13,13 +13,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from valkey.exceptions import ResponseError
-
 from kvtide.tiers.backend import BackendDown
-from kvtide.tiers.valkey.link import Link
+from kvtide.tiers.valkey.connection import Connection, good
 from kvtide.tiers.valkey.names import Names
-from kvtide.tiers.valkey.replies import Reply
-from kvtide.tiers.valkey.wire import Command
+from kvtide.tiers.valkey.protocol import Command, Reply
 
 _TRIES = 3
 
@@ -43,43 +40,38 @@ class Generation:
         """Return the command that reads all copies."""
         return (b"MGET", *self._names)
 
-    def join(self, link: Link) -> bytes:
+    def join(self, connection: Connection) -> bytes:
         """Return the generation that counts; if there is none, begin one. The first of several engines wins."""
         for _ in range(_TRIES):
-            begun, copies = link.ask([(b"MSETNX", *self._each(_new())), self.question])
+            begun, copies = connection.ask([(b"MSETNX", *self._each(_new())), self.question])
             if (seen := _agreed(copies)) is not None:
                 self.current = seen
                 return seen
-            if isinstance(begun, ResponseError):
-                raise BackendDown(f"it says: {begun}")
-            self.begin(link)  # copies that do not agree, or were evicted at once
+            good(begun)
+            self.begin(connection)  # copies that do not agree, or were evicted at once
         raise BackendDown("it forgets at once what is written to it")
 
-    def begin(self, link: Link) -> bytes:
+    def begin(self, connection: Connection) -> bytes:
         """Begin a new generation, and so forget all others."""
         name = _new()
-        (done,) = link.ask([(b"MSET", *self._each(name))])
-        if isinstance(done, ResponseError):
-            raise BackendDown(f"it says: {done}")
+        good(*connection.ask([(b"MSET", *self._each(name))]))
         self.current = name
         return name
 
     def still(self, generation: bytes, copies: Reply | Sequence[Reply]) -> bool:
         """Say whether a generation counts, by the copies as they were read."""
-        if isinstance(copies, ResponseError):
-            raise BackendDown(f"it says: {copies}")
-        seen = _agreed(copies)
+        seen = _agreed(good(copies))
         if seen == generation:
             self._is_thin = isinstance(copies, Sequence) and None in copies
             return True
         self.current = seen
         return False
 
-    def mend(self, link: Link) -> None:
+    def mend(self, connection: Connection) -> None:
         """Put missing copies back. Those that someone else has written meanwhile are left as they are."""
         generation, is_thin, self._is_thin = self.current, self._is_thin, False
         if is_thin and generation is not None:
-            link.ask([(b"SET", name, generation, b"NX") for name in self._names])
+            connection.ask([(b"SET", name, generation, b"NX") for name in self._names])
 
     def _each(self, value: bytes) -> list[bytes]:
         return [word for name in self._names for word in (name, value)]

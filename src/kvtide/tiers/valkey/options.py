@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvtide.errors import ConfigError
 from kvtide.options import parse_count, parse_size, redacted
-from kvtide.tiers.config import TierConfig, common
+from kvtide.tiers.config import TierConfig, common, text_option
 
 PLAIN, TLS, UNIX = ("valkey", "redis"), ("valkeys", "rediss"), ("unix",)
 URL_SCHEMES = tuple(f"{scheme}://" for scheme in (*PLAIN, *TLS, *UNIX))
@@ -108,7 +108,7 @@ def parse_access(prefix: str, url: object, options: Mapping[str, object]) -> Acc
         if password is not None:
             raise ConfigError(option, redacted(str(url)), "no password in the URL, for an option names another")
         password = unquote(parts.password)
-    username = _text(dot, "username", options) or (unquote(parts.username) if parts.username else None)
+    username = text_option(dot, "username", options, OPTIONS) or (unquote(parts.username) if parts.username else None)
     if username is not None and password is None:
         raise ConfigError(f"{dot}username", username, "a password as well: password_file or password_env")
     tls = {name: _readable(dot, name, options) for name in ("tls_ca", "tls_cert", "tls_key")}
@@ -181,7 +181,10 @@ def _database(option: str, shown: str, text: str) -> int:
 
 
 def _password(dot: str, options: Mapping[str, object]) -> str | None:
-    file, variable = _text(dot, "password_file", options), _text(dot, "password_env", options)
+    file, variable = (
+        text_option(dot, "password_file", options, OPTIONS),
+        text_option(dot, "password_env", options, OPTIONS),
+    )
     if file is not None and variable is not None:
         raise ConfigError(f"{dot}password_env", variable, "either password_file or password_env")
     if file is not None:
@@ -197,17 +200,8 @@ def _password(dot: str, options: Mapping[str, object]) -> str | None:
     return None
 
 
-def _text(dot: str, name: str, options: Mapping[str, object]) -> str | None:
-    if name not in options:
-        return None
-    value = options[name]
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{dot}{name}", value, OPTIONS[name])
-    return value
-
-
 def _readable(dot: str, name: str, options: Mapping[str, object]) -> str | None:
-    value = _text(dot, name, options)
+    value = text_option(dot, name, options, OPTIONS)
     if value is None:
         return None
     if "\0" in value or not os.access(value, os.R_OK):

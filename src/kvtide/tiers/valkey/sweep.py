@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kvtide.tiers.valkey.link import Link
+from kvtide.tiers.valkey.connection import Connection
 from kvtide.tiers.valkey.names import Names, RecordName
 
 _PAGE = 1000
@@ -29,19 +29,19 @@ class Sweep:
         with self._lock:
             self._cursor = b"0"
 
-    def step(self, link: Link, generation: bytes) -> bool:
+    def step(self, connection: Connection, generation: bytes) -> bool:
         """Do one page. Returns whether more is left."""
         with self._lock:
             cursor, self._cursor = self._cursor, None  # two threads do not walk the same page
         if cursor is None:
             return False
-        (page,) = link.ask([(b"SCAN", cursor, b"MATCH", self._names.records(), b"COUNT", b"%d" % _PAGE)])
+        (page,) = connection.ask([(b"SCAN", cursor, b"MATCH", self._names.records(), b"COUNT", b"%d" % _PAGE)])
         if not isinstance(page, list):
             return False  # this user may not: the server's own eviction has to do
         following, found = page
         names = [name for name in map(RecordName.parse, found) if name is not None]
         if old := [name.raw for name in names if name.generation != generation]:
-            link.ask([(b"UNLINK", *old)])
+            connection.ask([(b"UNLINK", *old)])
         if following == b"0":
             return False
         with self._lock:

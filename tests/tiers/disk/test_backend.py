@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from kvtide.errors import ConfigError
-from kvtide.tiers import HIT, MISS, Item, Outcome, Verdict
+from kvtide.tiers import HIT, MISS, Item, KeyResult, Verdict
+from kvtide.tiers.disk.backend import DiskBackend
 from kvtide.tiers.disk.layout import OVERHEAD_BYTES, bytes_needed, segment_layout
 from kvtide.tiers.disk.lock import holder
-from kvtide.tiers.disk.store import DiskStore
 from tests.contracts.tier_contract import block, key, room
 from tests.tiers.support import NAMESPACE, disk_bytes, disk_config, disk_store
 
@@ -27,19 +27,19 @@ def items(numbers: range, size: int = 8192) -> list[Item]:
     return [Item(key(number), block(number, size)) for number in numbers]
 
 
-def served(store: DiskStore, numbers: range, size: int = 8192) -> list[int]:
+def served(store: DiskBackend, numbers: range, size: int = 8192) -> list[int]:
     """Return the blocks that come back; each has to be what it was."""
     wanted = [Item(key(number), room(size)) for number in numbers]
-    outcomes = store.get(wanted)
-    found = [number for number, outcome in zip(numbers, outcomes, strict=True) if outcome == HIT]
+    results = store.get(wanted)
+    found = [number for number, result in zip(numbers, results, strict=True) if result == HIT]
     for number, item in zip(numbers, wanted, strict=True):
         assert number not in found or item.buffer == block(number, size)
-    assert {outcome.verdict for outcome in outcomes} <= {Verdict.HIT, Verdict.MISS}
+    assert {result.verdict for result in results} <= {Verdict.HIT, Verdict.MISS}
     return found
 
 
-def verdict(outcome: Outcome) -> Verdict:
-    return outcome.verdict
+def verdict(result: KeyResult) -> Verdict:
+    return result.verdict
 
 
 # ---------------------------------------------------------------------- restart
@@ -67,13 +67,9 @@ def test_a_segment_goes_on_being_filled_after_a_restart(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_was_removed_or_cleared_stays_away_after_a_restart(tmp_path: Path) -> None:
+def test_what_was_cleared_stays_away_after_a_restart(tmp_path: Path) -> None:
     store = disk_store(tmp_path)
     store.put(items(range(5)))
-    assert store.remove([key(3)]) == [HIT]
-    store.close()
-    store = disk_store(tmp_path)
-    assert served(store, range(5)) == [0, 1, 2, 4]
     assert store.clear() == HIT
     store.put(items(range(7, 9)))
     store.close()
@@ -84,8 +80,8 @@ def test_what_was_removed_or_cleared_stays_away_after_a_restart(tmp_path: Path) 
 
 def test_a_block_larger_than_expected_is_refused_and_nothing_else(tmp_path: Path) -> None:
     store = disk_store(tmp_path, 1 << 20)
-    outcomes = store.put([Item(key(1), block(1)), Item(key(2), room(1 << 20)), Item(key(3), block(3))])
-    assert list(map(verdict, outcomes)) == [Verdict.HIT, Verdict.FAILED, Verdict.HIT]
+    results = store.put([Item(key(1), block(1)), Item(key(2), room(1 << 20)), Item(key(3), block(3))])
+    assert list(map(verdict, results)) == [Verdict.HIT, Verdict.FAILED, Verdict.HIT]
     assert served(store, range(5)) == [1, 3]
     store.close()
 
@@ -169,8 +165,8 @@ def test_the_segment_that_nobody_used_for_longest_is_evicted(tmp_path: Path) -> 
 
 def test_no_more_than_what_fits_is_promised(tmp_path: Path) -> None:
     store = disk_store(tmp_path, bytes_needed(8192))
-    outcomes = store.put(items(range(3)))
-    assert list(map(verdict, outcomes)) == [Verdict.HIT, Verdict.THROTTLED, Verdict.THROTTLED]
+    results = store.put(items(range(3)))
+    assert list(map(verdict, results)) == [Verdict.HIT, Verdict.THROTTLED, Verdict.THROTTLED]
     assert served(store, range(3)) == [0]
     assert list(map(verdict, store.put(items(range(7, 8))))) == [Verdict.HIT]
     assert served(store, range(8)) == [7]
@@ -273,7 +269,7 @@ def test_an_encrypted_store_holds_no_plain_bytes_and_another_key_is_a_miss(
     store.close()
     assert all(b"plain sight" not in path.read_bytes() for path in tmp_path.rglob("segment-*"))
     store = disk_store(tmp_path, encryption_key_env="KEY_B")
-    assert [outcome.verdict for outcome in store.get([Item(key(1), room())])] == [Verdict.MISS]
+    assert [result.verdict for result in store.get([Item(key(1), room())])] == [Verdict.MISS]
     assert (store.wrong_secret_records(), store.corrupt_records()) == (1, 0)
     assert store.put(items(range(1, 2))) == [HIT], "it may be put again"
     assert served(store, range(2)) == [1]
@@ -326,5 +322,4 @@ def test_looking_at_a_folder_leaves_its_lock_alone(tmp_path: Path) -> None:
 def test_misses_are_misses(tmp_path: Path) -> None:
     store = disk_store(tmp_path)
     assert store.lookup([key(1)]) == [MISS]
-    assert store.remove([key(1)]) == [HIT]
     store.close()

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtide.errors import ConfigError
-from kvtide.tiers.disk.files import FOLDER_MODE, replace_file
-from kvtide.tiers.disk.folder import find_segments, stat_of, trim
+from kvtide.tiers.disk.file_io import FOLDER_MODE, replace_file
 from kvtide.tiers.disk.lock import LOCK_NAME, FolderLock, Held, holder
+from kvtide.tiers.disk.segments import find_segments, stat_of, trim
 from kvtide.tiers.record import FORMAT_VERSION
 
 FORMAT_NAME = "kvtide-store.json"

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kvtide.tiers.base import MISS, Item, Outcome, Verdict
+from kvtide.errors import describe
+from kvtide.tiers.base import MISS, Item, KeyResult, Verdict
 from kvtide.tiers.disk.aligned import PAGE, Bounce, is_aligned, pages
-from kvtide.tiers.disk.files import IoMode
+from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.index import Index, Spot
 from kvtide.tiers.record import Reading, Sealer, stored_key, unpack
 
@@ -43,9 +44,9 @@ class Reader:
         self._sealer = sealer
         self._mode = mode
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
-        outcomes = [MISS] * len(items)
+        results = [MISS] * len(items)
         spots = self._index.borrow([stored_key(item.key) for item in items])
         try:
             wanted = []
@@ -55,14 +56,14 @@ class Reader:
                     if isinstance(found, Wanted):
                         wanted.append(found)
                     else:
-                        outcomes[position] = found
+                        results[position] = found
             for run in _runs(wanted):
-                self._read_run(run, outcomes)
+                self._read_run(run, results)
         finally:
             self._index.give_back(spots)
-        return outcomes
+        return results
 
-    def _want(self, position: int, item: Item, spot: Spot) -> Wanted | Outcome:
+    def _want(self, position: int, item: Item, spot: Spot) -> Wanted | KeyResult:
         raw = spot.segment.header(spot.entry)
         header = unpack(raw)
         if header is None or header.length != item.buffer.nbytes:
@@ -71,7 +72,7 @@ class Reader:
         as_it_is = not header.encrypted and (is_aligned(item.buffer) if direct else not item.buffer.nbytes % PAGE)
         return Wanted(position, item, spot, raw, header.place, as_it_is)
 
-    def _read_run(self, run: Sequence[Wanted], outcomes: list[Outcome]) -> None:
+    def _read_run(self, run: Sequence[Wanted], results: list[KeyResult]) -> None:
         first = run[0]
         buffers = [wanted.item.buffer for wanted in run]
         if not first.as_it_is:
@@ -82,15 +83,15 @@ class Reader:
             return  # the store was cleared meanwhile: misses
         except OSError as error:
             for wanted in run:
-                outcomes[wanted.position] = Outcome(Verdict.FAILED, f"{type(error).__name__}: {error}")
+                results[wanted.position] = KeyResult(Verdict.FAILED, describe(error))
             return
         for wanted, buffer in zip(run, buffers, strict=True):
             size = wanted.item.buffer.nbytes
             body = buffer if wanted.as_it_is and left >= size else buffer[: min(left, size)]
-            outcomes[wanted.position] = self._verify(wanted.item, wanted.spot, wanted.raw, body)
+            results[wanted.position] = self._verify(wanted.item, wanted.spot, wanted.raw, body)
             left = max(0, left - size)
 
-    def _verify(self, item: Item, spot: Spot, raw: bytes, body: bytes | memoryview) -> Outcome:
+    def _verify(self, item: Item, spot: Spot, raw: bytes, body: bytes | memoryview) -> KeyResult:
         reading = self._sealer.open(item.key, raw, body, item.buffer)
         if reading in (Reading.CORRUPT, Reading.WRONG_SECRET):
             # Whoever computes it again may put it again.
@@ -98,7 +99,7 @@ class Reader:
         if reading is Reading.CORRUPT:
             with contextlib.suppress(OSError):
                 spot.segment.retract(spot.entry)
-        return reading.outcome
+        return reading.result
 
 
 def _runs(wanted: list[Wanted]) -> Iterator[list[Wanted]]:

@@ -1,4 +1,4 @@
-"""Replies are read whole, however the bytes arrive, and values land in the memory they are meant for."""
+"""ReplyParser are read whole, however the bytes arrive, and values land in the memory they are meant for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from valkey.exceptions import ConnectionError as ServerGone
 from valkey.exceptions import InvalidResponse, ResponseError
 
 from kvtide.tiers.record import Sealed
-from kvtide.tiers.valkey.replies import Array, Replies, Value
-from kvtide.tiers.valkey.wire import send_commands
+from kvtide.tiers.valkey.protocol import Array, ReplyParser, Value, send_commands
 
 
 class Trickle:
@@ -39,8 +38,8 @@ class Trickle:
         return (count,)
 
 
-def reading(data: bytes, steps: list[int] | None = None) -> Replies:
-    replies = Replies(socket_read_size=0)
+def reading(data: bytes, steps: list[int] | None = None) -> ReplyParser:
+    replies = ReplyParser(socket_read_size=0)
     replies.on_connect(SimpleNamespace(_sock=Trickle(data, list(steps or []))))
     return replies
 
@@ -165,7 +164,7 @@ def test_commands_arrive_as_they_were_sent(commands: list[list[bytes]]) -> None:
         packed = [[as_record(word) if len(word) > 50 else word for word in each] for each in commands]
         sender = threading.Thread(target=send_commands, args=(here, packed))
         sender.start()
-        replies = Replies(socket_read_size=0)
+        replies = ReplyParser(socket_read_size=0)
         replies.on_connect(SimpleNamespace(_sock=there))
         assert [replies.read_response() for _ in commands] == commands
         sender.join()

@@ -8,21 +8,22 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvtide.errors import describe
 from kvtide.tiers.backend import Backend
-from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
-from kvtide.tiers.disk.files import IoMode
-from kvtide.tiers.disk.folder import SegmentFolder
+from kvtide.tiers.base import HIT, MISS, Item, KeyResult, TierKey, Verdict
+from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.index import Index
 from kvtide.tiers.disk.lock import FolderLock
-from kvtide.tiers.disk.reading import Reader
+from kvtide.tiers.disk.reader import Reader
 from kvtide.tiers.disk.segment import Segment
-from kvtide.tiers.disk.writing import Writer
+from kvtide.tiers.disk.segments import Segments
+from kvtide.tiers.disk.writer import Writer
 from kvtide.tiers.record import Sealer, stored_key
 
 _log = logging.getLogger(__name__)
 _EVICTIONS_MAX = 1024
 """Segments that are tried for the room of one."""
-_NO_ROOM = Outcome(Verdict.THROTTLED, "all segments are in use")
+_NO_ROOM = KeyResult(Verdict.THROTTLED, "all segments are in use")
 
 
 @dataclass(slots=True)
@@ -36,14 +37,14 @@ class Run:
     """Which items of the call these are."""
 
 
-class DiskStore(Backend):
+class DiskBackend(Backend):
     """Keeps records in segment files. When the budget is used up, the segment unused for longest is written anew."""
 
     def __init__(
-        self, folder: SegmentFolder, sealer: Sealer, lock: FolderLock, *, mode: IoMode, budget_bytes: int
+        self, segments: Segments, sealer: Sealer, lock: FolderLock, *, mode: IoMode, budget_bytes: int
     ) -> None:
-        self._folder = folder
-        self._sealer = sealer
+        self._segments = segments
+        self.sealer = sealer
         self._lock = lock
         self._budget_bytes = budget_bytes
         self._index = Index()
@@ -57,7 +58,7 @@ class DiskStore(Backend):
         self._undeleted: list[Segment] = []
         """Still in the folder, though nobody knows what is in them: the next clear tries again."""
         self._complained = False
-        for segment in folder.open_all():
+        for segment in segments.open_all():
             self._load(segment)
 
     @property
@@ -78,45 +79,29 @@ class DiskStore(Backend):
 
     # ------------------------------------------------------------------ calls
 
-    def lookup(self, keys: Sequence[TierKey]) -> list[Outcome]:
+    def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
         """Say which keys are there. Looks at memory only."""
         return [HIT if known else MISS for known in self._index.known([stored_key(key) for key in keys])]
 
-    def get(self, items: Sequence[Item]) -> list[Outcome]:
+    def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
         return self._reader.get(items)
 
-    def put(self, items: Sequence[Item]) -> list[Outcome]:
+    def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Keep bytes under their keys, at the end of the segment that is being filled."""
         known = self._index.use([stored_key(item.key) for item in items])
-        outcomes = [HIT] * len(items)
-        for run in self._reserve(items, known, outcomes):
-            self._write(run, items, outcomes)
-        return outcomes
+        results = [HIT] * len(items)
+        for run in self._reserve(items, known, results):
+            self._write(run, items, results)
+        return results
 
-    def remove(self, keys: Sequence[TierKey]) -> list[Outcome]:
-        """Forget keys, also for the time after a restart."""
-        outcomes = []
-        for key in map(stored_key, keys):
-            (spot,) = spots = self._index.borrow([key])
-            outcome = HIT
-            if spot is not None:
-                self._index.forget(key, spot)
-                try:
-                    spot.segment.retract(spot.entry)
-                except OSError as error:
-                    outcome = _failed(error)
-            self._index.give_back(spots)
-            outcomes.append(outcome)
-        return outcomes
-
-    def clear(self) -> Outcome:
+    def clear(self) -> KeyResult:
         """Delete all segments of this namespace and rank."""
         with self._appending:
             self._active = None
             unclear, self._undeleted = [*self._undeleted, *self._index.clear()], []
             problems = [self._discard(segment) for segment in unclear]
-            problems.append(_problem(self._folder.sync))
+            problems.append(_problem(self._segments.sync))
         return next((_failed(problem) for problem in problems if problem is not None), HIT)
 
     def close(self) -> None:
@@ -126,17 +111,9 @@ class DiskStore(Backend):
             self._active = None
         self._lock.close()
 
-    def corrupt_records(self) -> int:
-        """Return how many records did not verify so far."""
-        return self._sealer.corrupt_records
-
-    def wrong_secret_records(self) -> int:
-        """Return how many records could not be decrypted so far."""
-        return self._sealer.wrong_secret_records
-
     def bytes_used(self) -> int:
         """Return what is taken on the disk: segments take all of their bytes when they are made."""
-        return self._folder.used_bytes
+        return self._segments.used_bytes
 
     def bytes_budget(self) -> int:
         """Return what may be taken on the disk."""
@@ -144,7 +121,7 @@ class DiskStore(Backend):
 
     # ------------------------------------------------------------------ putting
 
-    def _write(self, run: Run, items: Sequence[Item], outcomes: list[Outcome]) -> None:
+    def _write(self, run: Run, items: Sequence[Item], results: list[KeyResult]) -> None:
         chosen = [items[position] for position in run.positions]
         try:
             self._writer.write(run.segment, run.first_entry, run.first_page, chosen)
@@ -152,22 +129,22 @@ class DiskStore(Backend):
             self._index.add(run.segment, [stored_key(item.key) for item in chosen], entries)
         except OSError as error:
             for position in run.positions:
-                outcomes[position] = _failed(error)
+                results[position] = _failed(error)
             with self._appending:
                 run.segment.take_back(run.first_entry, run.first_page, len(chosen))
         finally:
             self._index.end_write(run.segment)
 
-    def _reserve(self, items: Sequence[Item], known: Sequence[bool], outcomes: list[Outcome]) -> list[Run]:
-        """Take room for the items that are not known. Where there is none, the outcome says so."""
+    def _reserve(self, items: Sequence[Item], known: Sequence[bool], results: list[KeyResult]) -> list[Run]:
+        """Take room for the items that are not known. Where there is none, the result says so."""
         runs: list[Run] = []
         with self._appending:
             for position, item in enumerate(items):
                 if known[position]:
                     continue
                 segment = self._segment_for(item.buffer.nbytes)
-                if isinstance(segment, Outcome):
-                    outcomes[position] = segment
+                if isinstance(segment, KeyResult):
+                    results[position] = segment
                     continue
                 entry, page = segment.append(item.buffer.nbytes)
                 if not runs or runs[-1].segment is not segment:
@@ -176,12 +153,12 @@ class DiskStore(Backend):
                 runs[-1].positions.append(position)
         return runs
 
-    def _segment_for(self, size: int) -> Segment | Outcome:
+    def _segment_for(self, size: int) -> Segment | KeyResult:
         """Return a segment with room for a body of `size` bytes, or why there is none."""
         if self._active is not None and self._active.room_for(size):
             return self._active
-        if not self._folder.holds(size):
-            return Outcome(Verdict.FAILED, f"{size} bytes are more than a segment of this store holds")
+        if not self._segments.holds(size):
+            return KeyResult(Verdict.FAILED, f"{size} bytes are more than a segment of this store holds")
         if self._active is not None:
             self._active.finish()
             self._active = None
@@ -191,11 +168,11 @@ class DiskStore(Backend):
             self._active = segment
         return segment
 
-    def _next_segment(self) -> Segment | Outcome:
+    def _next_segment(self) -> Segment | KeyResult:
         """Make a segment, or empty the one that was unused for longest."""
         self._release_idle()
         try:
-            if (segment := self._folder.add()) is not None:
+            if (segment := self._segments.add()) is not None:
                 return segment
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -210,13 +187,13 @@ class DiskStore(Backend):
                 return emptied
         return _NO_ROOM
 
-    def _emptied(self, victim: Segment) -> Segment | Outcome | None:
+    def _emptied(self, victim: Segment) -> Segment | KeyResult | None:
         """Return a segment made of the room of another, or why there is none. None: try the next one."""
         try:
             victim.check_writable()
             if not self._index.evict(victim):
                 return None
-            if self._folder.reuse(victim):
+            if self._segments.reuse(victim):
                 return victim
         except OSError as error:
             return _failed(error)
@@ -225,13 +202,13 @@ class DiskStore(Backend):
         if problem is not None:
             return _failed(problem)
         try:
-            return self._folder.add()
+            return self._segments.add()
         except OSError as error:
             return _failed(error)
 
     def _discard(self, segment: Segment) -> OSError | None:
         """Delete a segment that is out of the index. Its room is free when nobody uses it any more."""
-        problem = _problem(lambda: self._folder.delete(segment))
+        problem = _problem(lambda: self._segments.delete(segment))
         if problem is not None:
             self._undeleted.append(segment)
         elif segment not in self._leaving:
@@ -243,7 +220,7 @@ class DiskStore(Backend):
         idle = [segment for segment in self._leaving if self._index.idle(segment)]
         self._leaving = [segment for segment in self._leaving if segment not in idle]
         for segment in idle:
-            self._folder.release(segment)
+            self._segments.release(segment)
 
     def _complain(self, error: OSError) -> None:
         if not self._complained:
@@ -261,5 +238,5 @@ def _problem(do: Callable[[], None]) -> OSError | None:
     return None
 
 
-def _failed(error: OSError) -> Outcome:
-    return Outcome(Verdict.FAILED, f"{type(error).__name__}: {error}")
+def _failed(error: OSError) -> KeyResult:
+    return KeyResult(Verdict.FAILED, describe(error))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtide.tiers.base import Item
 from kvtide.tiers.disk.aligned import PAGE, Bounce, is_aligned, pages
-from kvtide.tiers.disk.files import IoMode
+from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.segment import Segment
 from kvtide.tiers.record import Sealer
 

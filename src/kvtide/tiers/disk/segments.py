@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtide.tiers.disk.aligned import pages
-from kvtide.tiers.disk.files import IoMode
+from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.layout import FILE_OVERHEAD_BYTES, OVERHEAD_BYTES, SegmentLayout
 from kvtide.tiers.disk.segment import Owner, Segment, read_owner
 from kvtide.tiers.record import BODY_BYTES_MAX
@@ -83,7 +83,7 @@ def trim(folder: Path, budget_bytes: int) -> None:
         raise kept
 
 
-class SegmentFolder:
+class Segments:
     """Opens, makes and deletes segment files within a budget. Not locked: the store does that."""
 
     def __init__(self, folder: Path, namespace: bytes, layout: SegmentLayout, budget_bytes: int, mode: IoMode) -> None:

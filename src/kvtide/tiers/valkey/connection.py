@@ -1,4 +1,4 @@
-"""One connection, by the official client: it connects, authenticates and encrypts; values go their own short way."""
+"""Connections, by the official client: it connects, authenticates and encrypts; values go their own short way."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import socket
 import ssl
 import struct
 import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import valkey
 from valkey.exceptions import ResponseError, ValkeyError
 
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.valkey.options import Access
-from kvtide.tiers.valkey.replies import Array, Replies, Reply
-from kvtide.tiers.valkey.wire import Command, send_commands
+from kvtide.tiers.valkey.protocol import Array, Command, Reply, ReplyParser, send_commands
 
+T = TypeVar("T")
 _SILENCES_MAX = 10
 """A batch may take this many times the longest silence: a server that trickles is as bad as one that is silent."""
 _LOST = (ValkeyError, OSError, ValueError)
@@ -28,12 +30,12 @@ _UNUSABLE = ("NOAUTH", "WRONGPASS", "LOADING", "MASTERDOWN", "DENIED", *_CLUSTER
 """Replies that say: not this server, not this user, or not now."""
 
 
-class Link:
+class Connection:
     """A connection, for one thread at a time, which connects when it is used.
 
-        with link:
-            link.send(commands)
-            replies = [link.reply() for _ in commands]
+        with connection:
+            connection.send(commands)
+            replies = [connection.reply() for _ in commands]
 
     `silence_s` bounds each wait: for the connection, for the socket to take bytes, for bytes to come. Leaving the
     block by an exception, or with replies still on their way, closes the connection; so no reply is ever taken for
@@ -42,24 +44,24 @@ class Link:
 
     def __init__(self, access: Access, silence_s: float) -> None:
         self._silence_s = silence_s
-        self._connection = _connection(access, silence_s)
+        self._client = _client_of(access, silence_s)
         self._awaited = 0
         self._until_s = float("inf")
 
     @property
-    def _replies(self) -> Replies:
-        parser: Replies = self._connection._parser
+    def _replies(self) -> ReplyParser:
+        parser: ReplyParser = self._client._parser
         return parser
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> Connection:
         self._awaited = 0
         if self._has_gone_stale():
             self.close()
-        is_new = self._connection._sock is None
+        is_new = self._client._sock is None
         try:
-            self._connection.connect()
+            self._client.connect()
             if is_new:
-                _let_the_system_wait(self._connection._sock, self._silence_s)
+                _let_the_system_wait(self._client._sock, self._silence_s)
         except _LOST as error:
             self.close()
             raise BackendDown(_reason(error)) from None  # frames of the client have the password in them
@@ -82,7 +84,7 @@ class Link:
         """Send commands; their replies are awaited from now on."""
         commands = tuple(commands)
         self._awaited += len(commands)
-        send_commands(self._connection._sock, commands, until_s=self._until_s)
+        send_commands(self._client._sock, commands, until_s=self._until_s)
 
     def reply(self) -> Reply:
         """Read the whole reply to a command. Errors that concern a single key are values."""
@@ -91,7 +93,7 @@ class Link:
         return reply
 
     def array(self, head_bytes: int, bodies: Sequence[memoryview], others: Sequence[bytes]) -> Array:
-        """Read the reply to a command that asks for values. See `Replies.read_array`."""
+        """Read the reply to a command that asks for values. See `ReplyParser.read_array`."""
         array = self._replies.read_array(head_bytes, bodies, others)
         self._received(array)
         if isinstance(array, ResponseError):
@@ -105,11 +107,11 @@ class Link:
 
     def close(self) -> None:
         """Close the socket, if there is one."""
-        self._connection.disconnect()
+        self._client.disconnect()
 
     def _has_gone_stale(self) -> bool:
         """Say whether something came while nothing was asked: mostly the end, as when the server was restarted."""
-        sock = self._connection._sock
+        sock = self._client._sock
         if sock is None:
             return False
         if self._replies.can_read(0):
@@ -122,6 +124,42 @@ class Link:
         self._awaited -= 1
         if isinstance(reply, ResponseError) and code_of(reply) in _UNUSABLE:
             raise reply
+
+
+class Connections:
+    """Lends each caller a connection of its own. The one used last goes out first: idle ones stay idle."""
+
+    def __init__(self, access: Access, silence_s: float) -> None:
+        self._access = access
+        self._silence_s = silence_s
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+
+    @contextmanager
+    def one(self) -> Iterator[Connection]:
+        """Lend a connection. Callers are threads of one bounded pool, so the number of connections is bounded too."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or Connection(self._access, self._silence_s)
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close all connections. Nobody has one any more."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+def good(reply: T | ResponseError) -> T:
+    """Return a reply unless it is an error: then nothing can be done with this server, or by this user."""
+    if isinstance(reply, ResponseError):
+        raise BackendDown(f"it says: {reply}")
+    return reply
 
 
 def code_of(error: ResponseError) -> str:
@@ -154,7 +192,7 @@ def _let_the_system_wait(sock: socket.socket, silence_s: float) -> None:
     sock.settimeout(None)
 
 
-def _connection(access: Access, silence_s: float) -> Any:
+def _client_of(access: Access, silence_s: float) -> Any:
     """Return a connection of the client's that has not connected yet. It tries once: retries are the breaker's."""
     address = access.address
     options: dict[str, Any] = {
@@ -163,7 +201,7 @@ def _connection(access: Access, silence_s: float) -> Any:
         "password": access.password,
         "socket_timeout": silence_s,
         "socket_connect_timeout": silence_s,
-        "parser_class": Replies,
+        "parser_class": ReplyParser,
         "lib_name": "kvtide",  # not client_name: ACL users may lack the right to set one, and that would be an error
         "lib_version": None,
     }
