@@ -11,11 +11,12 @@ from typing import Literal, get_args
 
 from kvtide.core.eviction import POLICIES
 from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
-from kvtide.core.storing.second_use import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
 
 Mode = Literal["eager", "lazy"]
+Admission = Literal["all", "second-use"]
+"""Which blocks are stored on the host, or taken by a tier below it."""
 
 
 _GROUPS_MAX = 256
