@@ -62,8 +62,6 @@ def parser(
         help=summary,
         description=text,
         epilog="examples:\n" + examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
 
 
