@@ -35,7 +35,7 @@ from kvtide.copy.ids import Ids
 from kvtide.core.messages import Copy
 
 _AHEAD = 8
-"""Also what is left at most of a transfer that was issued: 10 ms, with the usual buffers."""
+"""Chunks that the GPU may be behind. So much is left at most of an issued transfer: 10 ms, with the usual buffers."""
 _TURN_BYTES = 16 << 20
 """After so many bytes others get their turn (see `_give_way`)."""
 _DMA_BYTES_MIN = 128 << 10
