@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _without_passwords(message: str) -> str:
-    """Return what argparse says, which repeats what it did not understand: that may be the URL of a store."""
+    """Return a message of argparse, which repeats what it did not understand: perhaps the URL of a store."""
     return " ".join(redacted(word) if "@" in word else word for word in message.split(" "))
 
 

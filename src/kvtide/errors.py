@@ -53,6 +53,6 @@ class StillCopying(KVTideError, RuntimeError):
 def describe(error: BaseException) -> str:
     """Return an exception as text, for reports and logs.
 
-    Not `str(error)`, which is code of the exception's own and may raise in turn.
+    Not by `str(error)`, which runs code of the exception and may raise.
     """
     return "".join(traceback.format_exception_only(error)).strip()

@@ -90,9 +90,9 @@ class Below:
         return self.model.latency_s <= self.model.deadline_s
 
     def late_s(self, waited_s: float, now_s: float) -> float | None:
-        """Return when requests stop waiting for a read that begins now; None if they do not.
+        """Return when requests stop waiting for a read that begins now; None if it comes in time.
 
-        They do when no block comes for too long. Waiting while those of others come is left to the break-even.
+        They stop when no block has come for too long. While blocks of others come, they wait.
         """
         patience_s = max(0.0, self.model.deadline_s - waited_s)
         block_s = self.model.latency_s + self._block_bytes / self.model.read_bytes_per_s

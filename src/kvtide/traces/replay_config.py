@@ -25,7 +25,7 @@ class ReplayConfig:
     below: tuple[BelowModel, ...] = ()
     """What lies below host memory, nearest first."""
     step_tokens: int = 2048
-    """What the engine computes in one step. In lazy mode the core keeps as many blocks clean as two of them need."""
+    """What the engine computes in one step. In lazy mode the core keeps blocks for two steps clean."""
     servers: int = 1
     """Servers that take turns with the requests, each with all of this."""
 
