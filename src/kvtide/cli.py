@@ -67,10 +67,11 @@ def _limit_blas_threads() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from kvtide.demo import cli as demo  # noqa: PLC0415 (imports numpy)
-    from kvtide.sim import cli as sim  # noqa: PLC0415 (not needed by the others)
-    from kvtide.tiers import cli as tiers  # noqa: PLC0415 (not needed by the others)
-    from kvtide.traces import cli as traces  # noqa: PLC0415 (not needed by the others)
+    # Not at the top: `_limit_blas_threads` comes before numpy, which these import.
+    from kvtide.demo import cli as demo  # noqa: PLC0415 (see above)
+    from kvtide.sim import cli as sim  # noqa: PLC0415 (see above)
+    from kvtide.tiers import cli as tiers  # noqa: PLC0415 (see above)
+    from kvtide.traces import cli as traces  # noqa: PLC0415 (see above)
 
     parser: argparse.ArgumentParser = Parser(prog="kvtide", description="KV-cache offloading for LLM serving.")
     parser.add_argument("--version", action="version", version=f"kvtide {__version__}")
