@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kvtide import __version__
 from kvtide.errors import ConfigError, KVTideError
@@ -22,7 +22,10 @@ EXIT_NOBODY_READS = 141
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors take one line."""
+    """The parser of all commands: it takes options by their whole names, and its errors take one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where to find out more."""
@@ -64,14 +67,13 @@ def _limit_blas_threads() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from kvtide.demo import cli as demo  # noqa: PLC0415 (imports numpy)
-    from kvtide.sim import cli as sim  # noqa: PLC0415 (not needed by the others)
-    from kvtide.tiers import cli as tiers  # noqa: PLC0415 (not needed by the others)
-    from kvtide.traces import cli as traces  # noqa: PLC0415 (not needed by the others)
+    # Not at the top: `_limit_blas_threads` comes before numpy, which these import.
+    from kvtide.demo import cli as demo  # noqa: PLC0415 (see above)
+    from kvtide.sim import cli as sim  # noqa: PLC0415 (see above)
+    from kvtide.tiers import cli as tiers  # noqa: PLC0415 (see above)
+    from kvtide.traces import cli as traces  # noqa: PLC0415 (see above)
 
-    parser: argparse.ArgumentParser = Parser(
-        prog="kvtide", allow_abbrev=False, description="KV-cache offloading for LLM serving."
-    )
+    parser: argparse.ArgumentParser = Parser(prog="kvtide", description="KV-cache offloading for LLM serving.")
     parser.add_argument("--version", action="version", version=f"kvtide {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     demo.add_parser(commands)
@@ -82,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _without_passwords(message: str) -> str:
-    """Return what argparse says, which repeats what it did not understand: that may be the URL of a store."""
+    """Return a message of argparse, which repeats what it did not understand: perhaps the URL of a store."""
     return " ".join(redacted(word) if "@" in word else word for word in message.split(" "))
 
 

@@ -53,7 +53,7 @@ def parse_choice(option: str, value: object, choices: tuple[Choice, ...]) -> Cho
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a name that is not known, to be followed by something else; empty if none is near."""
+    """Return a hint for an unknown name, with a space behind it; empty if no known name is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f'did you mean "{near[0]}"? ' if near else ""
 

@@ -154,8 +154,8 @@ class BlockPool:
         """Return references taken by `pin`. Blocks without any reference are free again.
 
         Those that were in the queue when they were pinned, and that nobody has used since, come back to where they
-        were. At the end of the queue they would be kept longer than what was used after them, and in lazy mode all
-        others would be driven to the front and through the store, round and round.
+        were. At the end of the queue they would be kept longer than what was used after them; and lazy mode, which
+        stores from the front, would go through the whole queue over and over.
         """
         refs, pins, content, was_behind = self._refs, self._pins, self._content, self._was_behind
         lent = []

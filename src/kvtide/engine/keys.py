@@ -16,7 +16,7 @@ KEY_BYTES = 16
 def namespace(config: EngineConfig) -> Key:
     """Return the root of all keys: it says everything that the bytes of a block depend on (F23).
 
-    The number of ranks is not among it, because it only says how the bytes are shared out.
+    The number of ranks is not part of it: it only says how the bytes are shared out.
     """
     text = f"{config.model!r} block_tokens={config.block_tokens} float64"
     return blake2b(text.encode(), digest_size=KEY_BYTES).digest()

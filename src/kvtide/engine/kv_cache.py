@@ -13,7 +13,7 @@ class RankCache:
     """Pages `[layer of a group, block, key or value, token, head, dim]`; block 0 is the null block.
 
     Block ids are one space for all groups. A block has one page per layer of the group that owns it, and layer
-    `i` of every group uses the same array, so whoever owns a block, it has the same bytes.
+    `i` of every group uses the same array, so a block is the same memory whichever group owns it.
     """
 
     def __init__(self, config: EngineConfig, rank: int) -> None:

@@ -1,10 +1,10 @@
 """A decoder-only transformer over a paged KV cache.
 
-Everything is float64. However the work is cut (chunks, batches, ranks, blocks that were loaded instead of
-computed), sums are taken in another order and logits differ in about the fifteenth digit. Two tokens change
-places only if their logits are as close as that, which for random weights does not happen; in float32 or bfloat16
-it does, every few thousand tokens. So a greedy output here depends on nothing but the prompt, and every other
-difference is a wrong byte in the KV cache.
+Everything is float64. If the work is cut in another way (chunks, batches, ranks, blocks that are loaded instead of
+computed), sums are taken in another order, and logits differ in about the fifteenth digit. Two tokens change
+places only if their logits are that close. With random weights this does not happen; in float32 or bfloat16 it does,
+every few thousand tokens. So a greedy output here depends on nothing but the prompt, and any other difference is a
+wrong byte in the KV cache.
 """
 
 from __future__ import annotations

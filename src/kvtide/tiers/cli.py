@@ -39,8 +39,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="look at disk tiers and shared stores, verify or empty them",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     inner = command.add_subparsers(dest="tier_command", metavar="COMMAND", title="commands", required=True)
     for name, what, run in (
@@ -48,7 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("verify", "read every record and compare checksums", run_verify),
         ("clear", "remove everything that is kvtide's", run_clear),
     ):
-        parser = inner.add_parser(name, help=what, description=f"{what.capitalize()}.", allow_abbrev=False)
+        parser = inner.add_parser(name, help=what, description=f"{what.capitalize()}.")
         parser.add_argument("place", metavar="PLACE", help="folder of a disk tier, or URL of a shared store")
         parser.add_argument(
             "--option",

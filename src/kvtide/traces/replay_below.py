@@ -61,8 +61,6 @@ class Below:
         self._names_max = model.size_bytes // block_bytes
         self._names: OrderedDict[Name, None] = OrderedDict()
         self._read_free_s = self._write_free_s = 0.0
-        self.dropped_blocks = 0
-        """Blocks that had to leave."""
 
     def __len__(self) -> int:
         return len(self._names)
@@ -92,9 +90,9 @@ class Below:
         return self.model.latency_s <= self.model.deadline_s
 
     def late_s(self, waited_s: float, now_s: float) -> float | None:
-        """Return when requests stop waiting for a read that begins now; None if they do not.
+        """Return when requests stop waiting for a read that begins now; None if it comes in time.
 
-        They do when no block comes for too long. Waiting while those of others come is left to the break-even.
+        They stop when no block has come for too long. While blocks of others come, they wait.
         """
         patience_s = max(0.0, self.model.deadline_s - waited_s)
         block_s = self.model.latency_s + self._block_bytes / self.model.read_bytes_per_s
@@ -112,7 +110,6 @@ class Below:
             self._names.move_to_end(name)
         while len(self._names) > self._names_max:
             self._names.popitem(last=False)
-            self.dropped_blocks += 1
 
     def clear(self) -> None:
         """Forget everything."""

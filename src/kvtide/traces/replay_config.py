@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtide.core import FullAttention, Geometry, OffloadConfig
-from kvtide.core.config import Admission
+from kvtide.core.config import Admission, Mode
 from kvtide.traces.cost import CostModel
 from kvtide.traces.replay_below import BelowModel, below_config
 
@@ -19,13 +19,13 @@ class ReplayConfig:
     device_blocks: int
     host_bytes: int
     policy: str
-    mode: str
+    mode: Mode
     cost: CostModel
     admission: Admission = "all"
     below: tuple[BelowModel, ...] = ()
     """What lies below host memory, nearest first."""
     step_tokens: int = 2048
-    """What the engine computes in one step. In lazy mode the core keeps as many blocks clean as two of them need."""
+    """What the engine computes in one step. In lazy mode the core keeps blocks for two steps clean."""
     servers: int = 1
     """Servers that take turns with the requests, each with all of this."""
 

@@ -86,7 +86,7 @@ def trace_stats(requests: Iterable[TraceRequest]) -> TraceStats:
 
 
 def _add_last_uses(stats: TraceStats, within: dict[int, float], last_s: dict[int, float]) -> None:
-    """Finish the working set: a block is in the window for as long as its last use is not older than that."""
+    """Finish the working set: after its last use a block counts for one more window, at most until the end."""
     for window_s, between_s in within.items():
         if 0 < window_s <= stats.duration_s:
             after_s = sum(min(stats.duration_s - when_s, window_s) for when_s in last_s.values())

@@ -76,7 +76,7 @@ class CudaCopyEngine(CopyEngine):
         except Exception as error:
             expected = f"GPU memory that is left for {staging_buffers} such buffers each way ({describe(error)})"
             raise ConfigError("staging_bytes", staging_bytes, expected) from error
-        self.device_bytes = sum(lane.device_bytes for lane in self._lanes.values())
+        self.device_bytes = sum(lane.memory.nbytes for lane in self._lanes.values())
         """GPU memory that the engine takes: staging buffers, and a little for indices."""
         self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
@@ -131,7 +131,7 @@ class CudaCopyEngine(CopyEngine):
     def device_memory_goes(self) -> None:
         """Remember to fetch again what has to be in GPU memory. See `CopyEngine.device_memory_goes`."""
         for lane in self._lanes.values():
-            lane.table_lost = True
+            lane.memory.table_lost = True
 
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""

@@ -110,8 +110,8 @@ class Pinner:
     def _populate(self, address: int, nbytes: int) -> None:
         """Make the pages. Most of the time of pinning goes here, and it is no business of the driver.
 
-        In short steps: each holds a lock of the process that other threads want when they allocate memory. What cannot
-        be made here, for want of memory, is found out by the pinning.
+        In short steps: each holds a lock of the process that other threads want when they allocate memory. Where there
+        is too little memory, the pinning will say so.
         """
         for at in range(0, nbytes, _PAGE_BYTES):
             libc.madvise(address + at, min(_PAGE_BYTES, nbytes - at), _MADV_POPULATE_WRITE)

@@ -1,4 +1,4 @@
-"""Has host memory come from the NUMA node next to a GPU: copies from another one are slower, and disturb its CPUs."""
+"""Takes host memory from the NUMA node next to the GPU: copies from another one are slower, and disturb its CPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class Placement:
-    """Where the pages of an arena are to come from. To be made, in the thread that makes the pages, before them.
+    """Where the pages of an arena come from. Made before the pages, in the thread that makes them.
 
-    Memory in the wrong place works. So nothing here fails: what cannot be had is said in one line.
+    Memory in the wrong place works too, so nothing here fails: a line in the log says what could not be done.
     """
 
     def __init__(self, gpu: Gpu, address: int, nbytes: int) -> None:
