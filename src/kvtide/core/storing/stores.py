@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from kvtide.core.below.sinks import Sinks
 from kvtide.core.chain import Chain
@@ -14,9 +13,7 @@ from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, StoreEntry
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
-from kvtide.core.requests import Request
 from kvtide.core.storing.backlog import Backlog
-from kvtide.core.storing.second_use import SecondUse
 
 STORE_BLOCKS_MAX = 256
 """A plan's stores are cut into transfers of at most this size, so that the first ones are visible early."""
@@ -54,8 +51,6 @@ class Stores:
         self._sinks = sinks
         self._ledger = ledger
         self._metrics = metrics
-        remembered = (config.slots + config.geometry.device_blocks) // len(groups)
-        self._second_use = [SecondUse(remembered) for _ in groups] if config.admission == "second-use" else None
         self._backlog = Backlog(len(groups))
         self._planned: list[StoreEntry] = []
         self.pinned_blocks = 0
@@ -76,33 +71,6 @@ class Stores:
         """Whether the host has what a chain continues (or is about to), so that storing it makes sense."""
         needed = chain.parent if self._needs_prefix[chain.group] else None
         return needed is None or self._host.has(chain.group, needed)
-
-    @property
-    def selective(self) -> bool:
-        """Whether some blocks are kept out (`admission`)."""
-        return self._second_use is not None
-
-    def count_storable(self, request: Request, group: int, full: int) -> int:
-        """Return how many of the first `full` blocks of a request may be stored. Each is decided about once.
-
-        So neither the end of a request nor what it computes again after a preemption is a second use.
-        """
-        if self._second_use is None:
-            return full
-        decided = request.storing_decided[group]
-        if not decided:  # what others computed, and this request does not even have, is not in question
-            decided = request.storable[group] = request.considered[group]
-        if full > decided:
-            keys = request.keys[group][decided:full]
-            storable = self._second_use[group].count_storable(keys, partial(self._host.has, group))
-            if request.storable[group] == decided:
-                request.storable[group] += storable
-            request.storing_decided[group] = full
-        return min(full, request.storable[group])
-
-    def may_store(self, group: int, key: Key) -> bool:
-        """Whether a block may be stored, whoever has asked for it."""
-        return self._second_use is None or self._second_use[group].may_store(key)
 
     def begin(self, chain: Chain, attempt: int = 1) -> int:
         """Start to store a chain from its head; return how many blocks were started.
@@ -150,10 +118,7 @@ class Stores:
         if self.backlog_blocks + len(chain) > self._backlog_max:
             self.lose(NotStored.QUEUE_FULL, len(chain))
             return
-        chain.blocks = []
-        chain.slots = []
-        chain.anchor = None
-        chain.filled = False  # looked up by key when its turn comes
+        chain.filled = False  # its blocks are looked up by key when its turn comes
         self._backlog.add(chain, attempt, first=first)
 
     def take_over(self, chain: Chain, *, lost: bool) -> None:
@@ -179,7 +144,7 @@ class Stores:
         """
         while self._backlog and self.room > 0:
             chain, attempt = self._backlog.pop()
-            for run in self.runs(chain, self._find):
+            for run in self.runs(chain, self.find):
                 self.start_or_defer(run, attempt, first=True)
 
     def start_or_defer(self, chain: Chain, attempt: int = 1, *, first: bool = False) -> None:
@@ -226,8 +191,9 @@ class Stores:
         if store.failure is not None:
             self._metrics.stores_failed += 1
         self._host.tick()
+        kept = store.failure is None and not store.abandoned
         for chain in store.chains:
-            if store.failure is None and not store.abandoned:
+            if kept:
                 self._host.commit(chain)
                 self._metrics.stored_blocks += len(chain)
                 self._sinks.stored(chain)
@@ -235,10 +201,8 @@ class Stores:
                 self._host.abandon(chain)
             if chain.anchor is not None:
                 self._host.unpin([chain.anchor])
-        if store.abandoned:
-            self.lose(NotStored.RESET, len(store.blocks))
-        elif store.failure is not None:
-            self._hand_on(store)
+            if not kept:
+                self._hand_on(chain, store)
 
     def reset(self) -> None:
         """Let everything that waits or is in flight come to nothing.
@@ -257,15 +221,17 @@ class Stores:
         """Whether a later plan will have stores to start."""
         return bool(self._planned or (self._backlog and not self._ledger.overdue))
 
-    def _hand_on(self, store: StoreEntry) -> None:
+    def _hand_on(self, chain: Chain, store: StoreEntry) -> None:
         """Let another try be made by whoever holds the same bytes then."""
-        for chain in store.chains:
-            if store.attempt < ATTEMPTS_MAX:
-                self.defer(chain, store.attempt + 1)
-            else:
-                self.lose(NotStored.COPY_FAILED, len(chain))
+        if store.abandoned:
+            self.lose(NotStored.RESET, len(chain))
+        elif store.attempt == ATTEMPTS_MAX:
+            self.lose(NotStored.COPY_FAILED, len(chain))
+        else:
+            self.defer(chain, store.attempt + 1)
 
-    def _find(self, chain: Chain, index: int) -> int | None:
+    def find(self, chain: Chain, index: int) -> int | None:
+        """Return the device block that holds a key of a chain by now; a block that is gone is counted."""
         block = self._device.find(chain.group, chain.keys[index])
         if block is None:
             self.lose(NotStored.EVICTED_FROM_DEVICE, 1)
