@@ -162,7 +162,7 @@ OPTIONS: Mapping[str, str] = {
 
 
 def _default_pin_budget(geometry: Geometry) -> int:
-    """Return a quarter of the device pool, or what one step computes if that is more, lest stores fall behind."""
+    """Return a quarter of the device pool, or, so that stores keep up, what one step computes if that is more."""
     step_blocks = sum(-(-geometry.step_tokens // group.block_tokens) for group in geometry.groups)
     return max(1, geometry.device_blocks // 4, min(geometry.device_blocks // 2, step_blocks))
 

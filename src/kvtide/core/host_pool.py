@@ -118,9 +118,8 @@ class HostPool:
         if slots is not None:
             return slots
         slots = []
-        for key in keys:
-            slot = self.cached_slot(group, key)
-            if slot is None:
+        for slot in map(self._slot_of[group].get, keys):
+            if slot is None or self._key[slot] is NO_KEY:
                 break
             slots.append(slot)
         return slots

@@ -30,7 +30,7 @@ class PrefixAware(EvictionPolicy):
     parent the next victim, and then the heap is not touched at all: a whole conversation costs one entry.
     """
 
-    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
         super().__init__(slots, pins, keys)
         self._parent = [NO_PARENT] * slots
         self._children = [0] * slots

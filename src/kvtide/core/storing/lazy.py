@@ -15,7 +15,7 @@ from kvtide.core.storing.second_use import Selection
 from kvtide.core.storing.stores import Stores
 
 LOOKAHEAD_STEPS = 2
-"""Clean blocks are kept for this many steps: one that allocates while the stores of the other are in flight."""
+"""Clean blocks are kept for this many steps: one allocates while the stores of the other are in flight."""
 
 
 def clean_target(
@@ -24,7 +24,7 @@ def clean_target(
     """Return how many blocks at the front of the free queue are to be clean: what the next steps can allocate.
 
     That is room for the tokens that they compute, and for loads, which a step's tokens do not bound:
-    `loading_blocks` is the most there ever was in one step. No more than the host can hold, lest they evict each
+    `loading_blocks` is the most there ever was in one step. No more than the host can hold: they would evict each
     other.
     """
     computing_blocks = sum(-(-step_tokens // group.block_tokens) for group in groups)

@@ -1,8 +1,8 @@
 """Which blocks may be stored: all, or those that were asked for twice (the option `admission`).
 
-Most blocks of chat traffic are used once. Keeping them out saves the copy, and the room of what is known to be of use;
-the price is that a conversation is stored at its second turn, not at its first. `forecast` weighs that by itself, so
-admission is for policies that cannot, and for hosts whose memory bandwidth is scarce.
+Most blocks of chat traffic are used once. Keeping them out saves the copy, and room for what is of use; the price is
+that a conversation is stored at its second turn, not at its first. The policy `forecast` weighs that by itself: this is
+for the others, and for hosts whose memory bandwidth is scarce.
 """
 
 from __future__ import annotations
