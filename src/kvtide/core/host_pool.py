@@ -13,7 +13,7 @@ has no key any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvtide.core.chain import Chain
 from kvtide.core.events import Cleared, EventStream, Removed, Stored
@@ -284,17 +284,13 @@ class HostPool:
 
     def _forget(self, victims: Sequence[int]) -> None:
         """Remove what the policy gave up from the index."""
-        if self._events.enabled:
-            self._announce_removed(victims)
         keys = self._key
-        if len(self._slot_of) == 1:
-            slot_of = self._slot_of[0]
-            for slot in victims:
+        for group, slots in self._by_group(victims).items():
+            if self._events.enabled and slots:
+                self._events.add(Removed(group, tuple([keys[slot] for slot in slots])))
+            slot_of = self._slot_of[group]
+            for slot in slots:
                 del slot_of[keys[slot]]
-                keys[slot] = NO_KEY
-        else:
-            for slot in victims:
-                del self._slot_of[self._group[slot]][keys[slot]]
                 keys[slot] = NO_KEY
         if self._orphans:
             for slot in victims:
@@ -307,9 +303,10 @@ class HostPool:
             for child in self._orphans.take(chain.group, key):
                 self._policy.adopt(child, slot)
 
-    def _announce_removed(self, victims: Sequence[int]) -> None:
-        by_group: dict[int, list[Key]] = {}
-        for slot in victims:
-            by_group.setdefault(self._group[slot], []).append(self._key[slot])
-        for group, keys in by_group.items():
-            self._events.add(Removed(group, tuple(keys)))
+    def _by_group(self, slots: Sequence[int]) -> Mapping[int, Sequence[int]]:
+        if len(self._slot_of) == 1:  # there is nothing to tell apart
+            return {0: slots}
+        by_group: dict[int, list[int]] = {}
+        for slot in slots:
+            by_group.setdefault(self._group[slot], []).append(slot)
+        return by_group

@@ -373,7 +373,7 @@ class OffloadManager:
             store_pins=self._stores.pinned_blocks,
             transfers=len(self._ledger),
             transfers_unanswered=len(self._ledger.overdue),
-            backlog_blocks=self._stores.backlog_blocks,
+            backlog_blocks=self._stores.backlog.blocks,
             sink_queue_blocks=self._sinks.waiting_blocks,
             searches=len(self._searches),
         )

@@ -83,7 +83,7 @@ class LazyPlanner:
 
     def evicted(self, group: int, key: Key) -> None:
         """Count a block that was taken before it was stored, or that was not to be stored."""
-        if not self._host.has(group, key) and not self._stores.defers(group, key):
+        if not self._host.has(group, key) and not self._stores.backlog.holds(group, key):
             if self._selection.may_store(group, key):
                 self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
             else:

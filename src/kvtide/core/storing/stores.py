@@ -8,7 +8,7 @@ from kvtide.core.below.sinks import Sinks
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
-from kvtide.core.groups import FullAttention, Key
+from kvtide.core.groups import FullAttention
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, StoreEntry
 from kvtide.core.metrics import Metrics
@@ -51,7 +51,8 @@ class Stores:
         self._sinks = sinks
         self._ledger = ledger
         self._metrics = metrics
-        self._backlog = Backlog(len(groups))
+        self.backlog = Backlog(len(groups))
+        """What waits to be stored later."""
         self._planned: list[StoreEntry] = []
         self.pinned_blocks = 0
         self.stopped = False
@@ -61,11 +62,6 @@ class Stores:
     def room(self) -> int:
         """Device blocks that may still be pinned. None while copies do not end: what is begun would wait with them."""
         return 0 if self.stopped or self._ledger.overdue else self._budget - self.pinned_blocks
-
-    @property
-    def backlog_blocks(self) -> int:
-        """Blocks that wait to be stored later."""
-        return self._backlog.blocks
 
     def useful(self, chain: Chain) -> bool:
         """Whether the host has what a chain continues (or is about to), so that storing it makes sense."""
@@ -115,11 +111,11 @@ class Stores:
         if self.stopped:
             self.lose(NotStored.STOPPED, len(chain))
             return
-        if self.backlog_blocks + len(chain) > self._backlog_max:
+        if self.backlog.blocks + len(chain) > self._backlog_max:
             self.lose(NotStored.QUEUE_FULL, len(chain))
             return
         chain.filled = False  # its blocks are looked up by key when its turn comes
-        self._backlog.add(chain, attempt, first=first)
+        self.backlog.add(chain, attempt, first=first)
 
     def take_over(self, chain: Chain, *, lost: bool) -> None:
         """Store what was to come from elsewhere and did not; `lost`: there was a reset meanwhile."""
@@ -127,10 +123,6 @@ class Stores:
             self.lose(NotStored.RESET, len(chain))
         else:
             self.defer(chain)
-
-    def defers(self, group: int, key: Key) -> bool:
-        """Whether a key waits to be stored later."""
-        return self._backlog.holds(group, key)
 
     def lose(self, why: NotStored, blocks: int) -> None:
         """Count blocks that are not stored."""
@@ -142,8 +134,8 @@ class Stores:
 
         Heads before tails: a tail is of no use, and given up, when what it continues is not on its way.
         """
-        while self._backlog and self.room > 0:
-            chain, attempt = self._backlog.pop()
+        while self.backlog and self.room > 0:
+            chain, attempt = self.backlog.pop()
             for run in self.runs(chain, self.find):
                 self.start_or_defer(run, attempt, first=True)
 
@@ -209,8 +201,8 @@ class Stores:
 
         What no worker has heard of never begins: the engine may be about to give up its memory.
         """
-        self.lose(NotStored.RESET, self.backlog_blocks)
-        self._backlog.clear()
+        self.lose(NotStored.RESET, self.backlog.blocks)
+        self.backlog.clear()
         planned, self._planned = self._planned, []
         for store in planned:
             store.abandoned = True
@@ -219,7 +211,7 @@ class Stores:
     @property
     def waiting(self) -> bool:
         """Whether a later plan will have stores to start."""
-        return bool(self._planned or (self._backlog and not self._ledger.overdue))
+        return bool(self._planned or (self.backlog and not self._ledger.overdue))
 
     def _hand_on(self, chain: Chain, store: StoreEntry) -> None:
         """Let another try be made by whoever holds the same bytes then."""
@@ -245,16 +237,12 @@ class Stores:
         return slot
 
     def _add_to_plan(self, chain: Chain, attempt: int) -> None:
+        """Let a chain share the last transfer, if that is alike and not too long by then."""
         store = self._planned[-1] if self._planned else None
-        if store is None or not self._fits(chain, attempt, store):
+        alike = store is not None and (store.attempt, store.filled) == (attempt, chain.filled)
+        if store is None or not alike or len(store.blocks) + len(chain) > STORE_BLOCKS_MAX:
             store = StoreEntry(self._ledger.next_id(), attempt=attempt, filled=chain.filled)
             self._planned.append(store)
         store.chains.append(chain)
         store.blocks += chain.blocks
         store.slots += chain.slots
-
-    @staticmethod
-    def _fits(chain: Chain, attempt: int, store: StoreEntry) -> bool:
-        """Whether a chain may share a transfer with what is in it."""
-        alike = (store.attempt, store.filled) == (attempt, chain.filled)
-        return alike and len(store.blocks) + len(chain) <= STORE_BLOCKS_MAX
