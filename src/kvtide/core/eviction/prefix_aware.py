@@ -72,8 +72,9 @@ class PrefixAware(EvictionPolicy):
 
     def release(self, slots: Sequence[int]) -> None:
         """Queue those that became evictable."""
+        children = self._children
         for slot in slots:
-            if not self._children[slot]:
+            if not children[slot]:
                 self._push(slot)
 
     def evict(self, count: int) -> list[int]:
