@@ -21,9 +21,13 @@ shared = settings(suppress_health_check=[HealthCheck.differing_executors])
 class Pool:
     """Feeds a policy as a host pool does, and checks every victim."""
 
-    def __init__(self, policy: type[EvictionPolicy], slots: int = SLOTS) -> None:
+    def __init__(self, policy: type[EvictionPolicy], slots: int = SLOTS, names: list[bytes] | None = None) -> None:
+        """`names` are the keys of the slots, which the test writes; otherwise no block comes twice."""
+        self.names = names
+        self.keys = [b""] * slots if names is None else names
+        self.blocks = 0
         self.pins = [0] * slots
-        self.policy = policy(slots, self.pins)
+        self.policy = policy(slots, self.pins, self.keys)
         self.free = list(range(slots))
         self.parent: dict[int, int] = {}
         """Every cached slot, with the slot it continues."""
@@ -33,6 +37,9 @@ class Pool:
         """Let a new chain be cached; return its slots, head first."""
         chain, self.free = self.free[:count], self.free[count:]
         assert len(chain) == count, "the test has no slots left"
+        for slot in chain if self.names is None else ():
+            self.blocks += 1
+            self.keys[slot] = b"block %d" % self.blocks
         first = depth if depth is not None else self.depth.get(parent, -1) + 1
         self.policy.add(chain, parent, (first + 1) * BLOCK_TOKENS, BLOCK_TOKENS)
         for index, slot in enumerate(chain):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvtide.core import POLICIES, Cleared, FullAttention, Metrics, Removed, SlidingWindow, Stored
+from kvtide.core import POLICIES, Cleared, FullAttention, Group, Metrics, Removed, SlidingWindow, Stored
 from kvtide.core.chain import Chain
 from kvtide.core.events import EventStream
 from kvtide.core.host_pool import HostPool
@@ -20,10 +20,10 @@ GROUPS = (FullAttention(4), SlidingWindow(4, 9))
 class Bench:
     """A host pool, and what a test needs to fill it."""
 
-    def __init__(self, slots: int = 8, policy: str = "prefix") -> None:
+    def __init__(self, slots: int = 8, policy: str = "prefix", groups: tuple[Group, ...] = GROUPS) -> None:
         self.metrics = Metrics()
         self.events = EventStream(True, self.metrics)
-        self.pool = HostPool(slots, GROUPS, policy, self.events, self.metrics)
+        self.pool = HostPool(slots, groups, policy, self.events, self.metrics)
 
     def write(self, keys: list[bytes], parent: bytes | None = None, *, group: int = 0, depth: int = 0) -> Chain:
         """Take slots for keys and let them be written."""
@@ -210,6 +210,13 @@ def test_the_life_of_a_key_is_announced(bench: Bench) -> None:
     assert all(isinstance(event, Removed) for event in removed)
     assert sum(len(event.keys) for event in removed if isinstance(event, Removed)) == 3
     assert cleared == Cleared()
+
+
+@pytest.mark.parametrize("groups", [GROUPS, GROUPS[:1]])
+def test_where_nothing_can_leave_nothing_is_announced(groups: tuple[Group, ...]) -> None:
+    bench = Bench(groups=groups)
+    bench.write(A[:8])
+    assert (bench.pool.take(1), bench.pool.detach(1), bench.events.take()) == ([], {}, [])
 
 
 def test_a_prefix_with_holes_is_renewed_each_block_by_its_own_position() -> None:

@@ -18,16 +18,16 @@ class Chain:
     end_tokens: int
     """Length of the prefix up to the end of the first block."""
     blocks: list[int] = field(default_factory=list)
-    """Device blocks, one per key; empty while they are not looked up yet."""
+    """Device blocks, one per key; empty for what comes from below."""
     slots: list[int] = field(default_factory=list)
-    """Host slots, one per key; empty while they are not assigned yet."""
+    """Host slots, one per key, once it is being written."""
     anchor: int | None = None
     """Slot of the parent, pinned until this chain is settled."""
     filled: bool = True
-    """The device blocks are the request's own, computed by earlier steps.
+    """Whether the device blocks are the request's own, computed by earlier steps.
 
-    False: they were looked up by key. Engines such as vLLM give a block its key when they schedule the step that
-    will fill it, so that step may be the one which is being planned.
+    If not they are looked up by key. Engines such as vLLM give a block its key when they schedule the step that fills
+    it, and that may be the step which is being planned.
     """
 
     def __len__(self) -> int:

@@ -33,6 +33,7 @@ from kvtide.core.requests import Request, RequestEvent, State
 from kvtide.core.storing.eager import EagerPlanner
 from kvtide.core.storing.lazy import LazyPlanner
 from kvtide.core.storing.planner import StorePlanner
+from kvtide.core.storing.second_use import Selection
 from kvtide.core.storing.stores import Stores
 from kvtide.errors import ProtocolError
 
@@ -90,9 +91,10 @@ class OffloadManager:
 
     def _make_planner(self, device: DevicePool) -> StorePlanner:
         geometry = self.config.geometry
+        selection = Selection(self.config, self._host)
         if self.config.mode == "eager":
-            return EagerPlanner(geometry.groups, device, self._host, self._stores, self._searches)
-        return LazyPlanner(geometry, device, self._host, self._stores)
+            return EagerPlanner(geometry.groups, self._host, selection, self._stores, self._searches)
+        return LazyPlanner(geometry, device, self._host, selection, self._stores)
 
     # ------------------------------------------------------------------ requests
 
@@ -371,7 +373,7 @@ class OffloadManager:
             store_pins=self._stores.pinned_blocks,
             transfers=len(self._ledger),
             transfers_unanswered=len(self._ledger.overdue),
-            backlog_blocks=self._stores.backlog_blocks,
+            backlog_blocks=self._stores.backlog.blocks,
             sink_queue_blocks=self._sinks.waiting_blocks,
             searches=len(self._searches),
         )

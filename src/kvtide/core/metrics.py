@@ -22,7 +22,7 @@ class Metrics:
     """Load transfers that failed on at least one rank."""
     requests: int = 0
     preemptions: int = 0
-    """Times that a request had to start again, for whatever reason."""
+    """Times that the engine took the blocks of a request away. Starting again after a failed load does not count."""
     resets: int = 0
     reports_unknown: int = 0
     """Reports about transfers that are not, or no longer, in flight (F16)."""
@@ -42,10 +42,10 @@ class Metrics:
     fetch_missed_blocks: int = 0
     """Blocks that were found below, and were gone or unreadable when they were fetched."""
     fetches_late: int = 0
-    """Fetches that requests stopped to wait for."""
+    """Fetches that were too slow: the requests that waited for them went on without."""
     sunk_blocks: int = 0
     not_sunk: Counter[NotSunk] = field(default_factory=Counter)
-    """Blocks that the write policy wanted below, and that are not there, by reason."""
+    """Blocks that a tier wanted and did not get, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +71,4 @@ class Gauges:
     searches: int = 0
     """Requests that wait for what is below host memory."""
     transfers_unanswered: int = 0
-    """Overdue: not reported by some rank for so long that nobody waits. They keep their pins until it has spoken."""
+    """Overdue: some rank has not reported them in time. They keep their pins until it does."""

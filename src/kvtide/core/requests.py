@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kvtide.core.groups import Key
+from kvtide.core.groups import Group, Key
 from kvtide.core.match import Match
 from kvtide.errors import ProtocolError
 
@@ -108,6 +108,10 @@ class Request:
         self.considered = [0] * len(self.keys)
         self.storing_decided = [0] * len(self.keys)
         self.storable = [0] * len(self.keys)
+
+    def full_blocks(self, index: int, group: Group) -> int:
+        """Return how many blocks of a group are computed and have a key. Placeholder tokens have none."""
+        return min(self.computed_tokens // group.block_tokens, len(self.keys[index]))
 
     def handle(self, event: RequestEvent) -> None:
         """Change state; an event that has no meaning now is a bug in the engine's integration."""

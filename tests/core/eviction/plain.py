@@ -16,21 +16,12 @@ NAMES = 60
 class Plain(EvictionPolicy):
     """What these have in common: parents and time do not matter."""
 
-    def tick(self) -> None:
-        """Do nothing."""
-
-    def adopt(self, child: int, parent: int) -> None:
-        """Do nothing."""
-
-    def key(self, slot: int) -> Key | None:
-        return self.keys[slot] if self.keys else None
-
 
 class PlainARC(Plain):
     """ARC, as in the paper."""
 
-    def __init__(self, slots: int, pins: Sequence[int]) -> None:
-        super().__init__(slots, pins)
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
+        super().__init__(slots, pins, keys)
         self.once: list[int] = []
         self.often: list[int] = []
         self.passed_over: dict[int, list[int]] = {}
@@ -40,7 +31,7 @@ class PlainARC(Plain):
 
     def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
         for slot in chain[::-1]:
-            once, often, key = len(self.once_gone), len(self.often_gone), self.key(slot)
+            once, often, key = len(self.once_gone), len(self.often_gone), self.keys[slot]
             if key in self.once_gone:
                 self.once_gone.remove(key)
                 self.border = min(self.slots, self.border + max(1, often / once))
@@ -84,8 +75,8 @@ class PlainARC(Plain):
                 self.passed_over[slot] = home
                 continue
             victims.append(slot)
-            key = self.key(slot)
-            if key is not None and key not in gone:
+            key = self.keys[slot]
+            if key not in gone:
                 gone.append(key)
         while self.once_gone and len(self.once) + len(self.once_gone) > self.slots:
             self.once_gone.pop(0)
@@ -101,8 +92,8 @@ class PlainARC(Plain):
 class PlainS3FIFO(Plain):
     """S3-FIFO, as in the paper, but one use is enough to pass."""
 
-    def __init__(self, slots: int, pins: Sequence[int]) -> None:
-        super().__init__(slots, pins)
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
+        super().__init__(slots, pins, keys)
         self.small: list[int] = []
         self.main: list[int] = []
         self.passed_over: dict[int, list[int]] = {}
@@ -112,7 +103,7 @@ class PlainS3FIFO(Plain):
     def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
         for slot in chain[::-1]:
             self.uses[slot] = 0
-            key = self.key(slot)
+            key = self.keys[slot]
             if key in self.failed:
                 self.failed.remove(key)
                 self.main.append(slot)
@@ -147,8 +138,8 @@ class PlainS3FIFO(Plain):
         return victims
 
     def note_failure(self, slot: int, home: list[int]) -> None:
-        key = self.key(slot)
-        if home is self.small and key is not None and key not in self.failed:
+        key = self.keys[slot]
+        if home is self.small and key not in self.failed:
             self.failed.append(key)
             if len(self.failed) > self.slots - max(1, self.slots // 10):
                 self.failed.pop(0)
@@ -161,12 +152,10 @@ class PlainS3FIFO(Plain):
 class Twins:
     """A policy and its plain twin: the same happens to both, and the same must leave."""
 
-    def __init__(self, policy: type[EvictionPolicy], plain: type[EvictionPolicy], slots: int, *, keys: bool) -> None:
-        self.pools = Pool(policy, slots), Pool(plain, slots)
+    def __init__(self, policy: type[EvictionPolicy], plain: type[EvictionPolicy], slots: int) -> None:
         self.names = [b""] * slots
+        self.pools = Pool(policy, slots, self.names), Pool(plain, slots, self.names)
         self.victims = 0
-        for pool in self.pools:
-            pool.policy.keys = self.names if keys else ()
 
     def evict(self, count: int) -> None:
         victims, expected = (pool.evict(count) for pool in self.pools)

@@ -10,10 +10,8 @@ from tests.core.eviction.plain import PlainARC, Twins
 
 
 def pool_with_keys() -> tuple[Pool, list[bytes]]:
-    pool = Pool(ARC)
-    keys = [b"" for _ in range(SLOTS)]
-    pool.policy.keys = keys
-    return pool, keys
+    keys = [b""] * SLOTS
+    return Pool(ARC, names=keys), keys
 
 
 def name(keys: list[bytes], chain: list[int], prefix: str) -> None:
@@ -75,7 +73,6 @@ def test_memory_of_what_was_given_up_is_bounded() -> None:
     assert len(pool.policy._once_gone) + len(pool.policy._often_gone) <= SLOTS
 
 
-@pytest.mark.parametrize("keys", [True, False])
 @pytest.mark.parametrize("slots", [1, 5, 24, 40])
-def test_victims_are_those_of_plain_lists(slots: int, keys: bool) -> None:
-    assert all(Twins(ARC, PlainARC, slots, keys=keys).play(seed) for seed in range(12))
+def test_victims_are_those_of_plain_lists(slots: int) -> None:
+    assert all(Twins(ARC, PlainARC, slots).play(seed) for seed in range(12))

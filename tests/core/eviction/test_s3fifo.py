@@ -27,9 +27,8 @@ def test_the_end_of_a_request_is_no_use() -> None:
 
 
 def test_what_failed_the_probation_and_comes_back_skips_it() -> None:
-    pool = Pool(S3FIFO)
-    keys = [b"" for _ in range(SLOTS)]
-    pool.policy.keys = keys
+    keys = [b""] * SLOTS
+    pool = Pool(S3FIFO, names=keys)
     failed = pool.add(4)
     for index, slot in enumerate(failed):
         keys[slot] = b"%d" % index
@@ -55,7 +54,6 @@ def test_use_in_the_main_queue_gives_another_round() -> None:
     assert pool.evict(3) == second[::-1]
 
 
-@pytest.mark.parametrize("keys", [True, False])
 @pytest.mark.parametrize("slots", [1, 5, 24, 40])
-def test_victims_are_those_of_plain_lists(slots: int, keys: bool) -> None:
-    assert all(Twins(S3FIFO, PlainS3FIFO, slots, keys=keys).play(seed) for seed in range(12))
+def test_victims_are_those_of_plain_lists(slots: int) -> None:
+    assert all(Twins(S3FIFO, PlainS3FIFO, slots).play(seed) for seed in range(12))

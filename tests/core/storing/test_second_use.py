@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvtide.core import FullAttention, NotStored, SlidingWindow
-from kvtide.core.storing.second_use import REMEMBERED_POOLS, SecondUse
+from kvtide.core.storing.eager import EagerPlanner
+from kvtide.core.storing.lazy import LazyPlanner
+from kvtide.core.storing.second_use import REMEMBERED_POOLS, SecondUse, Selection
 from kvtide.errors import ConfigError
 from tests.support import World, keys_of, text
 
@@ -68,6 +70,12 @@ MODES = ("eager", "lazy")
 
 def second_use(**options: object) -> World:
     return World(**{"admission": "second-use", **options})  # type: ignore[arg-type]
+
+
+def selection_of(world: World) -> Selection:
+    planner = world.manager._planner
+    assert isinstance(planner, EagerPlanner | LazyPlanner)
+    return planner._selection
 
 
 def push_out(world: World) -> None:
@@ -160,22 +168,22 @@ def test_windows_that_others_filled_are_not_in_question() -> None:
 def test_each_block_of_a_request_is_asked_about_once() -> None:
     world = second_use(groups=(FullAttention(4), SlidingWindow(4, 5)))
     keys = world.add("r", A).keys
-    stores, request = world.manager._stores, world.manager._requests["r"]
-    assert stores._second_use is not None
-    assert [stores.count_storable(request, 0, full) for full in (4, 2, 4)] == [0, 0, 0]
-    assert not any(stores.may_store(0, key) for key in keys[0])
+    selection, request = selection_of(world), world.manager._requests["r"]
+    assert selection._second_use is not None
+    assert [selection.count_storable(request, 0, full) for full in (4, 2, 4)] == [0, 0, 0]
+    assert not any(selection.may_store(0, key) for key in keys[0])
     request.considered[1] = 3  # the engine left three blocks out: others have computed them
-    assert stores.count_storable(request, 1, 4) == 3
-    assert len(stores._second_use[1]) == 1
+    assert selection.count_storable(request, 1, 4) == 3
+    assert len(selection._second_use[1]) == 1
 
 
 def test_behind_a_block_that_is_kept_out_nothing_is_stored() -> None:
     world = second_use()
     request = world.add("r", A)
-    stores, core_request = world.manager._stores, world.manager._requests["r"]
-    assert stores._second_use is not None
-    stores._second_use[0].count_storable(request.keys[0][2:], nothing)  # the head was forgotten, the tail was not
-    assert [stores.count_storable(core_request, 0, full) for full in (1, 2, 3, 4)] == [0, 0, 0, 0]
+    selection, core_request = selection_of(world), world.manager._requests["r"]
+    assert selection._second_use is not None
+    selection._second_use[0].count_storable(request.keys[0][2:], nothing)  # the head was forgotten, the tail was not
+    assert [selection.count_storable(core_request, 0, full) for full in (1, 2, 3, 4)] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -188,7 +196,7 @@ def test_what_was_not_computed_was_not_used(mode: str) -> None:
         world.step()
         world.finish(request)
         world.fill_device()
-    assert [world.manager._stores.may_store(0, key) for key in keys_of(A, 4)] == [True, False, False, False]
+    assert [selection_of(world).may_store(0, key) for key in keys_of(A, 4)] == [True, False, False, False]
 
 
 def test_the_groups_share_what_is_remembered() -> None:
@@ -196,7 +204,7 @@ def test_the_groups_share_what_is_remembered() -> None:
     for number in range(20):
         world.serve(str(number), text(str(number), 16))
     share = (8 + 16) // 2
-    for remembered in world.manager._stores._second_use or ():
+    for remembered in selection_of(world)._second_use or ():
         assert REMEMBERED_POOLS * share // 2 <= len(remembered) <= REMEMBERED_POOLS * share + 4, "of 80 blocks"
 
 

@@ -15,6 +15,7 @@ from kvtide.core.chain import Chain
 from kvtide.core.config import Admission, BelowConfig
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, SinkEntry
+from kvtide.core.messages import Name
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotSunk
 
@@ -140,7 +141,7 @@ class Sinks:
             if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
                 sink = self._begin(leaving=False, used=used)
                 sinks.append(sink)
-            self._add(sink, slot)
+            self._add(sink, slot, (group, key))
             host.pin((slot,))
             room -= 1
         return sinks
@@ -150,8 +151,8 @@ class Sinks:
         host = self._host
         target = min(AHEAD_BLOCKS_MAX, max(1, host.slots // 16))
         count = target - host.num_free - self._leaving_blocks
-        victims = host.detach(count) if count > 0 and host.slots > 1 else []
-        self._lose_unsunk(victims, self._config.through, DONE_THROUGH)  # to tiers that are not written on evict
+        victims = host.detach(count) if count > 0 and host.slots > 1 else {}
+        self._lose_unsunk(list(victims), self._config.through, DONE_THROUGH)  # to tiers that are not written on evict
         sinks: list[SinkEntry] = []
         clean = []
         for slot in reversed(victims):  # heads first: a tail is of no use without
@@ -163,7 +164,7 @@ class Sinks:
             if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
                 sink = self._begin(leaving=True, used=used)
                 sinks.append(sink)
-            self._add(sink, slot)
+            self._add(sink, slot, victims[slot])
             self._leaving_blocks += 1
         host.free(clean[::-1])
         return sinks
@@ -171,9 +172,9 @@ class Sinks:
     def _begin(self, *, leaving: bool, used: bool) -> SinkEntry:
         return SinkEntry(self._ledger.next_id(), leaving=leaving, used=used)
 
-    def _add(self, sink: SinkEntry, slot: int) -> None:
+    def _add(self, sink: SinkEntry, slot: int, name: Name) -> None:
         sink.slots.append(slot)
-        sink.names.append(self._host.name(slot))
+        sink.names.append(name)
         self._in_flight_blocks += 1
 
     def _mark(self, slots: Sequence[int], mark: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtide.core.eviction.arc import ARC
 from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy
-from kvtide.core.eviction.forecast.policy import Forecast
+from kvtide.core.eviction.forecast import Forecast
 from kvtide.core.eviction.lru import LRU
 from kvtide.core.eviction.prefix_aware import PrefixAware
 from kvtide.core.eviction.s3fifo import S3FIFO

@@ -15,9 +15,9 @@ from kvtide.core.groups import Key
 
 
 class ARC(EvictionPolicy):
-    """Block by block, like LRU. Needs `keys` to recognise what it gave up; without them it never regrets."""
+    """Block by block, like LRU."""
 
-    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
         super().__init__(slots, pins, keys)
         self._once: OrderedDict[int, None] = OrderedDict()
         self._often: OrderedDict[int, None] = OrderedDict()
@@ -28,18 +28,10 @@ class ARC(EvictionPolicy):
         self._once_target = 0.0
         """How many slots blocks that were used once may have: the border."""
 
-    def tick(self) -> None:
-        """Do nothing: the lists are the order."""
-
     def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
         """Append the tail first. What comes back soon after it was given up counts as used often."""
-        keys = self.keys
         for slot in reversed(chain):
-            regretted = bool(keys) and self._regret(keys[slot])
-            (self._often if regretted else self._once)[slot] = None
-
-    def adopt(self, child: int, parent: int) -> None:
-        """Do nothing: parents do not matter here."""
+            (self._often if self._regret(self.keys[slot]) else self._once)[slot] = None
 
     def use(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
         """Move the chain to the young end of the list of blocks used often."""
@@ -80,8 +72,7 @@ class ARC(EvictionPolicy):
                 self._aside[slot] = home
                 continue
             victims.append(slot)
-            if self.keys:
-                gone[self.keys[slot]] = None
+            gone[self.keys[slot]] = None
         self._forget_old_regrets()
         return victims
 

@@ -30,25 +30,23 @@ class EvictionPolicy(ABC):
     between two `tick`s happened at the same time.
     """
 
-    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
         """Both sequences are live. `pins[slot]` is above zero while a slot must not be evicted.
 
-        `keys[slot]` is what it holds, for policies that remember what they gave up. May be empty.
+        `keys[slot]` is what it holds, for policies that remember what they gave up.
         """
         self.slots = slots
         self.pins = pins
         self.keys = keys
 
-    @abstractmethod
-    def tick(self) -> None:
+    def tick(self) -> None:  # noqa: B027 (not all policies care)
         """Let time pass: what is used from now on was used later than what was used before."""
 
     @abstractmethod
     def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
         """Take in a chain that is cached now. `parent` is the slot its head continues, or NO_PARENT."""
 
-    @abstractmethod
-    def adopt(self, child: int, parent: int) -> None:
+    def adopt(self, child: int, parent: int) -> None:  # noqa: B027 (not all policies care)
         """Tell that `parent` is cached now and that `child`, which had no parent, continues it."""
 
     @abstractmethod

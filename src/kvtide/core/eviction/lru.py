@@ -15,23 +15,17 @@ class LRU(EvictionPolicy):
     collection. The list is a ring closed by a sentinel at index `slots`.
     """
 
-    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
         super().__init__(slots, pins, keys)
         self._next = [0] * (slots + 1)
         self._previous = [0] * (slots + 1)
         self._linked = bytearray(slots)
         self.clear()
 
-    def tick(self) -> None:
-        """Do nothing: the list is the order."""
-
     def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
         """Append the tail first, so that of blocks used together the head leaves last."""
         for slot in reversed(chain):
             self._append(slot)
-
-    def adopt(self, child: int, parent: int) -> None:
-        """Do nothing: parents do not matter here."""
 
     def use(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
         """Move the chain to the young end."""

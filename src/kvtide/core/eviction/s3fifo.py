@@ -24,7 +24,7 @@ _NOWHERE, _PROBATION, _MAIN, _ASIDE_PROBATION, _ASIDE_MAIN = range(5)
 class S3FIFO(EvictionPolicy):
     """Block by block. A use only counts; blocks move when they come to the end of a queue."""
 
-    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
         super().__init__(slots, pins, keys)
         self._probation: deque[int] = deque()
         self._main: deque[int] = deque()
@@ -34,22 +34,16 @@ class S3FIFO(EvictionPolicy):
         self._probation_max = max(1, int(slots * PROBATION_SHARE))
         self._failed_max = slots - self._probation_max
 
-    def tick(self) -> None:
-        """Do nothing: the queues are the order."""
-
     def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
         """Queue the tail first, on probation unless it failed that not long ago."""
         keys, failed = self.keys, self._failed
         for slot in reversed(chain):
             self._uses[slot] = 0
-            if keys and keys[slot] in failed:
+            if keys[slot] in failed:
                 del failed[keys[slot]]
                 self._enter(slot, _MAIN)
             else:
                 self._enter(slot, _PROBATION)
-
-    def adopt(self, child: int, parent: int) -> None:
-        """Do nothing: parents do not matter here."""
 
     def use(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
         """Count."""
@@ -103,10 +97,9 @@ class S3FIFO(EvictionPolicy):
             self._uses[slot] = 0
             self._enter(slot, _MAIN)
             return None
-        if self.keys:
-            self._failed[self.keys[slot]] = None
-            if len(self._failed) > self._failed_max:
-                self._failed.popitem(last=False)
+        self._failed[self.keys[slot]] = None
+        if len(self._failed) > self._failed_max:
+            self._failed.popitem(last=False)
         return slot
 
     def _turn_main(self) -> int | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kvtide.core.below.searches import Searches
 from kvtide.core.chain import Chain
-from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK, FullAttention, Group, Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
+from kvtide.core.storing.second_use import Selection
 from kvtide.core.storing.stores import BlockOf, Stores
 
 
@@ -21,13 +21,13 @@ class EagerPlanner:
     """
 
     def __init__(
-        self, groups: tuple[Group, ...], device: DevicePool, host: HostPool, stores: Stores, searches: Searches
+        self, groups: tuple[Group, ...], host: HostPool, selection: Selection, stores: Stores, searches: Searches
     ) -> None:
         self._groups = groups
         self._loses_blocks = [not isinstance(group, FullAttention) for group in groups]
         self._smallest_block_tokens = min(group.block_tokens for group in groups)
-        self._device = device
         self._host = host
+        self._selection = selection
         self._stores = stores
         self._searches = searches
         self._ready: dict[str, Request] = {}
@@ -56,7 +56,7 @@ class EagerPlanner:
 
     def preempted(self, request: Request) -> None:
         """Store what is missing from wherever the device still has it."""
-        self._flush(request, self._find)
+        self._flush(request, self._stores.find)
 
     def finished(self, request: Request) -> None:
         """Store what is missing, from the request's own blocks."""
@@ -69,7 +69,7 @@ class EagerPlanner:
     def _store_new_blocks(self, request: Request, index: int) -> bool:
         """Store what one group of a request has computed; return False when the pin budget stopped it."""
         first = request.considered[index]
-        full = self._stores.count_storable(request, index, self._full_blocks(request, index))
+        full = self._selection.count_storable(request, index, request.full_blocks(index, self._groups[index]))
         if first >= full:
             return True
         chain = self._chain(request, index, first, full)
@@ -93,14 +93,14 @@ class EagerPlanner:
         self._ready.pop(request.id, None)
         self._host.tick()
         for index, group in enumerate(self._groups):
-            full = self._full_blocks(request, index)
+            full = request.full_blocks(index, group)
             chain = self._chain(request, index, 0, full)
             if request.stale:
                 self._stores.lose(NotStored.RESET, len(chain))
                 continue
             self._stores.lose(NotStored.NO_KEY, request.computed_tokens // group.block_tokens - full)
             slots = self._host.use_keys(index, chain.keys, chain.end_tokens)
-            storable = self._stores.count_storable(request, index, full)
+            storable = self._selection.count_storable(request, index, full)
             first = request.considered[index] if find is None else 0
             self._stores.lose(NotStored.NOT_ADMITTED, slots[max(first, storable) :].count(None))
             if find is None:
@@ -113,10 +113,6 @@ class EagerPlanner:
             rest.filled = rest.filled and find is None
             for run in self._stores.runs(rest, find) if find else self._missing(request, rest, there):
                 self._stores.start_or_defer(run)
-
-    def _full_blocks(self, request: Request, index: int) -> int:
-        """Blocks of a group that are computed and have a key. Placeholder tokens have none."""
-        return min(request.computed_tokens // self._groups[index].block_tokens, len(request.keys[index]))
 
     def _chain(self, request: Request, index: int, first: int, last: int) -> Chain:
         """Return blocks of a request, without device blocks."""
@@ -137,12 +133,6 @@ class EagerPlanner:
             chain.blocks = list(blocks)  # the usual case: all new
             return [chain]
         return self._stores.runs(chain, lambda _, index: blocks[index] or None)
-
-    def _find(self, chain: Chain, index: int) -> int | None:
-        block = self._device.find(chain.group, chain.keys[index])
-        if block is None:
-            self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
-        return block
 
     def _count_out_of_window(self, request: Request, index: int, first: int, last: int) -> None:
         """Count blocks that left their window before they were stored."""

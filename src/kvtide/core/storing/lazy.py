@@ -11,10 +11,11 @@ from kvtide.core.groups import Group, Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
+from kvtide.core.storing.second_use import Selection
 from kvtide.core.storing.stores import Stores
 
 LOOKAHEAD_STEPS = 2
-"""Clean blocks are kept for this many steps: one that allocates while the stores of the other are in flight."""
+"""Clean blocks are kept for this many steps: one allocates while the stores of the other are in flight."""
 
 
 def clean_target(
@@ -23,7 +24,7 @@ def clean_target(
     """Return how many blocks at the front of the free queue are to be clean: what the next steps can allocate.
 
     That is room for the tokens that they compute, and for loads, which a step's tokens do not bound:
-    `loading_blocks` is the most there ever was in one step. No more than the host can hold, lest they evict each
+    `loading_blocks` is the most there ever was in one step. No more than the host can hold: they would evict each
     other.
     """
     computing_blocks = sum(-(-step_tokens // group.block_tokens) for group in groups)
@@ -40,9 +41,12 @@ class LazyPlanner:
     computed something: so an idle engine comes to rest whatever the size of the host and whatever fails.
     """
 
-    def __init__(self, geometry: Geometry, device: DevicePool, host: HostPool, stores: Stores) -> None:
+    def __init__(
+        self, geometry: Geometry, device: DevicePool, host: HostPool, selection: Selection, stores: Stores
+    ) -> None:
         self._device = device
         self._host = host
+        self._selection = selection
         self._stores = stores
         self._geometry = geometry
         self._loading_blocks_max = 0
@@ -63,10 +67,8 @@ class LazyPlanner:
         if not all(self._host.has(group, key) for group, key in self._tried):
             self._cursor = None  # it has passed them
         self._tried.clear()
-        if self._stores.selective:
-            for index, group in enumerate(self._geometry.groups):
-                full = min(request.computed_tokens // group.block_tokens, len(request.keys[index]))
-                self._stores.count_storable(request, index, full)
+        for index, group in enumerate(self._geometry.groups):
+            self._selection.count_storable(request, index, request.full_blocks(index, group))
 
     def preempted(self, request: Request) -> None:
         """Do nothing: its blocks go to the free queue."""
@@ -81,8 +83,8 @@ class LazyPlanner:
 
     def evicted(self, group: int, key: Key) -> None:
         """Count a block that was taken before it was stored, or that was not to be stored."""
-        if not self._host.has(group, key) and not self._stores.defers(group, key):
-            if self._stores.may_store(group, key):
+        if not self._host.has(group, key) and not self._stores.backlog.holds(group, key):
+            if self._selection.may_store(group, key):
                 self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
             else:
                 self._keep_out(group, key)
@@ -137,7 +139,7 @@ class LazyPlanner:
         group, key = content.group, content.key
         if self._host.has(group, key) or (group, key) in self._tried:
             return False
-        if self._stores.may_store(group, key):
+        if self._selection.may_store(group, key):
             return True
         self._keep_out(group, key)
         return False

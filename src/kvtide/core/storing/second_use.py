@@ -1,15 +1,19 @@
-"""Admission: blocks that were never asked for twice stay out of the host pool.
+"""Which blocks may be stored: all, or those that were asked for twice (the option `admission`).
 
-Most blocks of chat traffic are used once. Keeping them out saves the copy, and the room of what is known to be of use;
-the price is that a conversation is stored at its second turn, not at its first. `forecast` weighs that by itself, so
-admission is for policies that cannot, and for hosts whose memory bandwidth is scarce.
+Most blocks of chat traffic are used once. Keeping them out saves the copy, and room for what is of use; the price is
+that a conversation is stored at its second turn, not at its first. The policy `forecast` weighs that by itself: this is
+for the others, and for hosts whose memory bandwidth is scarce.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from kvtide.core.config import OffloadConfig
 from kvtide.core.groups import Key
+from kvtide.core.host_pool import HostPool
+from kvtide.core.requests import Request
 
 REMEMBERED_POOLS = 4
 """Keys are remembered for at most so many times the pool's size, and for at least half of that."""
@@ -46,3 +50,35 @@ class SecondUse:
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
+
+
+class Selection:
+    """Decides about the blocks of requests, about each once."""
+
+    def __init__(self, config: OffloadConfig, host: HostPool) -> None:
+        groups = len(config.geometry.groups)
+        remembered = (config.slots + config.geometry.device_blocks) // groups
+        self._host = host
+        self._second_use = [SecondUse(remembered) for _ in range(groups)] if config.admission == "second-use" else None
+
+    def count_storable(self, request: Request, group: int, full: int) -> int:
+        """Return how many of the first `full` blocks of a request may be stored.
+
+        Neither the end of a request nor what it computes again after a preemption is a second use.
+        """
+        if self._second_use is None:
+            return full
+        decided = request.storing_decided[group]
+        if not decided:  # what others computed, and this request does not even have, is not in question
+            decided = request.storable[group] = request.considered[group]
+        if full > decided:
+            keys = request.keys[group][decided:full]
+            storable = self._second_use[group].count_storable(keys, partial(self._host.has, group))
+            if request.storable[group] == decided:
+                request.storable[group] += storable
+            request.storing_decided[group] = full
+        return min(full, request.storable[group])
+
+    def may_store(self, group: int, key: Key) -> bool:
+        """Whether a block may be stored, whoever has asked for it."""
+        return self._second_use is None or self._second_use[group].may_store(key)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from kvtide.core.below.sinks import Sinks
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
-from kvtide.core.groups import FullAttention, Key
+from kvtide.core.groups import FullAttention
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, StoreEntry
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
-from kvtide.core.requests import Request
 from kvtide.core.storing.backlog import Backlog
-from kvtide.core.storing.second_use import SecondUse
 
 STORE_BLOCKS_MAX = 256
 """A plan's stores are cut into transfers of at most this size, so that the first ones are visible early."""
@@ -54,9 +51,8 @@ class Stores:
         self._sinks = sinks
         self._ledger = ledger
         self._metrics = metrics
-        remembered = (config.slots + config.geometry.device_blocks) // len(groups)
-        self._second_use = [SecondUse(remembered) for _ in groups] if config.admission == "second-use" else None
-        self._backlog = Backlog(len(groups))
+        self.backlog = Backlog(len(groups))
+        """What waits to be stored later."""
         self._planned: list[StoreEntry] = []
         self.pinned_blocks = 0
         self.stopped = False
@@ -67,42 +63,10 @@ class Stores:
         """Device blocks that may still be pinned. None while copies do not end: what is begun would wait with them."""
         return 0 if self.stopped or self._ledger.overdue else self._budget - self.pinned_blocks
 
-    @property
-    def backlog_blocks(self) -> int:
-        """Blocks that wait to be stored later."""
-        return self._backlog.blocks
-
     def useful(self, chain: Chain) -> bool:
         """Whether the host has what a chain continues (or is about to), so that storing it makes sense."""
         needed = chain.parent if self._needs_prefix[chain.group] else None
         return needed is None or self._host.has(chain.group, needed)
-
-    @property
-    def selective(self) -> bool:
-        """Whether some blocks are kept out (`admission`)."""
-        return self._second_use is not None
-
-    def count_storable(self, request: Request, group: int, full: int) -> int:
-        """Return how many of the first `full` blocks of a request may be stored. Each is decided about once.
-
-        So neither the end of a request nor what it computes again after a preemption is a second use.
-        """
-        if self._second_use is None:
-            return full
-        decided = request.storing_decided[group]
-        if not decided:  # what others computed, and this request does not even have, is not in question
-            decided = request.storable[group] = request.considered[group]
-        if full > decided:
-            keys = request.keys[group][decided:full]
-            storable = self._second_use[group].count_storable(keys, partial(self._host.has, group))
-            if request.storable[group] == decided:
-                request.storable[group] += storable
-            request.storing_decided[group] = full
-        return min(full, request.storable[group])
-
-    def may_store(self, group: int, key: Key) -> bool:
-        """Whether a block may be stored, whoever has asked for it."""
-        return self._second_use is None or self._second_use[group].may_store(key)
 
     def begin(self, chain: Chain, attempt: int = 1) -> int:
         """Start to store a chain from its head; return how many blocks were started.
@@ -147,14 +111,11 @@ class Stores:
         if self.stopped:
             self.lose(NotStored.STOPPED, len(chain))
             return
-        if self.backlog_blocks + len(chain) > self._backlog_max:
+        if self.backlog.blocks + len(chain) > self._backlog_max:
             self.lose(NotStored.QUEUE_FULL, len(chain))
             return
-        chain.blocks = []
-        chain.slots = []
-        chain.anchor = None
-        chain.filled = False  # looked up by key when its turn comes
-        self._backlog.add(chain, attempt, first=first)
+        chain.filled = False  # its blocks are looked up by key when its turn comes
+        self.backlog.add(chain, attempt, first=first)
 
     def take_over(self, chain: Chain, *, lost: bool) -> None:
         """Store what was to come from elsewhere and did not; `lost`: there was a reset meanwhile."""
@@ -162,10 +123,6 @@ class Stores:
             self.lose(NotStored.RESET, len(chain))
         else:
             self.defer(chain)
-
-    def defers(self, group: int, key: Key) -> bool:
-        """Whether a key waits to be stored later."""
-        return self._backlog.holds(group, key)
 
     def lose(self, why: NotStored, blocks: int) -> None:
         """Count blocks that are not stored."""
@@ -177,9 +134,9 @@ class Stores:
 
         Heads before tails: a tail is of no use, and given up, when what it continues is not on its way.
         """
-        while self._backlog and self.room > 0:
-            chain, attempt = self._backlog.pop()
-            for run in self.runs(chain, self._find):
+        while self.backlog and self.room > 0:
+            chain, attempt = self.backlog.pop()
+            for run in self.runs(chain, self.find):
                 self.start_or_defer(run, attempt, first=True)
 
     def start_or_defer(self, chain: Chain, attempt: int = 1, *, first: bool = False) -> None:
@@ -226,8 +183,9 @@ class Stores:
         if store.failure is not None:
             self._metrics.stores_failed += 1
         self._host.tick()
+        kept = store.failure is None and not store.abandoned
         for chain in store.chains:
-            if store.failure is None and not store.abandoned:
+            if kept:
                 self._host.commit(chain)
                 self._metrics.stored_blocks += len(chain)
                 self._sinks.stored(chain)
@@ -235,18 +193,16 @@ class Stores:
                 self._host.abandon(chain)
             if chain.anchor is not None:
                 self._host.unpin([chain.anchor])
-        if store.abandoned:
-            self.lose(NotStored.RESET, len(store.blocks))
-        elif store.failure is not None:
-            self._hand_on(store)
+            if not kept:
+                self._hand_on(chain, store)
 
     def reset(self) -> None:
         """Let everything that waits or is in flight come to nothing.
 
         What no worker has heard of never begins: the engine may be about to give up its memory.
         """
-        self.lose(NotStored.RESET, self.backlog_blocks)
-        self._backlog.clear()
+        self.lose(NotStored.RESET, self.backlog.blocks)
+        self.backlog.clear()
         planned, self._planned = self._planned, []
         for store in planned:
             store.abandoned = True
@@ -255,17 +211,19 @@ class Stores:
     @property
     def waiting(self) -> bool:
         """Whether a later plan will have stores to start."""
-        return bool(self._planned or (self._backlog and not self._ledger.overdue))
+        return bool(self._planned or (self.backlog and not self._ledger.overdue))
 
-    def _hand_on(self, store: StoreEntry) -> None:
+    def _hand_on(self, chain: Chain, store: StoreEntry) -> None:
         """Let another try be made by whoever holds the same bytes then."""
-        for chain in store.chains:
-            if store.attempt < ATTEMPTS_MAX:
-                self.defer(chain, store.attempt + 1)
-            else:
-                self.lose(NotStored.COPY_FAILED, len(chain))
+        if store.abandoned:
+            self.lose(NotStored.RESET, len(chain))
+        elif store.attempt == ATTEMPTS_MAX:
+            self.lose(NotStored.COPY_FAILED, len(chain))
+        else:
+            self.defer(chain, store.attempt + 1)
 
-    def _find(self, chain: Chain, index: int) -> int | None:
+    def find(self, chain: Chain, index: int) -> int | None:
+        """Return the device block that holds a key of a chain by now; a block that is gone is counted."""
         block = self._device.find(chain.group, chain.keys[index])
         if block is None:
             self.lose(NotStored.EVICTED_FROM_DEVICE, 1)
@@ -279,16 +237,12 @@ class Stores:
         return slot
 
     def _add_to_plan(self, chain: Chain, attempt: int) -> None:
+        """Let a chain share the last transfer, if that is alike and not too long by then."""
         store = self._planned[-1] if self._planned else None
-        if store is None or not self._fits(chain, attempt, store):
+        alike = store is not None and (store.attempt, store.filled) == (attempt, chain.filled)
+        if store is None or not alike or len(store.blocks) + len(chain) > STORE_BLOCKS_MAX:
             store = StoreEntry(self._ledger.next_id(), attempt=attempt, filled=chain.filled)
             self._planned.append(store)
         store.chains.append(chain)
         store.blocks += chain.blocks
         store.slots += chain.slots
-
-    @staticmethod
-    def _fits(chain: Chain, attempt: int, store: StoreEntry) -> bool:
-        """Whether a chain may share a transfer with what is in it."""
-        alike = (store.attempt, store.filled) == (attempt, chain.filled)
-        return alike and len(store.blocks) + len(chain) <= STORE_BLOCKS_MAX

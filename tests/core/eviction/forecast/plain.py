@@ -8,7 +8,6 @@ from itertools import groupby
 
 from kvtide.core.eviction import NO_PARENT, Forecast
 from kvtide.core.eviction.forecast.holders import REFIT_VISITS
-from kvtide.core.eviction.forecast.index import BINS, ReturnIndex
 from kvtide.core.eviction.forecast.kinds import (
     FIRST_TURN,
     KINDS,
@@ -19,6 +18,7 @@ from kvtide.core.eviction.forecast.kinds import (
     kind_of_shared,
     kind_of_turn,
 )
+from kvtide.core.eviction.forecast.return_index import BINS, ReturnIndex
 from tests.contracts.eviction_contract import Pool
 
 
@@ -53,10 +53,8 @@ class Visit:
 class Books(Pool):
     """A pool under `forecast` that keeps the books a second time, and follows the victims that the policy chooses."""
 
-    def __init__(self, slots: int, *, tell_keys: bool = True) -> None:
-        super().__init__(Forecast, slots)
-        self.keys = [b""] * slots
-        self.policy.keys = self.keys if tell_keys else ()
+    def __init__(self, slots: int) -> None:
+        super().__init__(Forecast, slots, [b""] * slots)
         self.patience = max(1, slots // 16)
         self.soon_blocks = 4 * slots
         self.begin_anew()
@@ -148,7 +146,7 @@ class Books(Pool):
             for other in self.visits.values():
                 if other.trace == self.keys[slot]:
                     other.trace = None
-            visit.trace = self.keys[slot] if self.policy.keys else None
+            visit.trace = self.keys[slot]
         return victims
 
     def choose(self, visit: Visit, cached: dict[int, int]) -> None:

@@ -7,19 +7,12 @@ import pytest
 from kvtide.core.eviction.forecast import holders
 from tests.contracts.eviction_contract import clear
 from tests.core.eviction.forecast.plain import Books, Visit
-from tests.core.eviction.traffic import Traffic
+from tests.core.eviction.forecast.traffic import Traffic
 
 
 @pytest.mark.parametrize(("slots", "seed"), [(24, 1), (24, 2), (48, 3), (48, 4), (100, 5), (300, 6)])
 def test_what_is_remembered_is_what_plain_books_say(slots: int, seed: int) -> None:
     play_and_check(Traffic(Books(slots), seed))
-
-
-@pytest.mark.parametrize(("slots", "seed"), [(24, 1), (48, 2)])
-def test_without_keys_nothing_is_recognised(slots: int, seed: int) -> None:
-    traffic = Traffic(Books(slots, tell_keys=False), seed)
-    play_and_check(traffic)
-    assert not any(visit.trace for visit in traffic.books.visits.values())
 
 
 @pytest.mark.parametrize(("slots", "seed"), [(8, 5), (12, 6), (24, 7), (48, 8), (100, 9)])

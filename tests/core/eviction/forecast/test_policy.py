@@ -43,9 +43,8 @@ def check_books(pool: Pool) -> None:
 
 @given(sequence=steps)
 def test_whatever_happens_the_books_are_in_order_and_prefixes_are_whole(sequence: list[Step]) -> None:
-    pool = Pool(Forecast)
     keys = [b"%d" % (slot % 7) for slot in range(SLOTS)]
-    pool.policy.keys = keys
+    pool = Pool(Forecast, names=keys)
     for what, which, size in sequence:
         if what == "tick" and pool.parent:  # a request ends
             slot = sorted(pool.parent)[which % len(pool.parent)]
@@ -104,9 +103,8 @@ def test_a_turn_that_adds_more_than_it_found_is_told_apart() -> None:
 
 
 def test_what_was_evicted_and_comes_back_is_not_taken_for_new() -> None:
-    pool = Pool(Forecast)
     keys = [b""] * SLOTS
-    pool.policy.keys = keys
+    pool = Pool(Forecast, names=keys)
     names = [b"%d" % number for number in range(6)]
     for slot, name in zip(pool.free, names, strict=False):
         keys[slot] = name
@@ -131,9 +129,8 @@ def test_a_beginning_that_several_continue_is_shared_and_held_apart() -> None:
 
 
 def test_a_shared_beginning_that_comes_back_alone_is_shared_and_can_leave() -> None:
-    pool = Pool(Forecast)
     keys = [b"%d" % slot for slot in range(SLOTS)]
-    pool.policy.keys = keys
+    pool = Pool(Forecast, names=keys)
     begin = pool.add(2)
     names = [keys[slot] for slot in begin]
     for _ in range(3):
@@ -155,9 +152,8 @@ def test_shared_beginnings_are_told_apart_by_use() -> None:
 
 
 def test_a_conversation_is_recognised_after_it_was_evicted() -> None:
-    pool = Pool(Forecast)
     keys = [b""] * SLOTS
-    pool.policy.keys = keys
+    pool = Pool(Forecast, names=keys)
 
     def store(names: list[bytes]) -> list[int]:
         for slot, name in zip(pool.free, names, strict=False):
@@ -175,9 +171,8 @@ def test_a_conversation_is_recognised_after_it_was_evicted() -> None:
 def test_it_learns_that_later_turns_come_back_and_first_ones_do_not() -> None:
     """Half of the traffic are single requests, the other half conversations that always go on."""
     slots = 64
-    pool = Pool(Forecast, slots)
     keys = [b""] * slots
-    pool.policy.keys = keys
+    pool = Pool(Forecast, slots, names=keys)
     slot_of: dict[bytes, int] = {}
     hits: list[float] = []
 
@@ -214,7 +209,6 @@ def test_it_learns_that_later_turns_come_back_and_first_ones_do_not() -> None:
 
 def test_after_clear_nothing_is_remembered() -> None:
     pool = Pool(Forecast)
-    pool.policy.keys = [b"%d" % slot for slot in range(SLOTS)]
     end(pool, pool.add(4))
     pool.evict(4)
     pool.policy.clear()

@@ -1,3 +1,7 @@
-"""The default policy: what will be used soonest stays, judged by when and how often its kind was used before."""
+"""The policy `forecast`: who is least likely to come back soon leaves first. Start reading at `policy.py`."""
 
 from __future__ import annotations
+
+from kvtide.core.eviction.forecast.policy import Forecast
+
+__all__ = ["Forecast"]

@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvtide.core.eviction.forecast.index import ReturnIndex
 from kvtide.core.eviction.forecast.kinds import (
     FIRST_TURN,
     KINDS,
@@ -19,6 +18,7 @@ from kvtide.core.eviction.forecast.kinds import (
     kind_of_turn,
 )
 from kvtide.core.eviction.forecast.queues import Queues
+from kvtide.core.eviction.forecast.return_index import ReturnIndex
 from kvtide.core.eviction.forecast.visits import NOTHING, Visits
 from kvtide.core.groups import Key
 
@@ -41,9 +41,6 @@ class Recalled(NamedTuple):
     """Of the shared beginning."""
     blocks: int = 0
     """How many blocks were recognised, those of a shared beginning included."""
-
-
-NOT_RECALLED = Recalled()
 
 
 class Holders:
@@ -149,15 +146,13 @@ class Holders:
         if not in_front:
             visits.tip[row] = chain[-1]
 
-    def lose_to_eviction(self, visit: int, blocks: int, tip: int, key: Key | None) -> None:
+    def lose_to_eviction(self, visit: int, blocks: int, tip: int, key: Key) -> None:
         """Take note that the last blocks of a visit were evicted; `key` is that of the first of them."""
         visits = self.visits
         row = visit % visits.size
         visits.cached[row] -= blocks
         visits.gone[row] += blocks
         visits.tip[row] = tip if visits.cached[row] else NOTHING
-        if key is None:
-            return
         trace, older = visits.trace[row], self._by_trace.get(key, NOTHING)
         if trace is not None:
             del self._by_trace[trace]
@@ -170,7 +165,7 @@ class Holders:
         """Recognise what comes back after it was evicted, and take note of it."""
         visit = self._by_trace.get(keys[chain[0]], NOTHING)
         if visit == NOTHING:
-            return NOT_RECALLED
+            return Recalled()
         row = visit % self.visits.size
         blocks = self._come_back(visit, keys[chain[0]], len(chain))
         if not is_shared(self.visits.kind[row]):

@@ -4,7 +4,7 @@ What a serving cache knows and a general cache does not: blocks come and go as c
 *visit*, the blocks that one request was the last to touch. Visits are of few kinds (`kinds`): by the turn
 of the conversation (one that came back twice is likely to come back again), shared beginnings, the last block of a
 prompt, and what was left behind when a conversation went on elsewhere. When each kind comes back, and whether, is
-learned while serving, from evicted blocks too (`index`); there is nothing to tune.
+learned while serving, from evicted blocks too (`return_index`); there is nothing to tune.
 
 A prefix without its beginning is worthless, so only leaves of the tree of cached prefixes are evicted.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents
-from kvtide.core.eviction.forecast.holders import NOT_RECALLED, Holders
+from kvtide.core.eviction.forecast.holders import Holders
 from kvtide.core.eviction.forecast.kinds import KINDS, RUNNING, is_shared
 from kvtide.core.eviction.forecast.visits import NOTHING
 from kvtide.core.groups import Key
@@ -26,12 +26,9 @@ NO_WORTH = float("inf")
 
 
 class Forecast(EvictionPolicy):
-    """Queues of visits by kind, oldest first, each with an index by age. The lowest index is at one of their ends.
+    """Queues of visits by kind, oldest first, each with an index by age. The lowest index is at one of their ends."""
 
-    Without `keys` evicted blocks are not recognised, and conversations that were evicted start anew.
-    """
-
-    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
         super().__init__(slots, pins, keys)
         self._parent = [NO_PARENT] * slots
         self._children = [0] * slots
@@ -47,14 +44,11 @@ class Forecast(EvictionPolicy):
 
     # ------------------------------------------------------------------ what happens to blocks
 
-    def tick(self) -> None:
-        """Do nothing: time is counted in blocks."""
-
     def add(self, chain: Sequence[int], parent: int, end_tokens: int, block_tokens: int) -> None:
         """Let the request that holds `parent` go on, or begin a visit. What was shared before is shared again."""
         holders = self._holders
         holders.now += len(chain)
-        recalled = holders.recall(self.keys, chain) if self.keys else NOT_RECALLED
+        recalled = holders.recall(self.keys, chain)
         fresh = max(0, len(chain) - recalled.blocks)
         if recalled.shared_blocks:
             shared = holders.begin_shared(recalled.uses)
@@ -241,8 +235,7 @@ class Forecast(EvictionPolicy):
                 if children[slot] or pins[slot]:
                     break
         evicted = len(victims) - before
-        key = self.keys[victims[-1]] if self.keys else None
-        self._holders.lose_to_eviction(visit, evicted, slot, key)
+        self._holders.lose_to_eviction(visit, evicted, slot, self.keys[victims[-1]])
         if evicted == held and slot != NO_PARENT and not children[slot] and not pins[slot]:
             self._offer(slot)
 

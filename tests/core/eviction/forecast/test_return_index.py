@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvtide.core.eviction.forecast.index import BINS, CHANCE_MAX, ReturnIndex, gittins
+from kvtide.core.eviction.forecast.return_index import BINS, CHANCE_MAX, ReturnIndex, gittins
 from kvtide.core.eviction.forecast.visits import Visits
 
 chances = st.lists(st.floats(0, 0.5), min_size=1, max_size=12)
