@@ -125,7 +125,7 @@ NAMES = [(0, b"a"), (0, b"b"), (1, b"a")]
             messages.Sink(7, tuple(NAMES), (4, 5, 6), leaving=True),
         ),
         (SinkEntry(7, names=NAMES, slots=[4, 5, 6], used=True), messages.Sink(7, tuple(NAMES), (4, 5, 6), used=True)),
-        (ClearEntry(7, names=[(0, b"")]), messages.Clear(7)),
+        (ClearEntry(7), messages.Clear(7)),
     ],
 )
 def test_an_errand_is_told_with_what_a_worker_needs(

@@ -130,7 +130,7 @@ class SinkEntry(ErrandEntry):
 
 @dataclass(slots=True, eq=False)
 class ClearEntry(ErrandEntry):
-    """Empties the tiers. Its one name stands for all."""
+    """Empties the tiers. That every rank has heard of it is all there is to know."""
 
     def as_errand(self) -> Errand:
         """Return what workers are told."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from kvtide.core.below.searches import Searches
 from kvtide.core.below.sinks import Sinks
@@ -35,9 +34,6 @@ from kvtide.core.storing.lazy import LazyPlanner
 from kvtide.core.storing.planner import StorePlanner
 from kvtide.core.storing.stores import Stores
 from kvtide.errors import ProtocolError
-
-ClearState = Literal["done", "due", "begun", "failed"]
-"""Whether the tiers are as empty as the last reset wants them."""
 
 
 class OffloadManager:
@@ -83,7 +79,8 @@ class OffloadManager:
         )
         self._planner = self._make_planner(device)
         self._requests: dict[str, Request] = {}
-        self._clear: ClearState = "done"
+        self._clear_due = False
+        """The next plan tells the tiers to forget everything."""
         self._overdue: list[LoadEntry] = []
         """Loads that are overdue since the last report."""
         self._step = 0
@@ -214,21 +211,19 @@ class OffloadManager:
         self._planner.plan(sum(len(load.blocks) for load in loading))
         loads = tuple(load.as_copy() for load in loading)
         stores = tuple(store.as_copy() for store in self._stores.take_planned())
-        errands = tuple(errand.as_errand() for errand in self._take_errands(idle)) if self.config.below else ()
+        errands = tuple(errand.as_errand() for errand in self._take_errands()) if self.config.below else ()
         oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
         ask = tuple(transfer.id for transfer in self._ledger.overdue)
         return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands, ask)
 
-    def _take_errands(self, idle: bool) -> list[ErrandEntry]:
+    def _take_errands(self) -> list[ErrandEntry]:
         """Return what is to be done below host memory; from now on answers are expected.
 
-        Emptying the tiers again after it has failed can wait until the engine has something to do, lest a dead store
-        keeps it from coming to rest.
+        A clear comes first: what is behind it, in this plan or a later one, is of the new weights (F9).
         """
-        errands: list[ErrandEntry] = [*self._searches.take_planned(), *self._sinks.plan()]
-        if self._clear == "due" or (self._clear == "failed" and not idle):
-            self._clear = "begun"
-            errands.append(ClearEntry(self._ledger.next_id(), names=[(0, b"")]))
+        errands: list[ErrandEntry] = [ClearEntry(self._ledger.next_id())] if self._clear_due else []
+        self._clear_due = False
+        errands += [*self._searches.take_planned(), *self._sinks.plan()]
         for errand in errands:
             self._ledger.start(errand)
         return errands
@@ -296,10 +291,6 @@ class OffloadManager:
                 self._stores.take_over(chain, lost=errand.abandoned)
         elif isinstance(errand, SinkEntry):
             self._sinks.settle(errand)
-        elif isinstance(errand, ClearEntry) and not errand.abandoned:
-            # What could not be emptied is not used, and emptied first thing when it is there again.
-            self._clear = "done" if errand.hits else "failed"
-            self._sinks.open = bool(errand.hits)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Tell what computing costs: a step of so many tokens of prompts took so long. Optional.
@@ -326,9 +317,7 @@ class OffloadManager:
         self._loads.reset()
         self._searches.reset()
         self._sinks.reset()
-        if self.config.below is not None and below:
-            self._clear = "due"
-            self._sinks.open = False
+        self._clear_due |= below and self.config.below is not None
         for transfer in (*self._ledger, *self._ledger.overdue):
             transfer.abandoned = True
         for request in self._requests.values():
@@ -352,7 +341,7 @@ class OffloadManager:
     @property
     def busy(self) -> bool:
         """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
-        soon = self._loads.waiting or self._stores.waiting or self._searches.waiting or self._clear == "due"
+        soon = self._loads.waiting or self._stores.waiting or self._searches.waiting or self._clear_due
         if self._ledger.overdue or self._stores.stopped:  # what has to wait for that keeps no idle engine from resting
             return bool(len(self._ledger) or soon)
         return bool(len(self._ledger) or soon or self._planner.waiting or self._sinks.waiting_blocks)

@@ -61,7 +61,10 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Empties every tier of this namespace (F9). Until it is done nothing else is asked of them."""
+    """Empties every tier of this namespace: no errand behind it finds what was there before (F9).
+
+    Answered at once. Whether the bytes can be removed now or later is the worker's affair.
+    """
 
     id: int
 
@@ -101,7 +104,7 @@ class Answer:
 
     id: int
     hits: tuple[int, ...] = ()
-    """Positions among its names that were found, have come, or were kept. Clear: (0,) when it is done."""
+    """Positions among its names that were found, have come, or were kept."""
     seconds: float = 0.0
     """How long it took."""
 

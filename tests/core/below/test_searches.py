@@ -13,8 +13,8 @@ from kvtide.core import (
     Match,
     NotLoaded,
     NotStored,
-    NotSunk,
     Report,
+    Sink,
     SlidingWindow,
     StateSpace,
     Stored,
@@ -713,21 +713,23 @@ def test_what_was_going_to_be_asked_for_is_not_asked_for_after_a_reset() -> None
     assert [type(errand) for errand in world.plan().errands] == [Clear]
 
 
-def test_tiers_are_emptied_once_and_not_used_before_they_are() -> None:
-    """F9."""
+def test_tiers_are_emptied_once_and_before_anything_else_is_asked_of_them() -> None:
+    """F9: so nothing that is asked for after a reset can find what was there before."""
     world = with_tiers()
     world.serve("before", A)
     world.reset()
     assert world.manager.busy
-    (clear,) = world.plan().errands
-    assert isinstance(clear, Clear)
-    assert not ask(world, world.add("r", A)).waits
+    request = world.add("r", A)
+    assert ask(world, request).waits
+    clear, lookup = world.plan().errands
+    assert (type(clear), type(lookup)) == (Clear, Lookup)
+    world.answer(lookup)
     store(world, text("b", 16))
-    assert list(world.errands.values()) == [clear]
-    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 4}
-    world.answer(clear)
-    assert not world.plan().errands
-    assert ask(world, world.add("later", A)).waits
+    assert not ask(world, request).waits
+    assert [type(errand) for errand in world.errands.values()] == [Clear, Lookup, Sink], "nobody waits for the clear"
+    world.drain()
+    assert not world.manager.metrics.not_sunk
+    assert len(world.below) == 4
 
 
 def test_a_reset_of_the_host_alone_leaves_the_tiers_as_they_are() -> None:
@@ -740,36 +742,22 @@ def test_a_reset_of_the_host_alone_leaves_the_tiers_as_they_are() -> None:
     assert world.below
 
 
-def test_tiers_that_were_emptied_for_an_earlier_reset_are_emptied_again() -> None:
-    """F9: what sank between the two is of weights that are gone."""
+def test_every_reset_empties_the_tiers_but_two_before_one_plan_do_it_once() -> None:
+    """F9: what sank between two resets is of weights that are gone."""
     world = with_tiers()
     world.reset()
-    (first,) = world.plan().errands
+    assert [type(errand) for errand in world.plan().errands] == [Clear]
     world.reset()
-    (second,) = world.plan().errands
-    world.answer(first)
-    assert not ask(world, world.add("r", A)).waits
-    world.answer(second)
-    assert ask(world, world.add("later", A)).waits
-    assert not [errand for errand in world.plan().errands if isinstance(errand, Clear)]
+    world.reset()
+    assert [type(errand) for errand in world.plan().errands] == [Clear]
+    assert not world.plan().errands
 
 
-def test_tiers_that_could_not_be_emptied_are_not_used_until_they_are() -> None:
-    """F9: a store that was down when the weights changed."""
+def test_a_clear_that_a_reset_of_the_host_follows_is_still_due() -> None:
     world = with_tiers()
-    world.serve("before", A)
-    world.drain()
-    assert world.below
     world.reset()
-    (clear,) = world.plan().errands
-    world.answer(clear, misses=[0])
-    assert not world.manager.busy, "an idle engine comes to rest although the store is down"
-    assert not world.plan(idle=True).errands
-    request = world.add("r", A)
-    assert not ask(world, request).waits
-    (again,) = world.plan().errands
-    world.answer(again)
-    assert ask(world, request).waits
+    world.manager.reset(below=False)
+    assert [type(errand) for errand in world.plan().errands] == [Clear]
 
 
 def test_what_somebody_computed_while_it_was_on_its_way_up_is_stored_if_it_does_not_come() -> None:

@@ -67,12 +67,7 @@ class Searches:
         if request.search is not None:
             return not request.search.over
         missing = self._limit(match.num_tokens) - match.device_tokens - match.tokens
-        return (
-            self._sinks.open
-            and missing >= self._min_tokens
-            and len(self._searching) < SEARCHES_MAX
-            and self.break_even.pays(missing)
-        )
+        return missing >= self._min_tokens and len(self._searching) < SEARCHES_MAX and self.break_even.pays(missing)
 
     def reserved(self, request: Request, match: Match) -> None:
         """A request was matched, and what was found is pinned: begin the search if there is to be one."""

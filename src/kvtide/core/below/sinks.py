@@ -43,8 +43,6 @@ class Sinks:
         """
         self._in_flight_blocks = 0
         self._leaving_blocks = 0
-        self.open = True
-        """False while the tiers are being emptied."""
         if config is not None:
             host.evicting = self._evicted
 
@@ -76,8 +74,6 @@ class Sinks:
 
     def plan(self) -> list[SinkEntry]:
         """Return what begins to sink now."""
-        if not self.open:
-            return []
         sinks = self._from_queue()
         if self._config.on_evict:
             sinks += self._ahead()
@@ -115,8 +111,8 @@ class Sinks:
             self._lose(NotSunk.EVICTED, sum(mark & (done | wanted) == wanted for mark in marks))
 
     def _enqueue(self, group: int, keys: Sequence[bytes], slots: Sequence[int], *, used: bool) -> None:
-        room = self._host.slots - len(self._queue) if self.open else 0
-        self._lose(NotSunk.QUEUE_FULL if self.open else NotSunk.RESET, len(slots) - room)
+        room = self._host.slots - len(self._queue)
+        self._lose(NotSunk.QUEUE_FULL, len(slots) - room)
         self._mark(slots[room:], DONE_THROUGH)
         for key, slot in zip(keys[:room], slots[:room], strict=True):
             self._queue.append((group, key, slot, used))
