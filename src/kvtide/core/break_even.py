@@ -2,7 +2,7 @@
 
 What it costs to compute a token is learned from the steps of the engine, and what it costs to bring some back from what
 happens: that differs between host memory and what is below. As long as one of them is not known, it is tried. Now and
-then it is tried although it does not seem to pay, lest one bad hour is believed for ever.
+then it is tried although it does not seem to pay, so that one bad hour is not believed for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HALF_LIFE_TOKENS = 16_384
 
 
 def fade(tokens: float) -> float:
-    """Return what older observations still weigh after one of so many tokens: a few tokens make little forgotten."""
+    """Return the weight that older observations keep after one of so many tokens: the more tokens, the less."""
     return math.exp(-math.log(2) * tokens / _HALF_LIFE_TOKENS)
 
 

@@ -22,12 +22,10 @@ from kvtide.core.ledger import (
     SinkEntry,
     StoreEntry,
 )
-from kvtide.core.loading.load_break_even import LoadBreakEven
 from kvtide.core.loading.loads import Loads
-from kvtide.core.loading.match import Match, Matcher
+from kvtide.core.loading.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.core.metrics import Gauges, Metrics
-from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Request, RequestEvent, State
 from kvtide.core.storing.eager import EagerPlanner
 from kvtide.core.storing.lazy import LazyPlanner
@@ -65,13 +63,10 @@ class OffloadManager:
         self._sinks = Sinks(config.below, self._host, self._ledger, self.metrics)
         self._searches = Searches(config, self._host, self._sinks, self._ledger, self.metrics)
         self._stores = Stores(config, device, self._host, sinks=self._sinks, ledger=self._ledger, metrics=self.metrics)
-        self._load_break_even = LoadBreakEven() if config.min_load_tokens is None else None
-        pays = self._load_break_even.pays if self._load_break_even is not None else None
-        matcher = Matcher(geometry.groups, self._host, config.min_load_tokens or 0, pays)
         self._loads = Loads(
+            config,
             device,
             self._host,
-            matcher=matcher,
             searches=self._searches,
             sinks=self._sinks,
             ledger=self._ledger,
@@ -81,8 +76,6 @@ class OffloadManager:
         self._requests: dict[str, Request] = {}
         self._clear_due = False
         """The next plan tells the tiers to forget everything."""
-        self._overdue: list[LoadEntry] = []
-        """Loads that are overdue since the last report."""
         self._step = 0
 
     def _make_planner(self, device: DevicePool) -> StorePlanner:
@@ -142,12 +135,7 @@ class OffloadManager:
 
         Returns whether a load is under way: then the request must not run until `report` names it.
         """
-        request = self._request(request_id)
-        declined = request.reservation is not None and NotLoaded.BELOW_BREAK_EVEN in request.reservation.missed
-        loads = self._loads.admit(request, accepted_tokens)
-        if self._load_break_even is not None and (loads or declined):
-            self._load_break_even.decided(tried=loads)
-        return loads
+        return self._loads.admit(self._request(request_id), accepted_tokens)
 
     def arrived(self, request_id: str) -> bool:
         """Tell that all ranks are certain of a request's load, before they report it: compute will wait for its end.
@@ -159,7 +147,7 @@ class OffloadManager:
         load = self._ledger.get(request.load_id) if request.load_id is not None else None
         if not isinstance(load, LoadEntry):
             raise ProtocolError(f"request {request_id!r} has no load under way")
-        return self._loads.arrive(load, request)
+        return self._loads.arrive(load)
 
     def advance(self, request_id: str, computed_tokens: int) -> None:
         """Tell that the KV of the first `computed_tokens` tokens has really been computed (no placeholders)."""
@@ -192,6 +180,7 @@ class OffloadManager:
         self._planner.finished(request)
         self._searches.drop(request)
         self._loads.release(request)
+        request.load_id = None
         del self._requests[request_id]
 
     def evicted(self, group: int, key: Key) -> None:
@@ -241,19 +230,14 @@ class OffloadManager:
                 self._host.grow(min(self._slots_ready))
             for fetch_id in report.late:
                 self._searches.late(fetch_id)
-        loaded: list[str] = []
-        failed: list[str] = []
-        overdue = self._fail_overdue()
         for transfer in settled:
             if isinstance(transfer, StoreEntry):
                 self._stores.settle(transfer)
             elif isinstance(transfer, LoadEntry):
-                succeeded = self._loads.settle(transfer, self._requests.get(transfer.request_id))
-                if succeeded is not None:
-                    (loaded if succeeded else failed).append(transfer.request_id)
+                self._loads.settle(transfer)
             else:
                 self._settle_errand(transfer)
-        return Outcome(tuple(loaded), (*failed, *overdue), overdue)
+        return self._loads.take_outcome()
 
     def passed(self, seconds: float) -> None:
         """Tell how much time has passed since the last call, once per step. Optional: without it nothing is overdue.
@@ -264,18 +248,8 @@ class OffloadManager:
         """
         for transfer in self._ledger.passed(seconds):
             if isinstance(transfer, LoadEntry):
-                self._overdue.append(transfer)
+                self._loads.overdue(transfer)
             self._searches.overdue(transfer)
-
-    def _fail_overdue(self) -> tuple[str, ...]:
-        """Return the requests that need not wait any longer for loads that do not come."""
-        overdue, self._overdue = self._overdue, []
-        waiting = [(load, self._requests.get(load.request_id)) for load in overdue if load.ranks_left]
-        waiting = [(load, request) for load, request in waiting if request is not None and request.load_id == load.id]
-        for load, request in waiting:
-            assert request is not None
-            self._loads.arrive(load, request)
-        return tuple(load.request_id for load, _ in waiting)
 
     @property
     def overdue(self) -> str | None:
@@ -298,13 +272,11 @@ class OffloadManager:
         Without it, what is below host memory is always worth waiting for, and what is on the host worth loading.
         """
         self._searches.break_even.computed(tokens, seconds)
-        if self._load_break_even is not None:
-            self._load_break_even.computed(tokens, seconds)
+        self._loads.break_even.computed(tokens, seconds)
 
     def loaded(self, tokens: int, seconds: float) -> None:
         """Tell what a load cost: for so many tokens its request had to wait so long. Optional, as `computed` is."""
-        if self._load_break_even is not None:
-            self._load_break_even.loaded(tokens, seconds)
+        self._loads.break_even.loaded(tokens, seconds)
 
     def reset(self, *, below: bool = True) -> None:
         """Forget everything that is cached: the weights have changed (F9). `below`: also in the tiers below the host.
@@ -318,8 +290,7 @@ class OffloadManager:
         self._searches.reset()
         self._sinks.reset()
         self._clear_due |= below and self.config.below is not None
-        for transfer in (*self._ledger, *self._ledger.overdue):
-            transfer.abandoned = True
+        self._ledger.abandon()
         for request in self._requests.values():
             self._searches.drop(request)
             request.stale = request.state in (State.LOADING, State.RUNNING)

@@ -6,7 +6,7 @@ from kvtide.core.break_even import BreakEven, fade, running_mean
 
 
 class FetchBreakEven(BreakEven):
-    """A fetch costs a lookup, and as much again for each token."""
+    """Fetching takes the time of a lookup, and the same time for each token."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -112,7 +112,7 @@ class Searches:
     def _join(self, search: Search, fetches: Mapping[int, FetchEntry]) -> None:
         for fetch in fetches.values():
             search.errands.add(fetch.id)
-            fetch.waiting.append(search)
+            fetch.searches.append(search)
 
     def _beyond(self, request: Request, search: Search) -> Iterator[tuple[int, int]]:
         """Yield group and index of the blocks beyond what the request has, beginnings first."""
@@ -153,7 +153,7 @@ class Searches:
     def _begin(self, lookup: LookupEntry) -> None:
         """Fetch what the request can resume from."""
         search = lookup.search
-        if search is None or search.over:
+        if search.over:
             return  # nobody waits any more
         request = self._searching[search.request_id]
         search.errands.discard(lookup.id)
@@ -193,7 +193,7 @@ class Searches:
             self._metrics.fetch_missed_blocks += len(fetch.slots) - len(arrived)
             if fetch.failure is None:
                 self.break_even.fetched(fetch.queued_tokens, fetch.seconds)
-        for search in fetch.waiting:
+        for search in fetch.searches:
             if fetch.id in search.errands:
                 self._arrived(fetch, search, arrived)
 
@@ -203,8 +203,8 @@ class Searches:
         if not isinstance(fetch, FetchEntry):
             return
         fetch.late = True
-        self._metrics.fetches_late += any(fetch.id in search.errands for search in fetch.waiting)
-        for search in fetch.waiting:
+        self._metrics.fetches_late += any(fetch.id in search.errands for search in fetch.searches)
+        for search in fetch.searches:
             if not search.over:
                 search.late = True
                 self._end(search)
@@ -213,7 +213,7 @@ class Searches:
         """Some rank does not answer at all."""
         if isinstance(errand, FetchEntry):
             self.late(errand.id)
-        elif isinstance(errand, LookupEntry) and errand.search is not None and not errand.search.over:
+        elif isinstance(errand, LookupEntry) and not errand.search.over:
             errand.search.late = True
             self._end(errand.search)
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 from kvtide.core.below.searches import Searches
 from kvtide.core.below.sinks import Sinks
+from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, LoadEntry
+from kvtide.core.loading.load_break_even import FixedBreakEven, LoadBreakEven
 from kvtide.core.loading.match import Match, Matcher, Piece
+from kvtide.core.messages import Outcome
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Request, RequestEvent
@@ -25,10 +28,10 @@ class Loads:
 
     def __init__(
         self,
+        config: OffloadConfig,
         device: DevicePool,
         host: HostPool,
         *,
-        matcher: Matcher,
         searches: Searches,
         sinks: Sinks,
         ledger: Ledger,
@@ -36,13 +39,19 @@ class Loads:
     ) -> None:
         self._device = device
         self._host = host
-        self._matcher = matcher
+        least = config.min_load_tokens
+        self.break_even = LoadBreakEven() if least is None else FixedBreakEven(least)
+        self._matcher = Matcher(config.geometry.groups, host, self.break_even.pays)
         self._searches = searches
         self._sinks = sinks
         self._ledger = ledger
         self._metrics = metrics
         self._planned: list[LoadEntry] = []
         self._settled_at_once: list[LoadEntry] = []
+        self._overdue: list[LoadEntry] = []
+        """Loads that are overdue since the last outcome."""
+        self._loaded: list[str] = []
+        self._failed: list[str] = []
 
     @property
     def waiting(self) -> bool:
@@ -87,6 +96,8 @@ class Loads:
                 self._metrics.not_loaded[why] += tokens
             if accepted_tokens < offered:
                 self._metrics.not_loaded[NotLoaded.NOT_ACCEPTED] += offered - accepted_tokens
+            if accepted_tokens or NotLoaded.BELOW_BREAK_EVEN in match.missed:
+                self.break_even.decided(tried=accepted_tokens > 0)
         request.considered = [_leading_nulls(table) for table in request.blocks]
         if match is None or not accepted_tokens:
             request.handle(RequestEvent.ADMIT)
@@ -107,18 +118,32 @@ class Loads:
         settled, self._settled_at_once = self._settled_at_once, []
         return settled
 
-    def settle(self, load: LoadEntry, request: Request | None) -> bool | None:
-        """Every rank has reported. Returns whether the request has its tokens; None if it does not wait for them."""
+    def settle(self, load: LoadEntry) -> None:
+        """Every rank has reported."""
         self._device.unpin(load.blocks)
         self._host.unpin(load.slots)
         if load.failure is not None:
             self._metrics.loads_failed += 1
-        if request is None or request.load_id != load.id:
-            return None
-        return self.arrive(load, request)
+        if load.request.load_id == load.id:
+            (self._loaded if self.arrive(load) else self._failed).append(load.request.id)
 
-    def arrive(self, load: LoadEntry, request: Request) -> bool:
+    def overdue(self, load: LoadEntry) -> None:
+        """Some rank has said nothing for too long: unless it does now, the request need not wait any longer."""
+        self._overdue.append(load)
+
+    def take_outcome(self) -> Outcome:
+        """Return the requests that need not wait any longer, since the last time."""
+        overdue = [load for load in self._overdue if load.ranks_left and load.request.load_id == load.id]
+        for load in overdue:
+            self.arrive(load)
+        ids = tuple(load.request.id for load in overdue)
+        outcome = Outcome(tuple(self._loaded), (*self._failed, *ids), ids)
+        self._overdue, self._loaded, self._failed = [], [], []
+        return outcome
+
+    def arrive(self, load: LoadEntry) -> bool:
         """Let a request go on whose load is over, or certain to be. Returns whether it has its tokens."""
+        request = load.request
         succeeded = load.failure is None and not load.abandoned
         request.load_id = None
         request.handle(RequestEvent.LOAD_ENDED)
@@ -141,7 +166,7 @@ class Loads:
 
     def _start(self, request: Request, match: Match, accepted_tokens: int) -> None:
         boundary = match.device_tokens + accepted_tokens
-        load = LoadEntry(self._ledger.next_id(), request_id=request.id, boundary=boundary, tokens=accepted_tokens)
+        load = LoadEntry(self._ledger.next_id(), request=request, boundary=boundary, tokens=accepted_tokens)
         pieces = match.pieces
         if accepted_tokens < match.tokens:
             # A window ends elsewhere now: other blocks are needed than were offered, and they may not be there.
