@@ -400,11 +400,11 @@ class World:
     def check_visible(self, tokens: Sequence[str]) -> None:
         """Check that what is visible of a text is there on every rank, as it was computed (I3, I4)."""
         for index, group in enumerate(self.groups):
-            known = self.manager._host.known(index)
             for position, key in enumerate(keys_of(tokens, group.block_tokens, index)):
-                if self.manager.is_cached(index, key):
+                slot = self.manager._host.cached_slot(index, key)
+                if slot is not None:
                     for rank in range(self.ranks):
-                        assert self.host.get((rank, known[key])) == self._kv(rank, index, tokens, position, len(tokens))
+                        assert self.host.get((rank, slot)) == self._kv(rank, index, tokens, position, len(tokens))
 
     def check_request(self, request: FakeRequest) -> None:
         """Check that everything that the next token of a request attends to is on the device, on every rank (I4)."""

@@ -41,8 +41,11 @@ class Bench:
         return chain
 
     def cached(self, keys: list[bytes], group: int = 0) -> list[bool]:
-        known = self.pool.known(group)
-        return [key in known and self.pool.cached[known[key]] == 1 for key in keys]
+        return [self.pool.is_cached(group, key) for key in keys]
+
+    def known(self, group: int = 0) -> dict[bytes, int]:
+        """Slots by key: the cached ones and those being written."""
+        return self.pool._slot_of[group]
 
 
 A, B = keys_of(text("a", 40), 4), keys_of(text("b", 40), 4)
@@ -65,7 +68,7 @@ def test_taking_gives_different_slots_and_no_more_than_there_are(bench: Bench) -
 
 def test_a_key_being_written_is_known_and_not_visible(bench: Bench) -> None:
     chain = bench.write(A[:2])
-    assert list(bench.pool.known(0)) == A[:2]
+    assert list(bench.known()) == A[:2]
     assert bench.cached(A[:2]) == [False, False]
     assert bench.pool.num_free == 6
     bench.pool.commit(chain)
@@ -77,7 +80,7 @@ def test_groups_have_keys_of_their_own(bench: Bench) -> None:
     bench.cache(A[:1], group=0)
     assert bench.cached(A[:1], group=1) == [False]
     bench.cache(A[:1], group=1)
-    assert bench.pool.known(0)[A[0]] != bench.pool.known(1)[A[0]]
+    assert bench.pool.slot_of(0, A[0]) != bench.pool.slot_of(1, A[0])
 
 
 def test_slots_that_are_written_are_not_evicted(bench: Bench) -> None:
@@ -89,7 +92,7 @@ def test_an_abandoned_store_frees_its_slots_and_forgets_its_keys(bench: Bench) -
     chain = bench.write(A[:3])
     bench.pool.abandon(chain)
     assert bench.pool.num_free == 8
-    assert not bench.pool.known(0)
+    assert not bench.known()
     assert bench.events.take() == []
 
 
@@ -126,7 +129,7 @@ def test_a_child_that_was_there_first_protects_the_parent_that_comes_later(bench
     bench.cache(A[2:4], A[1], depth=2)
     bench.cache(A[:2])
     bench.pool.tick()
-    bench.pool.use(0, [bench.pool.known(0)[key] for key in A[2:4]], 12)  # the child is the younger one now
+    bench.pool.use(0, bench.pool.leading_slots(0, A[2:4]), 12)  # the child is the younger one now
     bench.pool.take(6)
     assert bench.cached(A[:4]) == [True, True, False, False]
 
@@ -169,7 +172,7 @@ def test_clear_forgets_all_and_frees_what_nobody_uses(bench: Bench) -> None:
     bench.cache(A[:4])
     bench.pool.clear()
     assert (bench.pool.num_free, bench.pool.num_cached) == (8, 0)
-    assert not bench.pool.known(0)
+    assert not bench.known()
     assert sorted(bench.pool.take(8)) == list(range(8))
 
 
@@ -229,8 +232,7 @@ def test_what_is_cached_of_a_prefix_with_holes_is_renewed_run_by_run(monkeypatch
     third = bench.cache(A[7:8], A[6], group=1, depth=7)
     renewed: list[tuple[list[int], int, int]] = []
     monkeypatch.setattr(bench.pool._policy, "renew", lambda *run: renewed.append(run))
-    known = bench.pool.known(1)
-    assert bench.pool.use_keys(1, A[:8], 4) == [known.get(key) for key in A[:8]]
+    assert bench.pool.use_keys(1, A[:8], 4) == bench.pool.slots_of(1, A[:8])
     assert renewed == [(first.slots, 8, 4), (second.slots, 24, 4), (third.slots, 32, 4)]
 
 
@@ -330,8 +332,7 @@ class HostPoolMachine(RuleBasedStateMachine):
     def write(self, name: str, first: int, count: int) -> None:
         keys = keys_of(text(name, 48), 4)
         wanted = keys[first : first + count]
-        known = self.pool.known(0)
-        wanted = wanted[: next((index for index, key in enumerate(wanted) if key in known), len(wanted))]
+        wanted = wanted[: next((index for index, key in enumerate(wanted) if self.pool.has(0, key)), len(wanted))]
         before = set(self.visible)
         slots = self.pool.take(len(wanted))
         self.forget(before)
@@ -345,7 +346,7 @@ class HostPoolMachine(RuleBasedStateMachine):
     def forget(self, before: set[bytes]) -> None:
         """Take note of what was evicted: nothing that is pinned."""
         pinned = {slot for slots in self.pins for slot in slots}
-        for key in before - set(self.pool.known(0)):
+        for key in before - set(self.bench.known()):
             assert self.visible[key] not in pinned
             del self.visible[key]
 
@@ -395,10 +396,11 @@ class HostPoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def exactly_what_was_committed_is_visible(self) -> None:
-        known, cached = self.pool.known(0), self.pool.cached
-        assert {key: slot for key, slot in known.items() if cached[slot]} == self.visible
+        known = self.bench.known()
+        visible = {key: slot for key, slot in known.items() if self.pool.is_cached(0, key)}
+        assert visible == self.visible
         writing = {key for chain in self.writing for key in chain.keys}
-        assert {key for key, slot in known.items() if not cached[slot]} == writing
+        assert known.keys() - visible == writing
 
 
 TestHostPoolInAnyOrder = HostPoolMachine.TestCase

@@ -397,8 +397,8 @@ class Engine(RuleBasedStateMachine):
             elif isinstance(event, Cleared):
                 self.visible.clear()
         for group, key in self.visible:
-            assert self.manager.is_cached(group, key)
-            slot = self.manager._host.known(group)[key]
+            slot = self.manager._host.cached_slot(group, key)
+            assert slot is not None
             for rank in range(self.ranks):
                 assert self.host[rank][slot] == ("kv", self.epoch, group, key)
         assert len(self.visible) == self.manager.gauges().slots_cached

@@ -19,7 +19,7 @@ SIM = Path(sim.__file__).parent
 UNDER_TEST = {"facade.py", "configuration.py"}
 """These make the manager under test and talk to it. Canaries reach into the core on purpose. Others are the oracle."""
 ALLOWED = {
-    "kvtide.core.config": {"Admit", "BelowConfig", "Mode"},  # words of the configuration,
+    "kvtide.core.config": {"Admission", "BelowConfig", "Mode"},  # words of the configuration,
     "kvtide.core.device": {"BlockContent", "DevicePool", "FreeBlock"},  # what the pool is asked,
     "kvtide.core.events": {"CacheEvent", "Cleared", "Removed", "Stored"},  # the event stream,
     "kvtide.core.eviction": {"POLICIES"},  # names of policies,

@@ -38,7 +38,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
 
 
 def test_everything_can_be_said(tmp_path: Path) -> None:
-    options = {"deadline_ms": 7, "write": "evict", "admit": "second-touch", "threads": 2, "io": "buffered"}
+    options = {"deadline_ms": 7, "write": "evict", "admit": "second-use", "threads": 2, "io": "buffered"}
     (config,) = parse_tiers([disk(tmp_path, **options)])
     assert {name: getattr(config, name) for name in options} == options
 

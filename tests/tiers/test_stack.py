@@ -225,14 +225,14 @@ def test_a_slow_tier_that_makes_progress_is_not_late(near: ScriptedTier) -> None
     [
         ("through", "all", False, False, True),
         ("through", "all", True, False, False),
-        ("through", "second-touch", False, False, False),
-        ("through", "second-touch", False, True, True),
+        ("through", "second-use", False, False, False),
+        ("through", "second-use", False, True, True),
         ("through", "all", False, True, False),
         ("evict", "all", False, False, False),
         ("evict", "all", True, False, True),
         ("evict", "all", True, True, True),
-        ("evict", "second-touch", True, False, False),
-        ("evict", "second-touch", True, True, True),
+        ("evict", "second-use", True, False, False),
+        ("evict", "second-use", True, True, True),
     ],
 )
 def test_a_tier_gets_what_it_wants(

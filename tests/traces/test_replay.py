@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvtide.core import Fetch, Lookup, Sink
+from kvtide.core.config import Admission
 from kvtide.core.eviction import POLICIES
-from kvtide.core.storing.second_use import Admission
 from kvtide.engine import Engine, EngineConfig, ModelConfig
 from kvtide.errors import ConfigError
 from kvtide.traces.cost import PRESETS, CostModel, preset

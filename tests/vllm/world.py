@@ -459,8 +459,8 @@ class World:
     def _check_host(self, rank: int, rows: Any) -> None:
         host = self.manager._host
         for group in range(len(self.side._layout.group_ids)):
-            for key, slot in host.known(group).items():
-                expected = self._expected.get((group, key)) if host.cached[slot] else None
+            for key, slot in host._slot_of[group].items():
+                expected = self._expected.get((group, key)) if host.is_cached(group, key) else None
                 if expected is not None:
                     found = rows[slot].view(np.uint64).reshape(LAYERS, -1)
                     mine = expected[:, rank :: self.ranks] if self._is_sharded(group) else expected

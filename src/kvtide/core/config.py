@@ -11,11 +11,12 @@ from typing import Literal, get_args
 
 from kvtide.core.eviction import POLICIES
 from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
-from kvtide.core.storing.second_use import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
 
 Mode = Literal["eager", "lazy"]
+Admission = Literal["all", "second-use"]
+"""Which blocks are stored on the host, or taken by a tier below it."""
 
 
 _GROUPS_MAX = 256
@@ -73,23 +74,19 @@ def _check_group(group: Group) -> None:
             )
 
 
-Admit = Literal["all", "second-touch"]
-"""Which blocks a tier takes."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BelowConfig:
     """What the tiers below host memory want, all of them together. Empty: no tier is written in this way."""
 
-    through: frozenset[Admit] = frozenset()
+    through: frozenset[Admission] = frozenset()
     """Blocks sink as soon as they are on the host, or when they are loaded from there for the first time."""
-    on_evict: frozenset[Admit] = frozenset()
+    on_evict: frozenset[Admission] = frozenset()
     """Blocks sink when they leave the host: all, or those that were loaded at least once."""
 
     @property
-    def second_touch(self) -> bool:
+    def second_use(self) -> bool:
         """Whether it matters that a block is used."""
-        return "second-touch" in self.through | self.on_evict
+        return "second-use" in self.through | self.on_evict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ has no key any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from kvtide.core.chain import Chain
 from kvtide.core.events import Cleared, EventStream, Removed, Stored
@@ -45,13 +45,10 @@ class HostPool:
         self._key: list[Key] = [b""] * slots
         self._group = bytearray(slots)
         self._cached = bytearray(slots)
-        self.marks = bytearray(slots)
-        """Per slot, for `Sinks`: what is known of its content below host memory. 0 when a slot gets new content."""
         self._pins = [0] * slots
         self._free: list[int] = []
         self._num_cached = 0
-        self._policy = POLICIES[policy](slots, self._pins)
-        self._policy.keys = self._key
+        self._policy = POLICIES[policy](slots, self._pins, self._key)
         self.evicting: Callable[[Sequence[int]], None] | None = None
         """Told of slots that are evicted at once, because somebody needs them."""
         self._orphans = Orphans()
@@ -75,9 +72,30 @@ class HostPool:
         """Slots with at least one pin. Counted by looking at all of them: for gauges and tests."""
         return self.slots_max - self._pins.count(0)
 
-    def known(self, group: int) -> Mapping[Key, int]:
-        """Slots by key for one group: the cached ones and those being written. For reading only."""
-        return self._slot_of[group]
+    def has(self, group: int, key: Key) -> bool:
+        """Whether a key is cached or being written."""
+        return key in self._slot_of[group]
+
+    def has_none(self, group: int, keys: Sequence[Key]) -> bool:
+        """Whether none of the keys is cached or being written."""
+        return self._slot_of[group].keys().isdisjoint(keys)
+
+    def slot_of(self, group: int, key: Key) -> int | None:
+        """Return the slot of a key that is cached or being written."""
+        return self._slot_of[group].get(key)
+
+    def slots_of(self, group: int, keys: Sequence[Key]) -> list[int | None]:
+        """Return what `slot_of` says of each key."""
+        return list(map(self._slot_of[group].get, keys))
+
+    def is_cached(self, group: int, key: Key) -> bool:
+        """Whether a key is visible: every rank has every byte of it."""
+        return self.cached_slot(group, key) is not None
+
+    def cached_slot(self, group: int, key: Key) -> int | None:
+        """Return the slot of a key, if it is visible."""
+        slot = self.slot_of(group, key)
+        return slot if slot is not None and self._cached[slot] else None
 
     def leading_slots(self, group: int, keys: Sequence[Key]) -> list[int]:
         """Return the slots of the first keys, up to the first one that is not cached.
@@ -100,29 +118,19 @@ class HostPool:
 
     def _search_leading(self, group: int, keys: Sequence[Key]) -> tuple[int, int]:
         """Return how many leading keys are cached, and the last one's slot, if those before a cached one are too."""
-
-        def slot_at(index: int) -> int:
-            slot = self._slot_of[group].get(keys[index], NO_PARENT)
-            return slot if slot == NO_PARENT or self._cached[slot] else NO_PARENT
-
-        if not keys or slot_at(0) == NO_PARENT:
+        last = self.cached_slot(group, keys[0]) if keys else None
+        if last is None:
             return 0, NO_PARENT
         there, missing = 0, len(keys)
         probe = missing - 1  # usually all of them are there
-        last = slot_at(0)
         while missing - there > 1:
-            slot = slot_at(probe)
-            if slot == NO_PARENT:
+            slot = self.cached_slot(group, keys[probe])
+            if slot is None:
                 missing = probe
             else:
                 there, last = probe, slot
             probe = (there + missing) // 2
         return there + 1, last
-
-    @property
-    def cached(self) -> bytearray:
-        """One byte per slot: whether its key is visible. For reading only."""
-        return self._cached
 
     def grow(self, slots: int) -> None:
         """Let the first `slots` slots be used. A pool does not shrink."""
@@ -166,7 +174,7 @@ class HostPool:
             if leading:
                 self._policy.renew(leading, end_tokens, block_tokens)
             return leading
-        slots = list(map(self._slot_of[group].get, keys))
+        slots = self.slots_of(group, keys)
         run: list[int] = []
         for index, slot in enumerate(slots):
             if slot is not None and cached[slot]:
@@ -204,24 +212,19 @@ class HostPool:
             groups, group = self._group, chain.group
             for slot in chain.slots:
                 groups[slot] = group
-        if self.evicting is not None:  # there is something below host memory
-            marks = self.marks
-            for slot in chain.slots:
-                marks[slot] = 0
 
     def commit(self, chain: Chain) -> None:
         """Make a chain visible: every rank has every byte of it."""
-        slot_of, cached = self._slot_of[chain.group], self._cached
+        cached = self._cached
         for slot in chain.slots:
             cached[slot] = 1
         self._num_cached += len(chain.slots)
-        parent = slot_of.get(chain.parent, NO_PARENT) if chain.parent is not None else NO_PARENT
-        if parent != NO_PARENT and not cached[parent]:
-            parent = NO_PARENT
-        self._policy.add(chain.slots, parent, chain.end_tokens, self._block_tokens[chain.group])
+        parent = self.cached_slot(chain.group, chain.parent) if chain.parent is not None else None
+        continues = NO_PARENT if parent is None else parent
+        self._policy.add(chain.slots, continues, chain.end_tokens, self._block_tokens[chain.group])
         if self._orphans:
             self._adopt(chain)
-        if parent == NO_PARENT and chain.parent is not None:
+        if parent is None and chain.parent is not None:
             self._orphans.add(chain.slots[0], chain.group, chain.parent)
         if self._events.enabled:
             self._events.add(Stored(chain.group, tuple(chain.keys), chain.parent))

@@ -338,8 +338,7 @@ class OffloadManager:
 
     def is_cached(self, group: int, key: Key) -> bool:
         """Whether a key is visible."""
-        slot = self._host.known(group).get(key)
-        return slot is not None and self._host.cached[slot] == 1
+        return self._host.is_cached(group, key)
 
     def take_events(self) -> list[CacheEvent]:
         """Return what was stored and removed since the last call (if the option `events` is on)."""

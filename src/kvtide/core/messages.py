@@ -56,7 +56,7 @@ class Sink:
     leaving: bool = False
     """The host gives the blocks up. Otherwise it has just got them, or they were used for the first time since."""
     used: bool = False
-    """They have been of use since they were stored: for tiers that admit on second touch."""
+    """They have been of use since they were stored: for tiers that take blocks on their second use."""
 
 
 @dataclass(frozen=True, slots=True)

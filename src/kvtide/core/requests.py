@@ -94,9 +94,9 @@ class Request:
     computed_tokens: int = 0
     considered: list[int] = field(default_factory=list)
     """Per group: blocks before this one have been stored, or left for the flush at the end."""
-    asked: list[int] = field(default_factory=list)
+    storing_decided: list[int] = field(default_factory=list)
     """Per group: for blocks before this one it is decided whether they may be stored (`admission`)."""
-    admitted: list[int] = field(default_factory=list)
+    storable: list[int] = field(default_factory=list)
     """Per group: blocks before this one may be stored."""
     reservation: Match | None = None
     load_id: int | None = None
@@ -109,8 +109,8 @@ class Request:
     def __post_init__(self) -> None:
         """Start with nothing considered."""
         self.considered = [0] * len(self.keys)
-        self.asked = [0] * len(self.keys)
-        self.admitted = [0] * len(self.keys)
+        self.storing_decided = [0] * len(self.keys)
+        self.storable = [0] * len(self.keys)
 
     def handle(self, event: RequestEvent) -> None:
         """Change state; an event that has no meaning now is a bug in the engine's integration."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
-from kvtide.core.config import Admit, BelowConfig
+from kvtide.core.config import Admission, BelowConfig
 from kvtide.core.messages import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
 from kvtide.sim.clock import TICK_S, TICKS_PER_STEP, Clock
 from kvtide.sim.draw import Draw
@@ -30,8 +30,8 @@ DAMAGED = -3
 class TierWorld:
     """What lies below host memory in one world. Chances are out of 256."""
 
-    through: frozenset[Admit]
-    on_evict: frozenset[Admit]
+    through: frozenset[Admission]
+    on_evict: frozenset[Admission]
     records_max: int
     min_fetch_tokens: int
     tier_slow: int
@@ -54,12 +54,12 @@ class TierWorld:
         """Draw one, or none: most worlds end at host memory."""
         if not draw.chance(96):
             return None
-        both: tuple[frozenset[Admit], ...] = (
+        both: tuple[frozenset[Admission], ...] = (
             frozenset(),
             frozenset(("all",)),
             frozenset(("all",)),
-            frozenset(("second-touch",)),
-            frozenset(("all", "second-touch")),
+            frozenset(("second-use",)),
+            frozenset(("all", "second-use")),
         )
         chances = {kind: draw.pick((0, 0, 6, 24, 80)) for kind in TIER_FAULT_KINDS}
         return cls(

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, cast
 
-from kvtide.core.config import Admit
+from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count
 from kvtide.tiers.base import Tier
@@ -65,7 +65,7 @@ class TierConfig:
     """Position in the list."""
     deadline_ms: int
     write: Write
-    admit: Admit
+    admit: Admission
     threads: int
     secret: SecretSource | None
 
@@ -87,7 +87,7 @@ class Common(TypedDict):
     index: int
     deadline_ms: int
     write: Write
-    admit: Admit
+    admit: Admission
     threads: int
     secret: SecretSource | None
 
@@ -171,7 +171,7 @@ def common(index: int, options: Mapping[str, object], known: Mapping[str, str], 
                 f"{prefix}.{name}", value, f"a known option; {did_you_mean(name, every)}known are {', '.join(every)}"
             )
     write = parse_choice(f"{prefix}.write", options.get("write", "through"), ("through", "evict"))
-    admit = parse_choice(f"{prefix}.admit", options.get("admit", "all"), ("all", "second-touch"))
+    admit = parse_choice(f"{prefix}.admit", options.get("admit", "all"), ("all", "second-use", "second-touch"))
     count = parse_count(f"{prefix}.threads", options.get("threads", threads))
     if count > THREADS_MAX:
         raise ConfigError(f"{prefix}.threads", count, f"at most {THREADS_MAX}")
@@ -183,7 +183,7 @@ def common(index: int, options: Mapping[str, object], known: Mapping[str, str], 
         index=index,
         deadline_ms=deadline_ms,
         write="evict" if write == "evict" else "through",
-        admit="second-touch" if admit == "second-touch" else "all",
+        admit="all" if admit == "all" else "second-use",
         threads=count,
         secret=secret_source(prefix, options),
     )

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.core.config import Admit, BelowConfig
+from kvtide.core.config import Admission, BelowConfig
 from kvtide.core.messages import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
 from kvtide.tiers.base import Item, Outcome, Tier, TierKey, Verdict
 from kvtide.tiers.config import TierConfig, Write, open_tiers
@@ -37,7 +37,7 @@ class Level(NamedTuple):
     tier: Tier
     deadline_s: float = 0.05
     write: Write = "through"
-    admit: Admit = "all"
+    admit: Admission = "all"
 
     def wants(self, sink: Sink) -> bool:
         """Whether blocks that sink now should be kept here."""
@@ -45,7 +45,7 @@ class Level(NamedTuple):
             return False
         if sink.leaving:
             return self.admit == "all" or sink.used
-        return (self.admit == "second-touch") == sink.used
+        return (self.admit == "second-use") == sink.used
 
 
 @dataclass(slots=True, eq=False)

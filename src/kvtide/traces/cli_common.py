@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, get_args
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvtide.core.storing.second_use import Admission
+from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice, parse_size
 from kvtide.traces.consistency import consistent

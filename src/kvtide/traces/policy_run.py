@@ -58,8 +58,7 @@ class PolicyRun:
         self._timed = _Timed(self.result)
         self._pins = [0] * slots
         self._keys: list[Key] = [b""] * slots
-        self._policy: EvictionPolicy = POLICIES[policy](slots, self._pins)
-        self._policy.keys = self._keys
+        self._policy: EvictionPolicy = POLICIES[policy](slots, self._pins, self._keys)
         self._admission = SecondUse(slots) if admission else None
         self._slot_of: dict[Key, int] = {}
         self._free = list(range(slots - 1, -1, -1))
@@ -75,7 +74,7 @@ class PolicyRun:
         found = len(chain)
         result.uses += len(keys)
         result.hits += found
-        last = self._admission.admit(keys, slot_of) if self._admission is not None else len(keys)
+        last = self._admission.count_storable(keys, slot_of.__contains__) if self._admission is not None else len(keys)
         with self._timed:
             self._policy.tick()
             if chain:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtide.core import FullAttention, Geometry, OffloadConfig
-from kvtide.core.storing.second_use import Admission
+from kvtide.core.config import Admission
 from kvtide.traces.cost import CostModel
 from kvtide.traces.replay_below import BelowModel, below_config
 

@@ -582,7 +582,7 @@ def test_fetched_blocks_have_their_place_in_the_prefix(monkeypatch: pytest.Monke
     monkeypatch.setattr(world.manager._host._policy, "add", lambda *chain: added.append(chain))
     request, (fetch,) = fetching(world)
     world.answer(fetch, misses=[3])
-    slots = [world.manager._host.known(0).get(key, -1) for key in request.keys[0]]
+    slots = world.manager._host.slots_of(0, request.keys[0])
     assert added == [(slots[:3], -1, 4, 4), (slots[4:7], -1, 20, 4)]
 
 

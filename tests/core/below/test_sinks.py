@@ -8,13 +8,13 @@ from hypothesis import given
 
 from kvtide.core import BelowConfig, NotSunk, Sink
 from kvtide.core.below import sinks as sinks_module
-from kvtide.core.config import Admit
+from kvtide.core.config import Admission
 from tests.support import World, keys_of, text
 
 A, B = text("a", 32), text("b", 32)
 
 
-def world_of(*, through: tuple[Admit, ...] = (), on_evict: tuple[Admit, ...] = (), **options: object) -> World:
+def world_of(*, through: tuple[Admission, ...] = (), on_evict: tuple[Admission, ...] = (), **options: object) -> World:
     below = BelowConfig(through=frozenset(through), on_evict=frozenset(on_evict))
     return World(below=below, min_fetch_tokens=1_000, **options)  # type: ignore[arg-type]
 
@@ -80,8 +80,8 @@ def test_at_most_an_eighth_of_the_host_sinks_at_a_time() -> None:
     assert len(world.below) == 8
 
 
-def test_on_second_touch_a_block_sinks_when_it_is_loaded() -> None:
-    world = world_of(through=("second-touch",), device_blocks=9)
+def test_on_the_second_use_a_block_sinks_when_it_is_loaded() -> None:
+    world = world_of(through=("second-use",), device_blocks=9)
     world.serve("r", A)
     world.drain()
     assert not world.below
@@ -159,8 +159,8 @@ def loaded(world: World, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 77])
-def test_on_second_touch_only_what_was_of_use_sinks_when_it_leaves(count: int) -> None:
-    world = full_host(on_evict=("second-touch",))
+def test_on_the_second_use_only_what_was_of_use_sinks_when_it_leaves(count: int) -> None:
+    world = full_host(on_evict=("second-use",))
     assert not world.below
     loaded(world, count)
     world.serve("other", text("b", 32))
@@ -169,14 +169,14 @@ def test_on_second_touch_only_what_was_of_use_sinks_when_it_leaves(count: int) -
 
 
 def test_tiers_that_get_everything_do_not_get_it_again_when_it_is_used() -> None:
-    world = full_host(through=("all",), on_evict=("second-touch",))
+    world = full_host(through=("all",), on_evict=("second-use",))
     sunk = world.manager.metrics.sunk_blocks
     loaded(world, 40)
     assert world.manager.metrics.sunk_blocks == sunk
 
 
 def test_what_is_of_use_before_its_turn_sinks_all_the_same() -> None:
-    world = world_of(through=("all",), on_evict=("second-touch",), host_blocks=24)
+    world = world_of(through=("all",), on_evict=("second-use",), host_blocks=24)
     store(world, "r", A)
     assert world.manager.gauges().sink_queue_blocks == 5
     world.fill_device()
@@ -190,7 +190,7 @@ def test_what_is_of_use_before_its_turn_sinks_all_the_same() -> None:
 
 
 def test_tiers_that_want_what_is_of_use_get_it_although_others_have_it_already() -> None:
-    world = world_of(through=("all", "second-touch"), host_blocks=128)
+    world = world_of(through=("all", "second-use"), host_blocks=128)
     world.serve("r", A)
     assert world.manager.metrics.sunk_blocks == 8
     new = world.add("new", B)
@@ -209,7 +209,7 @@ def test_tiers_that_want_what_is_of_use_get_it_although_others_have_it_already()
 
 def test_what_leaves_is_told_by_whether_it_was_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks_module, "AHEAD_BLOCKS_MAX", 0)
-    world = full_host(on_evict=("all", "second-touch"))
+    world = full_host(on_evict=("all", "second-use"))
     loaded(world, 77)
     monkeypatch.setattr(sinks_module, "AHEAD_BLOCKS_MAX", 5)
     world.plan()
@@ -217,7 +217,7 @@ def test_what_leaves_is_told_by_whether_it_was_of_use(monkeypatch: pytest.Monkey
 
 
 def test_what_was_of_use_and_has_sunk_is_no_loss_when_it_is_evicted() -> None:
-    world = world_of(through=("second-touch",), host_blocks=8)
+    world = world_of(through=("second-use",), host_blocks=8)
     world.serve("r", A)
     loaded(world, 8)
     assert world.manager.metrics.sunk_blocks == 8
@@ -227,7 +227,7 @@ def test_what_was_of_use_and_has_sunk_is_no_loss_when_it_is_evicted() -> None:
 
 
 def test_what_was_of_use_and_had_no_time_to_sink_is_a_loss() -> None:
-    world = world_of(through=("second-touch",), host_blocks=8)
+    world = world_of(through=("second-use",), host_blocks=8)
     world.serve("r", A)
     world.fill_device()
     request = world.add("again", text("a", 33))

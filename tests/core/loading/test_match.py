@@ -68,7 +68,7 @@ class Bench:
     def blocks(self, match: Match) -> dict[int, list[int]]:
         """Return the positions of the blocks of an offer, by group, as their slots say."""
         position = [
-            {self.host.known(index).get(key, -1): block for block, key in enumerate(keys)}
+            {slot: block for block, slot in enumerate(self.host.slots_of(index, keys))}
             for index, keys in enumerate(self.keys)
         ]
         return {piece.group: [position[piece.group][slot] for slot in piece.slots] for piece in match.pieces}

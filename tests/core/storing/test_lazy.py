@@ -43,8 +43,8 @@ def front(world: World, count: int) -> list[bool]:
     """Return for the first blocks of the free queue whether they are clean."""
     walk = world.pool.walk_free(None)
     assert walk is not None
-    known = [world.manager._host.known(index) for index in range(len(world.groups))]
-    queue = [free.content is None or free.content.key in known[free.content.group] for free in walk]
+    has = world.manager._host.has
+    queue = [free.content is None or has(free.content.group, free.content.key) for free in walk]
     return queue[:count]
 
 

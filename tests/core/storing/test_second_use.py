@@ -10,49 +10,54 @@ from kvtide.errors import ConfigError
 from tests.support import World, keys_of, text
 
 
+def nothing(_: bytes) -> bool:
+    """Say that the host has no key."""
+    return False
+
+
 def test_the_first_time_nothing_comes_in_and_the_second_time_all() -> None:
     admission = SecondUse(10)
-    assert admission.admit([b"a", b"b"]) == 0
-    assert admission.admit([b"a", b"b", b"c"]) == 2
-    assert admission.admit([b"c"]) == 1
+    assert admission.count_storable([b"a", b"b"], nothing) == 0
+    assert admission.count_storable([b"a", b"b", b"c"], nothing) == 2
+    assert admission.count_storable([b"c"], nothing) == 1
 
 
 def test_behind_what_is_kept_out_nothing_comes_in() -> None:
     admission = SecondUse(10)
-    admission.admit([b"b"])
-    assert admission.admit([b"a", b"b"]) == 0
+    admission.count_storable([b"b"], nothing)
+    assert admission.count_storable([b"a", b"b"], nothing) == 0
 
 
 def test_what_is_on_the_host_already_has_been_admitted() -> None:
     admission = SecondUse(10)
-    assert admission.admit([b"a", b"b"], known={b"a"}) == 1
-    assert admission.admits(b"a")
-    assert not admission.admits(b"b")
+    assert admission.count_storable([b"a", b"b"], known={b"a"}.__contains__) == 1
+    assert admission.may_store(b"a")
+    assert not admission.may_store(b"b")
 
 
 def test_what_was_admitted_once_is_admitted_again() -> None:
     admission = SecondUse(10)
-    assert [admission.admit([b"a"]) for _ in range(3)] == [0, 1, 1]
+    assert [admission.count_storable([b"a"], nothing) for _ in range(3)] == [0, 1, 1]
 
 
 def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
     admission = SecondUse(10)
     for number in range(200):
-        admission.admit([b"%d" % number])
+        admission.count_storable([b"%d" % number], nothing)
         assert len(admission) <= REMEMBERED_POOLS * 10 + 1
-    assert admission.admit([b"0"]) == 0
-    assert admission.admit([b"199"]) == 1
-    assert admission.admit([b"%d" % (200 - REMEMBERED_POOLS * 10 // 2)]) == 1
+    assert admission.count_storable([b"0"], nothing) == 0
+    assert admission.count_storable([b"199"], nothing) == 1
+    assert admission.count_storable([b"%d" % (200 - REMEMBERED_POOLS * 10 // 2)], nothing) == 1
 
 
 def test_what_came_in_is_still_known_when_a_generation_has_passed() -> None:
     admission = SecondUse(1)
     for _ in range(2):
-        admission.admit([b"a"])
-    admission.admit([b"b", b"c"])
-    assert [admission.admits(key) for key in (b"a", b"b", b"never seen")] == [True, False, False]
-    admission.admit([b"d", b"e", b"f"])
-    assert not admission.admits(b"a"), "two generations have passed"
+        admission.count_storable([b"a"], nothing)
+    admission.count_storable([b"b", b"c"], nothing)
+    assert [admission.may_store(key) for key in (b"a", b"b", b"never seen")] == [True, False, False]
+    admission.count_storable([b"d", b"e", b"f"], nothing)
+    assert not admission.may_store(b"a"), "two generations have passed"
 
 
 # ---------------------------------------------------------------------- in the core
@@ -157,10 +162,10 @@ def test_each_block_of_a_request_is_asked_about_once() -> None:
     keys = world.add("r", A).keys
     stores, request = world.manager._stores, world.manager._requests["r"]
     assert stores._second_use is not None
-    assert [stores.admit(request, 0, full) for full in (4, 2, 4)] == [0, 0, 0]
-    assert not any(stores.admits(0, key) for key in keys[0])
+    assert [stores.count_storable(request, 0, full) for full in (4, 2, 4)] == [0, 0, 0]
+    assert not any(stores.may_store(0, key) for key in keys[0])
     request.considered[1] = 3  # the engine left three blocks out: others have computed them
-    assert stores.admit(request, 1, 4) == 3
+    assert stores.count_storable(request, 1, 4) == 3
     assert len(stores._second_use[1]) == 1
 
 
@@ -169,8 +174,8 @@ def test_behind_a_block_that_is_kept_out_nothing_is_stored() -> None:
     request = world.add("r", A)
     stores, core_request = world.manager._stores, world.manager._requests["r"]
     assert stores._second_use is not None
-    stores._second_use[0].admit(request.keys[0][2:])  # the head was forgotten, the tail was not
-    assert [stores.admit(core_request, 0, full) for full in (1, 2, 3, 4)] == [0, 0, 0, 0]
+    stores._second_use[0].count_storable(request.keys[0][2:], nothing)  # the head was forgotten, the tail was not
+    assert [stores.count_storable(core_request, 0, full) for full in (1, 2, 3, 4)] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -183,7 +188,7 @@ def test_what_was_not_computed_was_not_used(mode: str) -> None:
         world.step()
         world.finish(request)
         world.fill_device()
-    assert [world.manager._stores.admits(0, key) for key in keys_of(A, 4)] == [True, False, False, False]
+    assert [world.manager._stores.may_store(0, key) for key in keys_of(A, 4)] == [True, False, False, False]
 
 
 def test_the_groups_share_what_is_remembered() -> None:

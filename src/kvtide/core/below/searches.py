@@ -97,7 +97,7 @@ class Searches:
             fetch = self._rising(group, key)
             if fetch is not None:
                 fetches[fetch.id] = fetch
-            elif key not in self._host.known(group) and len(names) < LOOKUP_BLOCKS_MAX:
+            elif not self._host.has(group, key) and len(names) < LOOKUP_BLOCKS_MAX:
                 names.append((group, key))
         if names:
             lookup = LookupEntry(self._ledger.next_id(), names=names, search=search)
@@ -240,7 +240,7 @@ class Searches:
             def there(block: int) -> bool:
                 return block < len(keys) and (
                     (group, keys[block]) in found
-                    or self._cached(group, keys[block])
+                    or self._host.is_cached(group, keys[block])
                     or self._rising(group, keys[block]) is not None
                 )
 
@@ -260,7 +260,7 @@ class Searches:
             fetch = self._rising(group, key) if needed else None
             if fetch is not None:
                 rising[fetch.id] = fetch
-            elif needed and key not in self._host.known(group):
+            elif needed and not self._host.has(group, key):
                 wanted.append((group, block))  # it was found, or it would not be needed
         self._join(search, rising)
         # Half of the host at most, so that one prompt does not drive everything else out.
@@ -303,13 +303,10 @@ class Searches:
             before = (group, block)
         return chains
 
-    def _cached(self, group: int, key: Key) -> bool:
-        slot = self._host.known(group).get(key)
-        return slot is not None and self._host.cached[slot] == 1
-
     def _rising(self, group: int, key: Key) -> FetchEntry | None:
         """Return the fetch that brings a block up, if it can be waited for."""
-        fetch = self._fetch_of.get(self._host.known(group).get(key, -1))
+        slot = self._host.slot_of(group, key)
+        fetch = None if slot is None else self._fetch_of.get(slot)
         return None if fetch is None or fetch.late else fetch
 
     # ------------------------------------------------------------------ the end

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvtide.core.chain import Chain
-from kvtide.core.config import Admit, BelowConfig
+from kvtide.core.config import Admission, BelowConfig
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, SinkEntry
 from kvtide.core.metrics import Metrics
@@ -25,7 +25,7 @@ AHEAD_BLOCKS_MAX = 512
 
 DONE_THROUGH, DONE_LEAVING, USED = 1, 2, 4
 """Marks of a slot: below, or counted as lost, as far as tiers written through go; the same for tiers written on evict;
-loaded since.
+loaded since it was stored.
 """
 
 
@@ -43,6 +43,8 @@ class Sinks:
         """
         self._in_flight_blocks = 0
         self._leaving_blocks = 0
+        self._marks = bytearray(host.slots_max if config is not None else 0)
+        """What is known of the content of each cached slot."""
         if config is not None:
             host.evicting = self._evicted
 
@@ -52,25 +54,29 @@ class Sinks:
         return len(self._queue)
 
     def stored(self, chain: Chain) -> None:
-        """A chain is on the host now."""
+        """A chain is on the host now, and not below as far as is known."""
+        if self._marks:
+            for slot in chain.slots:
+                self._marks[slot] = 0
         if "all" in self._config.through:
             self._enqueue(chain.group, chain.keys, chain.slots, used=False)
 
     def used(self, slots: Sequence[int]) -> None:
         """Slots were loaded from."""
-        config, marks = self._config, self._host.marks
-        if not config.second_touch:
+        config, marks = self._config, self._marks
+        if not config.second_use:
             return
         for slot in slots:
             first_time = not marks[slot] & USED
             marks[slot] |= USED
-            if first_time and "second-touch" in config.through:
+            if first_time and "second-use" in config.through:
                 group, key = self._host.name(slot)
                 self._enqueue(group, (key,), (slot,), used=True)
 
     def came_up(self, slots: Sequence[int]) -> None:
         """Slots hold what was fetched from below: it is there."""
-        self._mark(slots, DONE_THROUGH | DONE_LEAVING)
+        for slot in slots:
+            self._marks[slot] = DONE_THROUGH | DONE_LEAVING
 
     def plan(self) -> list[SinkEntry]:
         """Return what begins to sink now."""
@@ -104,10 +110,10 @@ class Sinks:
         self._lose_unsunk(slots, self._config.through, DONE_THROUGH)
         self._lose_unsunk(slots, self._config.on_evict, DONE_LEAVING)
 
-    def _lose_unsunk(self, slots: Sequence[int], write: frozenset[Admit], done: int) -> None:
+    def _lose_unsunk(self, slots: Sequence[int], write: frozenset[Admission], done: int) -> None:
         if write:
             wanted = 0 if "all" in write else USED
-            marks = (self._host.marks[slot] for slot in slots)
+            marks = (self._marks[slot] for slot in slots)
             self._lose(NotSunk.EVICTED, sum(mark & (done | wanted) == wanted for mark in marks))
 
     def _enqueue(self, group: int, keys: Sequence[bytes], slots: Sequence[int], *, used: bool) -> None:
@@ -145,8 +151,8 @@ class Sinks:
         sinks: list[SinkEntry] = []
         clean = []
         for slot in reversed(victims):  # heads first: a tail is of no use without
-            used = bool(host.marks[slot] & USED)
-            if host.marks[slot] & DONE_LEAVING or ("all" not in self._config.on_evict and not used):
+            used = bool(self._marks[slot] & USED)
+            if self._marks[slot] & DONE_LEAVING or ("all" not in self._config.on_evict and not used):
                 clean.append(slot)
                 continue
             sink = sinks[-1] if sinks else None
@@ -168,7 +174,7 @@ class Sinks:
 
     def _mark(self, slots: Sequence[int], mark: int) -> None:
         for slot in slots:
-            self._host.marks[slot] |= mark
+            self._marks[slot] |= mark
 
     def _lose(self, why: NotSunk, blocks: int) -> None:
         if blocks > 0:

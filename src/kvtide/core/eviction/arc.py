@@ -17,8 +17,8 @@ from kvtide.core.groups import Key
 class ARC(EvictionPolicy):
     """Block by block, like LRU. Needs `keys` to recognise what it gave up; without them it never regrets."""
 
-    def __init__(self, slots: int, pins: Sequence[int]) -> None:
-        super().__init__(slots, pins)
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+        super().__init__(slots, pins, keys)
         self._once: OrderedDict[int, None] = OrderedDict()
         self._often: OrderedDict[int, None] = OrderedDict()
         self._aside: dict[int, OrderedDict[int, None]] = {}

@@ -30,12 +30,14 @@ class EvictionPolicy(ABC):
     between two `tick`s happened at the same time.
     """
 
-    def __init__(self, slots: int, pins: Sequence[int]) -> None:
-        """`pins` is live: `pins[slot]` is above zero while a slot must not be evicted."""
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+        """Both sequences are live. `pins[slot]` is above zero while a slot must not be evicted.
+
+        `keys[slot]` is what it holds, for policies that remember what they gave up. May be empty.
+        """
         self.slots = slots
         self.pins = pins
-        self.keys: Sequence[Key] = ()
-        """Live, set by the pool: what each slot holds, for policies that remember what they gave up. May be empty."""
+        self.keys = keys
 
     @abstractmethod
     def tick(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtide.core.eviction.base import EvictionPolicy
+from kvtide.core.groups import Key
 
 
 class LRU(EvictionPolicy):
@@ -14,8 +15,8 @@ class LRU(EvictionPolicy):
     collection. The list is a ring closed by a sentinel at index `slots`.
     """
 
-    def __init__(self, slots: int, pins: Sequence[int]) -> None:
-        super().__init__(slots, pins)
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+        super().__init__(slots, pins, keys)
         self._next = [0] * (slots + 1)
         self._previous = [0] * (slots + 1)
         self._linked = bytearray(slots)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents
+from kvtide.core.groups import Key
 
 _TICK = 1 << 24
 """Stamps within one tick are lowered by the position in the prefix; 16 million tokens fit between two ticks."""
@@ -28,8 +29,8 @@ class PrefixAware(EvictionPolicy):
     evicted at the cost of one entry.
     """
 
-    def __init__(self, slots: int, pins: Sequence[int]) -> None:
-        super().__init__(slots, pins)
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+        super().__init__(slots, pins, keys)
         self._parent = [NO_PARENT] * slots
         self._children = [0] * slots
         self._stamp = array("q", bytes(8 * slots))

@@ -24,8 +24,8 @@ _NOWHERE, _PROBATION, _MAIN, _ASIDE_PROBATION, _ASIDE_MAIN = range(5)
 class S3FIFO(EvictionPolicy):
     """Block by block. A use only counts; blocks move when they come to the end of a queue."""
 
-    def __init__(self, slots: int, pins: Sequence[int]) -> None:
-        super().__init__(slots, pins)
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+        super().__init__(slots, pins, keys)
         self._probation: deque[int] = deque()
         self._main: deque[int] = deque()
         self._where = bytearray(slots)

@@ -126,25 +126,16 @@ class Matcher:
         return longest_resumable(others, device_tokens, limit, present, self._step), full_slots
 
     def _present(self, group: int, keys: Sequence[Key]) -> Present:
-        slot_of, cached, known = self._host.known(group), self._host.cached, len(keys)
-
-        def is_cached(block: int) -> bool:
-            if block >= known:
-                return False
-            slot = slot_of.get(keys[block])
-            return slot is not None and cached[slot] == 1
-
-        return is_cached
+        is_cached, known = self._host.is_cached, len(keys)
+        return lambda block: block < known and is_cached(group, keys[block])
 
     def _why(self, keys: Sequence[Sequence[Key]], boundary: int) -> NotLoaded:
         """Tell why the step behind `boundary` could not be taken."""
         some_group_has_it = some_key_unknown = False
         for index, first, last in self._next_step(boundary):
-            slots = [self._host.known(index).get(key) for key in keys[index][first:last]]
-            unknown = None in slots or len(slots) < last - first
-            in_flight = any(slot is not None and not self._host.cached[slot] for slot in slots)
-            some_group_has_it |= not unknown and not in_flight
-            some_key_unknown |= unknown
+            step = keys[index][first:last]
+            some_group_has_it |= len(step) == last - first and all(self._host.is_cached(index, key) for key in step)
+            some_key_unknown |= len(step) < last - first or None in self._host.slots_of(index, step)
         if not some_key_unknown:  # if all of it were cached, it could be taken
             return NotLoaded.STILL_STORING
         return NotLoaded.GROUP_CANNOT_RESUME if some_group_has_it else NotLoaded.NOT_CACHED

@@ -69,7 +69,7 @@ class EagerPlanner:
     def _store_new_blocks(self, request: Request, index: int) -> bool:
         """Store what one group of a request has computed; return False when the pin budget stopped it."""
         first = request.considered[index]
-        full = self._stores.admit(request, index, self._full_blocks(request, index))
+        full = self._stores.count_storable(request, index, self._full_blocks(request, index))
         if first >= full:
             return True
         chain = self._chain(request, index, first, full)
@@ -100,16 +100,16 @@ class EagerPlanner:
                 continue
             self._stores.lose(NotStored.NO_KEY, request.computed_tokens // group.block_tokens - full)
             slots = self._host.use_keys(index, chain.keys, chain.end_tokens)
-            admitted = self._stores.admit(request, index, full)
+            storable = self._stores.count_storable(request, index, full)
             first = request.considered[index] if find is None else 0
-            self._stores.lose(NotStored.NOT_ADMITTED, slots[max(first, admitted) :].count(None))
+            self._stores.lose(NotStored.NOT_ADMITTED, slots[max(first, storable) :].count(None))
             if find is None:
-                self._count_out_of_window(request, index, first, admitted)
+                self._count_out_of_window(request, index, first, storable)
             self._searches.rely_on(slots)
             there = slots.index(None) if None in slots else full
-            if there >= admitted:
+            if there >= storable:
                 continue
-            rest = chain.part(there, admitted, group.block_tokens)
+            rest = chain.part(there, storable, group.block_tokens)
             rest.filled = rest.filled and find is None
             for run in self._stores.runs(rest, find) if find else self._missing(request, rest, there):
                 self._stores.start_or_defer(run)
@@ -133,7 +133,7 @@ class EagerPlanner:
     def _missing(self, request: Request, chain: Chain, first: int) -> list[Chain]:
         """Cut out of a chain what the host does not know, with the request's own device blocks."""
         blocks = request.blocks[chain.group][first : first + len(chain)]
-        if NULL_BLOCK not in blocks and self._host.known(chain.group).keys().isdisjoint(chain.keys):
+        if NULL_BLOCK not in blocks and self._host.has_none(chain.group, chain.keys):
             chain.blocks = list(blocks)  # the usual case: all new
             return [chain]
         return self._stores.runs(chain, lambda _, index: blocks[index] or None)
@@ -150,7 +150,8 @@ class EagerPlanner:
             return
         blocks = request.blocks[index][first:last]
         if NULL_BLOCK in blocks:
-            known, keys = self._host.known(index), request.keys[index][first:last]
+            keys = request.keys[index][first:last]
             gone = [key for block, key in zip(blocks, keys, strict=True) if block == NULL_BLOCK]
-            self._stores.lose(NotStored.OUT_OF_WINDOW, sum(key not in known for key in gone))
-            self._searches.rely_on(map(known.get, gone))
+            slots = self._host.slots_of(index, gone)
+            self._stores.lose(NotStored.OUT_OF_WINDOW, slots.count(None))
+            self._searches.rely_on(slots)

@@ -50,7 +50,7 @@ class LazyPlanner:
         self._cursor: int | None = None
         self._tried: set[tuple[int, Key]] = set()
         self._kept_out: set[tuple[int, Key]] = set()
-        """Not admitted, and counted. Not all engines say when a block is evicted, so it is when it is about to be."""
+        """Not to be stored, and counted: when it is about to be evicted, for not all engines say when it is."""
         self._stopped_by_budget = False
 
     @property
@@ -60,13 +60,13 @@ class LazyPlanner:
 
     def advanced(self, request: Request, before_tokens: int) -> None:
         """Let everything be tried again. Blocks of a running request itself are not about to be evicted."""
-        if any(key not in self._host.known(group) for group, key in self._tried):
+        if not all(self._host.has(group, key) for group, key in self._tried):
             self._cursor = None  # it has passed them
         self._tried.clear()
         if self._stores.selective:
             for index, group in enumerate(self._geometry.groups):
                 full = min(request.computed_tokens // group.block_tokens, len(request.keys[index]))
-                self._stores.admit(request, index, full)
+                self._stores.count_storable(request, index, full)
 
     def preempted(self, request: Request) -> None:
         """Do nothing: its blocks go to the free queue."""
@@ -81,8 +81,8 @@ class LazyPlanner:
 
     def evicted(self, group: int, key: Key) -> None:
         """Count a block that was taken before it was stored, or that was not to be stored."""
-        if key not in self._host.known(group) and not self._stores.defers(group, key):
-            if self._stores.admits(group, key):
+        if not self._host.has(group, key) and not self._stores.defers(group, key):
+            if self._stores.may_store(group, key):
                 self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
             else:
                 self._keep_out(group, key)
@@ -135,20 +135,20 @@ class LazyPlanner:
     def _is_dirty(self, content: BlockContent) -> bool:
         """Whether content would be lost if the engine took its block now, and something can be done about it."""
         group, key = content.group, content.key
-        if key in self._host.known(group) or (group, key) in self._tried:
+        if self._host.has(group, key) or (group, key) in self._tried:
             return False
-        if self._stores.admits(group, key):
+        if self._stores.may_store(group, key):
             return True
         self._keep_out(group, key)
         return False
 
     def _is_arriving(self, content: BlockContent) -> bool:
         """Whether content is being written to the host, from the device or from below."""
-        slot = self._host.known(content.group).get(content.key)
-        return slot is not None and not self._host.cached[slot]
+        host, group, key = self._host, content.group, content.key
+        return host.has(group, key) and not host.is_cached(group, key)
 
     def _keep_out(self, group: int, key: Key) -> None:
-        """Count a block that is not admitted, once as long as the device has it."""
+        """Count a block that may not be stored, once as long as the device has it."""
         if (group, key) not in self._kept_out:
             if len(self._kept_out) >= self._geometry.device_blocks:
                 self._kept_out.clear()

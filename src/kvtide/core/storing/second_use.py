@@ -7,19 +7,16 @@ admission is for policies that cannot, and for hosts whose memory bandwidth is s
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 from kvtide.core.groups import Key
-
-Admission = Literal["all", "second-use"]
 
 REMEMBERED_POOLS = 4
 """Keys are remembered for at most so many times the pool's size, and for at least half of that."""
 
 
 class SecondUse:
-    """Admits what was computed before, not long ago. A bounded memory of keys, in two generations."""
+    """Lets in what was computed before, not long ago. A bounded memory of keys, in two generations."""
 
     def __init__(self, slots: int) -> None:
         self._generation_max = REMEMBERED_POOLS * slots // 2
@@ -27,23 +24,23 @@ class SecondUse:
         self._old: dict[Key, bool] = {}
         """Whether each key was asked for a second time."""
 
-    def admit(self, keys: Sequence[Key], known: Container[Key] = ()) -> int:
+    def count_storable(self, keys: Sequence[Key], known: Callable[[Key], bool]) -> int:
         """Return how many of the first keys may be stored; take note of all of them.
 
         `keys` are consecutive blocks of one prefix: behind one that is kept out all others would be of no use.
-        `known` are on the host already. To be asked once for each block of a request.
+        `known` says whether one is on the host already. To be asked once for each block of a request.
         """
         young, old = self._young, self._old
-        admitted = len(keys)
+        storable = len(keys)
         for index, key in enumerate(keys):
-            again = young[key] = key in young or key in old or key in known
-            if not again and index < admitted:
-                admitted = index
+            again = young[key] = key in young or key in old or known(key)
+            if not again and index < storable:
+                storable = index
         if len(young) > self._generation_max:
             self._old, self._young = young, {}
-        return admitted
+        return storable
 
-    def admits(self, key: Key) -> bool:
+    def may_store(self, key: Key) -> bool:
         """Whether a key was asked for a second time, as far as is remembered."""
         return self._young.get(key, False) or self._old.get(key, False)
 

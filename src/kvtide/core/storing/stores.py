@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from kvtide.core.below.sinks import Sinks
 from kvtide.core.chain import Chain
@@ -73,36 +74,35 @@ class Stores:
 
     def useful(self, chain: Chain) -> bool:
         """Whether the host has what a chain continues (or is about to), so that storing it makes sense."""
-        return (
-            chain.parent is None or not self._needs_prefix[chain.group] or chain.parent in self._host.known(chain.group)
-        )
+        needed = chain.parent if self._needs_prefix[chain.group] else None
+        return needed is None or self._host.has(chain.group, needed)
 
     @property
     def selective(self) -> bool:
         """Whether some blocks are kept out (`admission`)."""
         return self._second_use is not None
 
-    def admit(self, request: Request, group: int, full: int) -> int:
+    def count_storable(self, request: Request, group: int, full: int) -> int:
         """Return how many of the first `full` blocks of a request may be stored. Each is decided about once.
 
         So neither the end of a request nor what it computes again after a preemption is a second use.
         """
         if self._second_use is None:
             return full
-        asked = request.asked[group]
-        if not asked:  # what others computed, and this request does not even have, is not in question
-            asked = request.admitted[group] = request.considered[group]
-        if full > asked:
-            keys = request.keys[group][asked:full]
-            admitted = self._second_use[group].admit(keys, self._host.known(group))
-            if request.admitted[group] == asked:
-                request.admitted[group] += admitted
-            request.asked[group] = full
-        return min(full, request.admitted[group])
+        decided = request.storing_decided[group]
+        if not decided:  # what others computed, and this request does not even have, is not in question
+            decided = request.storable[group] = request.considered[group]
+        if full > decided:
+            keys = request.keys[group][decided:full]
+            storable = self._second_use[group].count_storable(keys, partial(self._host.has, group))
+            if request.storable[group] == decided:
+                request.storable[group] += storable
+            request.storing_decided[group] = full
+        return min(full, request.storable[group])
 
-    def admits(self, group: int, key: Key) -> bool:
+    def may_store(self, group: int, key: Key) -> bool:
         """Whether a block may be stored, whoever has asked for it."""
-        return self._second_use is None or self._second_use[group].admits(key)
+        return self._second_use is None or self._second_use[group].may_store(key)
 
     def begin(self, chain: Chain, attempt: int = 1) -> int:
         """Start to store a chain from its head; return how many blocks were started.
@@ -197,11 +197,11 @@ class Stores:
 
     def runs(self, chain: Chain, block_of: BlockOf) -> list[Chain]:
         """Cut out of a chain what the host does not know yet, with the device blocks it can be copied from."""
-        known = self._host.known(chain.group)
+        on_host = self._host.slots_of(chain.group, chain.keys)
         runs: list[Chain] = []
         run: Chain | None = None
         for index, key in enumerate(chain.keys):
-            block = None if key in known else block_of(chain, index)
+            block = block_of(chain, index) if on_host[index] is None else None
             if block is None:
                 run = None
                 continue
@@ -272,13 +272,10 @@ class Stores:
         return block
 
     def _anchor(self, chain: Chain) -> int | None:
-        """Pin the parent, lest it is evicted to make room for its own child."""
-        if chain.parent is None:
-            return None
-        slot = self._host.known(chain.group).get(chain.parent)
-        if slot is None or not self._host.cached[slot]:
-            return None
-        self._host.pin([slot])
+        """Pin the parent, so that it is not evicted to make room for its own child."""
+        slot = self._host.cached_slot(chain.group, chain.parent) if chain.parent is not None else None
+        if slot is not None:
+            self._host.pin([slot])
         return slot
 
     def _add_to_plan(self, chain: Chain, attempt: int) -> None:

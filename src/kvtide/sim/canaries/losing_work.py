@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kvtide.core.below.sinks import Sinks
 from kvtide.core.chain import Chain
@@ -25,10 +25,13 @@ def _no_flush() -> Patches:
 
 
 def _known_when_stored() -> Patches:
-    def known(self: HostPool, group: int) -> Mapping[Key, int]:
-        return {key: slot for key, slot in self._slot_of[group].items() if self._cached[slot]}
+    def slots_of(self: HostPool, group: int, keys: Sequence[Key]) -> list[int | None]:
+        return [self.cached_slot(group, key) for key in keys]
 
-    return [(HostPool, "known", known)]
+    def has_none(self: HostPool, group: int, keys: Sequence[Key]) -> bool:
+        return not any(self.is_cached(group, key) for key in keys)
+
+    return [(HostPool, "has", HostPool.is_cached), (HostPool, "has_none", has_none), (HostPool, "slots_of", slots_of)]
 
 
 def _never_look_back() -> Patches:

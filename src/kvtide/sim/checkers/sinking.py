@@ -107,11 +107,11 @@ class SinkingChecker(Checker):
 
     def admitted(self, request: SimRequest, loading: bool, accepted: int) -> None:
         """Blocks that are loaded for the first time are wanted below by some tiers."""
-        if not loading or "second-touch" not in self._through | self._on_evict:
+        if not loading or "second-use" not in self._through | self._on_evict:
             return
         first_time = [content for content in self._loaded(request) if content not in self._used]
         self._used.update(first_time)
-        wanted = len(first_time) if "second-touch" in self._through else 0
+        wanted = len(first_time) if "second-use" in self._through else 0
         self.observed.gauges = self.manager.gauges()
         lost, queued = self._move()
         if lost + queued != wanted:

@@ -17,6 +17,7 @@ from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents
 from kvtide.core.eviction.forecast.holders import NOT_RECALLED, Holders
 from kvtide.core.eviction.forecast.kinds import KINDS, RUNNING, is_shared
 from kvtide.core.eviction.forecast.visits import NOTHING
+from kvtide.core.groups import Key
 
 SHARED_BRANCHES = 2
 """A block with this many continuations is a shared beginning, not part of a conversation."""
@@ -30,8 +31,8 @@ class Forecast(EvictionPolicy):
     Without `keys` evicted blocks are not recognised, and conversations that were evicted start anew.
     """
 
-    def __init__(self, slots: int, pins: Sequence[int]) -> None:
-        super().__init__(slots, pins)
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
+        super().__init__(slots, pins, keys)
         self._parent = [NO_PARENT] * slots
         self._children = [0] * slots
         self._branches = [0] * slots
