@@ -112,7 +112,7 @@ def test_a_store_says_whether_its_blocks_are_filled() -> None:
     assert StoreEntry(7, blocks=[3], slots=[0], filled=False).as_copy() == Copy(7, (3,), (0,), filled=False)
 
 
-SEARCH = Search("r", 0, 12)
+SEARCH = Search(Request("r", [], []), 0, 12)
 NAMES = [(0, b"a"), (0, b"b"), (1, b"a")]
 
 

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtide.core.below.searches import Searches
-from kvtide.core.below.sinks import Sinks
+from kvtide.core.below.below import Below
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.events import CacheEvent, EventStream
 from kvtide.core.groups import Key
 from kvtide.core.host_pool import HostPool
-from kvtide.core.ledger import (
-    ClearEntry,
-    Entry,
-    ErrandEntry,
-    FetchEntry,
-    Ledger,
-    LoadEntry,
-    LookupEntry,
-    SinkEntry,
-    StoreEntry,
-)
+from kvtide.core.ledger import Entry, Ledger, LoadEntry, StoreEntry
 from kvtide.core.loading.loads import Loads
 from kvtide.core.loading.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
@@ -60,28 +49,17 @@ class OffloadManager:
         )
         self._slots_ready = [self._host.slots] * geometry.ranks
         self._ledger = Ledger(geometry.ranks, self.metrics)
-        self._sinks = Sinks(config.below, self._host, self._ledger, self.metrics)
-        self._searches = Searches(config, self._host, self._sinks, self._ledger, self.metrics)
-        self._stores = Stores(config, device, self._host, sinks=self._sinks, ledger=self._ledger, metrics=self.metrics)
-        self._loads = Loads(
-            config,
-            device,
-            self._host,
-            searches=self._searches,
-            sinks=self._sinks,
-            ledger=self._ledger,
-            metrics=self.metrics,
-        )
+        self._below = Below(config, self._host, self._ledger, self.metrics)
+        self._stores = Stores(config, device, self._host, below=self._below, ledger=self._ledger, metrics=self.metrics)
+        self._loads = Loads(config, device, self._host, below=self._below, ledger=self._ledger, metrics=self.metrics)
         self._planner = self._make_planner(device)
         self._requests: dict[str, Request] = {}
-        self._clear_due = False
-        """The next plan tells the tiers to forget everything."""
         self._step = 0
 
     def _make_planner(self, device: DevicePool) -> StorePlanner:
         geometry = self.config.geometry
         if self.config.mode == "eager":
-            return EagerPlanner(geometry.groups, device, self._host, self._stores, self._searches)
+            return EagerPlanner(geometry.groups, device, self._host, self._stores, self._below)
         return LazyPlanner(geometry, device, self._host, self._stores)
 
     # ------------------------------------------------------------------ requests
@@ -168,7 +146,7 @@ class OffloadManager:
         request.handle(RequestEvent.PREEMPT)
         self.metrics.preemptions += not (request.load_failed and request.computed_tokens == 0)
         self._planner.preempted(request)
-        self._searches.drop(request)
+        self._below.drop(request)
         self._loads.release(request)
         request.load_id = None
         request.computed_tokens = 0
@@ -178,7 +156,7 @@ class OffloadManager:
         """Tell that the request is over (done or aborted, in whatever state). Call before its blocks are freed."""
         request = self._request(request_id)
         self._planner.finished(request)
-        self._searches.drop(request)
+        self._below.drop(request)
         self._loads.release(request)
         request.load_id = None
         del self._requests[request_id]
@@ -200,22 +178,10 @@ class OffloadManager:
         self._planner.plan(sum(len(load.blocks) for load in loading))
         loads = tuple(load.as_copy() for load in loading)
         stores = tuple(store.as_copy() for store in self._stores.take_planned())
-        errands = tuple(errand.as_errand() for errand in self._take_errands()) if self.config.below else ()
+        errands = self._below.plan()
         oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
         ask = tuple(transfer.id for transfer in self._ledger.overdue)
         return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands, ask)
-
-    def _take_errands(self) -> list[ErrandEntry]:
-        """Return what is to be done below host memory; from now on answers are expected.
-
-        A clear comes first: what is behind it, in this plan or a later one, is of the new weights (F9).
-        """
-        errands: list[ErrandEntry] = [ClearEntry(self._ledger.next_id())] if self._clear_due else []
-        self._clear_due = False
-        errands += [*self._searches.take_planned(), *self._sinks.plan()]
-        for errand in errands:
-            self._ledger.start(errand)
-        return errands
 
     def report(self, *reports: Report) -> Outcome:
         """Take the workers' reports; return the requests whose loads are complete or failed.
@@ -229,14 +195,15 @@ class OffloadManager:
                 self._slots_ready[report.rank] = report.slots_ready
                 self._host.grow(min(self._slots_ready))
             for fetch_id in report.late:
-                self._searches.late(fetch_id)
+                self._below.late(fetch_id)
         for transfer in settled:
             if isinstance(transfer, StoreEntry):
                 self._stores.settle(transfer)
             elif isinstance(transfer, LoadEntry):
                 self._loads.settle(transfer)
             else:
-                self._settle_errand(transfer)
+                for chain in self._below.settle(transfer):
+                    self._stores.take_over(chain, lost=transfer.abandoned)
         return self._loads.take_outcome()
 
     def passed(self, seconds: float) -> None:
@@ -249,29 +216,20 @@ class OffloadManager:
         for transfer in self._ledger.passed(seconds):
             if isinstance(transfer, LoadEntry):
                 self._loads.overdue(transfer)
-            self._searches.overdue(transfer)
+            else:
+                self._below.overdue(transfer)
 
     @property
     def overdue(self) -> str | None:
         """What some rank has not said for too long, so that nothing is loaded or stored; None if all is well."""
         return next((f"transfer {each.id}: {each.failure}" for each in self._ledger.overdue), None)
 
-    def _settle_errand(self, errand: Entry) -> None:
-        if isinstance(errand, LookupEntry):
-            self._searches.looked_up(errand)
-        elif isinstance(errand, FetchEntry):
-            self._searches.fetched(errand)
-            for chain in self._searches.take_unkept():
-                self._stores.take_over(chain, lost=errand.abandoned)
-        elif isinstance(errand, SinkEntry):
-            self._sinks.settle(errand)
-
     def computed(self, tokens: int, seconds: float) -> None:
         """Tell what computing costs: a step of so many tokens of prompts took so long. Optional.
 
         Without it, what is below host memory is always worth waiting for, and what is on the host worth loading.
         """
-        self._searches.break_even.computed(tokens, seconds)
+        self._below.computed(tokens, seconds)
         self._loads.break_even.computed(tokens, seconds)
 
     def loaded(self, tokens: int, seconds: float) -> None:
@@ -287,12 +245,10 @@ class OffloadManager:
         """
         self._stores.reset()
         self._loads.reset()
-        self._searches.reset()
-        self._sinks.reset()
-        self._clear_due |= below and self.config.below is not None
+        self._below.reset(clear=below)
         self._ledger.abandon()
         for request in self._requests.values():
-            self._searches.drop(request)
+            self._below.drop(request)
             request.stale = request.state in (State.LOADING, State.RUNNING)
             if request.reservation is not None:
                 request.handle(RequestEvent.GIVE_UP)
@@ -312,10 +268,10 @@ class OffloadManager:
     @property
     def busy(self) -> bool:
         """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
-        soon = self._loads.waiting or self._stores.waiting or self._searches.waiting or self._clear_due
+        soon = self._loads.waiting or self._stores.waiting or self._below.waiting
         if self._ledger.overdue or self._stores.stopped:  # what has to wait for that keeps no idle engine from resting
             return bool(len(self._ledger) or soon)
-        return bool(len(self._ledger) or soon or self._planner.waiting or self._sinks.waiting_blocks)
+        return bool(len(self._ledger) or soon or self._planner.waiting or self._below.sink_queue_blocks)
 
     # ------------------------------------------------------------------ looking
 
@@ -332,8 +288,8 @@ class OffloadManager:
             transfers=len(self._ledger),
             transfers_unanswered=len(self._ledger.overdue),
             backlog_blocks=self._stores.backlog_blocks,
-            sink_queue_blocks=self._sinks.waiting_blocks,
-            searches=len(self._searches),
+            sink_queue_blocks=self._below.sink_queue_blocks,
+            searches=self._below.searches,
         )
 
     def is_cached(self, group: int, key: Key) -> bool:

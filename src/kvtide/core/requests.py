@@ -69,7 +69,7 @@ TRANSITIONS: dict[State, dict[RequestEvent, State]] = {
 class Search:
     """A request waits for what may be below host memory. It does so at most once."""
 
-    request_id: str
+    request: Request
     device_tokens: int
     num_tokens: int
     errands: set[int] = field(default_factory=set)

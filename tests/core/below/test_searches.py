@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from kvtide.core import (
@@ -20,8 +22,8 @@ from kvtide.core import (
     Stored,
     ledger,
 )
+from kvtide.core.below import fetches as fetches_module
 from kvtide.core.below import searches as searches_module
-from kvtide.core.below.searches import _runs
 from kvtide.core.break_even import RETRY_EVERY
 from kvtide.core.storing.stores import ATTEMPTS_MAX
 from tests.support import FakeRequest, World, text
@@ -281,7 +283,7 @@ def test_a_request_waits_for_what_others_fetch_and_for_its_own() -> None:
 
 
 def test_a_request_does_not_wait_for_what_others_fetch_and_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 7)
+    monkeypatch.setattr(fetches_module, "FETCH_BLOCKS_MAX", 7)
     world = with_tiers(groups=(FullAttention(4), StateSpace(4)), device_blocks=64)
     longer = A + text("more", 16)
     sunk(world, longer)
@@ -532,7 +534,7 @@ def test_an_engine_goes_on_stepping_while_something_is_to_be_asked_for() -> None
 
 
 def test_what_has_come_is_kept_while_the_rest_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 3)
+    monkeypatch.setattr(fetches_module, "FETCH_BLOCKS_MAX", 3)
     world = with_tiers()
     sunk(world)
     request, fetches = fetching(world)
@@ -575,15 +577,23 @@ def test_now_and_then_it_is_tried_although_it_does_not_seem_to_pay() -> None:
     assert asked == [False] * (RETRY_EVERY - 1) + [True]
 
 
-def test_fetched_blocks_have_their_place_in_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("misses", "runs"),
+    [([], [(0, 7)]), ([0], [(1, 7)]), ([3], [(0, 3), (4, 7)]), ([2, 3, 6], [(0, 2), (4, 6)]), (range(7), [])],
+)
+def test_fetched_blocks_have_their_place_in_the_prefix(
+    misses: Sequence[int], runs: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes is cut where something is missing."""
     world = with_tiers()
     sunk(world)
     added: list[tuple[list[int], int, int, int]] = []
     monkeypatch.setattr(world.manager._host._policy, "add", lambda *chain: added.append(chain))
     request, (fetch,) = fetching(world)
-    world.answer(fetch, misses=[3])
+    world.answer(fetch, misses=misses)
     slots = world.manager._host.slots_of(0, request.keys[0])
-    assert added == [(slots[:3], -1, 4, 4), (slots[4:7], -1, 20, 4)]
+    assert added == [(slots[first:last], -1, 4 * first + 4, 4) for first, last in runs]
+    assert slots.count(None) == 1 + len(misses), "slots of what has not come are free again"
 
 
 @pytest.mark.parametrize(("slots", "fetched"), [(1, 1), (3, 1), (8, 4), (64, 7)])
@@ -646,11 +656,6 @@ def test_an_answer_that_nobody_waited_for_any_more_is_not_held_against_a_tier(ov
         world.answer(fetch, seconds=0.001)
     world.finish(request)
     assert ask(world, world.add("third", text("b", 32))).waits
-
-
-def test_what_comes_is_cut_where_something_is_missing() -> None:
-    assert list(_runs(2, 4, {2, 3, 5, 6, 7})) == [(0, 2), (2, 3), (3, 4)]
-    assert list(_runs(0, 2, {2})) == [(0, 2)]
 
 
 def test_what_has_come_is_kept_until_the_request_is_matched_again() -> None:
@@ -856,7 +861,7 @@ def test_one_prompt_does_not_drive_everything_else_out_of_the_host() -> None:
 
 
 def test_large_fetches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 3)
+    monkeypatch.setattr(fetches_module, "FETCH_BLOCKS_MAX", 3)
     world = with_tiers()
     sunk(world)
     request, fetches = fetching(world)
@@ -902,7 +907,7 @@ def test_what_does_not_pay_is_not_asked_for() -> None:
 
 def test_waiting_behind_other_fetches_is_not_held_against_a_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     """F19: what counts is the rate of the tier. Found by replaying a trace: tiers that paid were given up."""
-    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 1)
+    monkeypatch.setattr(fetches_module, "FETCH_BLOCKS_MAX", 1)
     world = with_tiers()
     sunk(world)
     world.manager.computed(28, 1.0)

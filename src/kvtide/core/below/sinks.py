@@ -9,7 +9,7 @@ when slots are needed at once they are taken, and what had no time to sink is co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvtide.core.chain import Chain
 from kvtide.core.config import Admission, BelowConfig
@@ -80,10 +80,7 @@ class Sinks:
 
     def plan(self) -> list[SinkEntry]:
         """Return what begins to sink now."""
-        sinks = self._from_queue()
-        if self._config.on_evict:
-            sinks += self._ahead()
-        return sinks
+        return [*self._batches(self._from_queue(), leaving=False), *self._batches(self._ahead(), leaving=True)]
 
     def settle(self, sink: SinkEntry) -> None:
         """Every rank has answered."""
@@ -123,54 +120,43 @@ class Sinks:
         for key, slot in zip(keys[:room], slots[:room], strict=True):
             self._queue.append((group, key, slot, used))
 
-    def _from_queue(self) -> list[SinkEntry]:
+    def _from_queue(self) -> Iterator[tuple[int, bool]]:
         """Take from the queue what is still there and may be pinned now: at most an eighth of the host."""
-        sinks: list[SinkEntry] = []
-        host = self._host
-        room = max(1, host.slots // 8) - self._in_flight_blocks
+        room = max(1, self._host.slots // 8) - self._in_flight_blocks
         while self._queue and room > 0:
             group, key, slot, used = self._queue.popleft()
-            if not host.holds(slot, (group, key)):
-                continue  # evicted before its turn came, which is counted where that happens
-            sink = sinks[-1] if sinks else None
-            if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
-                sink = self._begin(leaving=False, used=used)
-                sinks.append(sink)
-            self._add(sink, slot)
-            host.pin((slot,))
-            room -= 1
-        return sinks
+            if self._host.holds(slot, (group, key)):  # otherwise it was evicted, and counted where that happens
+                self._host.pin((slot,))
+                room -= 1
+                yield slot, used
 
-    def _ahead(self) -> list[SinkEntry]:
+    def _ahead(self) -> Iterator[tuple[int, bool]]:
         """Keep some slots free, by letting what is evicted next sink first."""
-        host = self._host
+        host, on_evict = self._host, self._config.on_evict
         target = min(AHEAD_BLOCKS_MAX, max(1, host.slots // 16))
         count = target - host.num_free - self._leaving_blocks
-        victims = host.detach(count) if count > 0 and host.slots > 1 else []
+        victims = host.detach(count) if on_evict and count > 0 and host.slots > 1 else []
         self._lose_unsunk(victims, self._config.through, DONE_THROUGH)  # to tiers that are not written on evict
-        sinks: list[SinkEntry] = []
         clean = []
         for slot in reversed(victims):  # heads first: a tail is of no use without
             used = bool(self._marks[slot] & USED)
-            if self._marks[slot] & DONE_LEAVING or ("all" not in self._config.on_evict and not used):
+            if self._marks[slot] & DONE_LEAVING or ("all" not in on_evict and not used):
                 clean.append(slot)
-                continue
-            sink = sinks[-1] if sinks else None
-            if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
-                sink = self._begin(leaving=True, used=used)
-                sinks.append(sink)
-            self._add(sink, slot)
-            self._leaving_blocks += 1
+            else:
+                yield slot, used
         host.free(clean[::-1])
+
+    def _batches(self, blocks: Iterable[tuple[int, bool]], *, leaving: bool) -> list[SinkEntry]:
+        """Let slots sink together that are alike in whether they were of use."""
+        sinks: list[SinkEntry] = []
+        for slot, used in blocks:
+            if not sinks or len(sinks[-1].slots) == SINK_BLOCKS_MAX or sinks[-1].used != used:
+                sinks.append(SinkEntry(self._ledger.next_id(), leaving=leaving, used=used))
+            sinks[-1].slots.append(slot)
+            sinks[-1].names.append(self._host.name(slot))
+            self._in_flight_blocks += 1
+            self._leaving_blocks += leaving
         return sinks
-
-    def _begin(self, *, leaving: bool, used: bool) -> SinkEntry:
-        return SinkEntry(self._ledger.next_id(), leaving=leaving, used=used)
-
-    def _add(self, sink: SinkEntry, slot: int) -> None:
-        sink.slots.append(slot)
-        sink.names.append(self._host.name(slot))
-        self._in_flight_blocks += 1
 
     def _mark(self, slots: Sequence[int], mark: int) -> None:
         for slot in slots:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from kvtide.core.below.searches import Searches
-from kvtide.core.below.sinks import Sinks
+from kvtide.core.below.below import Below
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK
@@ -20,8 +18,6 @@ from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Request, RequestEvent
 from kvtide.errors import ProtocolError
 
-_NOT_THERE = (NotLoaded.NOT_CACHED, NotLoaded.STILL_STORING)
-
 
 class Loads:
     """Keeps promises: what was offered stays on the host until the engine has answered, and then until it is read."""
@@ -32,8 +28,7 @@ class Loads:
         device: DevicePool,
         host: HostPool,
         *,
-        searches: Searches,
-        sinks: Sinks,
+        below: Below,
         ledger: Ledger,
         metrics: Metrics,
     ) -> None:
@@ -42,8 +37,7 @@ class Loads:
         least = config.min_load_tokens
         self.break_even = LoadBreakEven() if least is None else FixedBreakEven(least)
         self._matcher = Matcher(config.geometry.groups, host, self.break_even.pays)
-        self._searches = searches
-        self._sinks = sinks
+        self._below = below
         self._ledger = ledger
         self._metrics = metrics
         self._planned: list[LoadEntry] = []
@@ -63,20 +57,14 @@ class Loads:
         if request.load_failed or self._ledger.overdue:
             why = NotLoaded.NO_REPORT if self._ledger.overdue else NotLoaded.COPY_FAILED
             return Match(request.id, device_tokens, 0, (), {why: num_tokens - device_tokens}, num_tokens)
-        match = self._matcher.match(request.id, request.keys, device_tokens, num_tokens)
-        if self._searches.waits(request, match):
-            return replace(match, waits=True)
-        if request.search is not None and request.search.late:
-            missed = {NotLoaded.TIER_LATE if why in _NOT_THERE else why: n for why, n in match.missed.items()}
-            return replace(match, missed=missed)
-        return match
+        return self._below.matched(request, self._matcher.match(request.id, request.keys, device_tokens, num_tokens))
 
     def reserve(self, request: Request, match: Match) -> None:
         """Pin what was matched (F11), instead of what was reserved before."""
         self._host.pin(match.slots)
         self.release(request)
         request.reservation = match
-        self._searches.reserved(request, match)
+        self._below.reserved(request, match)
 
     def release(self, request: Request) -> None:
         """Unpin what is reserved, if anything is."""
@@ -86,7 +74,7 @@ class Loads:
 
     def admit(self, request: Request, accepted_tokens: int) -> bool:
         """Turn a reservation into a load of its first `accepted_tokens` tokens; return whether one is under way."""
-        self._searches.drop(request)
+        self._below.drop(request)
         match = request.reservation
         offered = match.tokens if match is not None else 0
         if not 0 <= accepted_tokens <= offered:
@@ -196,7 +184,7 @@ class Loads:
                     f"and the load needs {first + len(slots)}"
                 )
             self._host.use(group, slots, (first + 1) * self._matcher.block_tokens(group))
-            self._sinks.used(slots)
+            self._below.used(slots)
             if NULL_BLOCK in blocks:
                 pairs = [pair for pair in zip(blocks, slots, strict=True) if pair[0] != NULL_BLOCK]
                 load.blocks += [block for block, _ in pairs]

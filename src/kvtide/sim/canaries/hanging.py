@@ -21,7 +21,7 @@ def _unkept_promise() -> Patches:
         release_loosely(self, request)
         request.reservation = match
         loose[request.id] = None
-        self._searches.reserved(request, match)
+        self._below.reserved(request, match)
 
     def release_loosely(self: Loads, request: Request) -> None:
         if request.id in loose:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvtide.core.below.sinks import Sinks
+from kvtide.core.below.below import Below
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.host_pool import HostPool
@@ -44,12 +44,12 @@ def _unpinned_stores() -> Patches:
         device: DevicePool,
         host: HostPool,
         *,
-        sinks: Sinks,
+        below: Below,
         ledger: Ledger,
         metrics: Metrics,
     ) -> None:
         loose: Any = _Unpinned(device)
-        init(self, config, loose, host, sinks=sinks, ledger=ledger, metrics=metrics)
+        init(self, config, loose, host, below=below, ledger=ledger, metrics=metrics)
 
     return [(Stores, "__init__", unpinned)]
 
