@@ -14,8 +14,6 @@ from kvtide.core.linear_fit import LinearFit
 
 RETRY_EVERY = 64
 """Of so many that do not seem to pay one is tried, to see whether that is still so."""
-_WEIGHT = 0.1
-"""Of a new observation, in the running mean."""
 _HALF_LIFE_TOKENS = 16_384
 """After so many tokens more, what was seen before counts half."""
 
@@ -62,8 +60,3 @@ class BreakEven(ABC):
     @abstractmethod
     def _cost_s(self, tokens: int) -> float | None:
         """Return the seconds that bringing so many tokens back is likely to take; None if that is not known."""
-
-
-def running_mean(mean: float, value: float) -> float:
-    """Return a mean that follows what it is told, the latest a little more than those before."""
-    return mean + _WEIGHT * (value - mean)

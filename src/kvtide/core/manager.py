@@ -214,10 +214,7 @@ class OffloadManager:
         nothing else is loaded or stored (I8).
         """
         for transfer in self._ledger.passed(seconds):
-            if isinstance(transfer, LoadEntry):
-                self._loads.overdue(transfer)
-            else:
-                self._below.overdue(transfer)
+            self._below.late(transfer.id)
 
     @property
     def overdue(self) -> str | None:

@@ -71,7 +71,8 @@ class Search:
 
     request: Request
     device_tokens: int
-    num_tokens: int
+    limit: int
+    """Up to where it could resume: one token is left to compute."""
     errands: set[int] = field(default_factory=set)
     """What it waits for: one lookup, or fetches."""
     slots: list[int] = field(default_factory=list)
@@ -79,6 +80,12 @@ class Search:
     over: bool = False
     late: bool = False
     """A tier was too slow."""
+
+    @property
+    def on_host(self) -> int:
+        """Up to where it could resume with what is reserved for it."""
+        reservation = self.request.reservation
+        return self.device_tokens + (reservation.tokens if reservation is not None else 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,8 +22,8 @@ from kvtide.core import (
     Stored,
     ledger,
 )
+from kvtide.core.below import below as below_module
 from kvtide.core.below import fetches as fetches_module
-from kvtide.core.below import searches as searches_module
 from kvtide.core.break_even import RETRY_EVERY
 from kvtide.core.storing.stores import ATTEMPTS_MAX
 from tests.support import FakeRequest, World, text
@@ -379,7 +379,7 @@ def test_what_the_device_has_is_not_asked_for() -> None:
 
 
 def test_of_a_long_prompt_the_beginning_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "LOOKUP_BLOCKS_MAX", 3)
+    monkeypatch.setattr(below_module, "LOOKUP_BLOCKS_MAX", 3)
     request, lookup = looking(with_tiers())
     assert lookup.names == tuple((0, key) for key in request.keys[0][:3])
 
@@ -873,7 +873,7 @@ def test_large_fetches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_as_many_search_at_a_time_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "SEARCHES_MAX", 1)
+    monkeypatch.setattr(below_module, "SEARCHES_MAX", 1)
     world = with_tiers()
     looking(world)
     assert not ask(world, world.add("second", text("b", 32))).waits

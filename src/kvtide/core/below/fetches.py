@@ -1,15 +1,17 @@
-"""Fetches: blocks on their way up to the host, each of them once, whoever waits for it."""
+"""Fetches: which blocks a request lacks, and those that are on their way up to the host, each once, whoever waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from kvtide.core.chain import Chain
-from kvtide.core.groups import Group, Key
+from kvtide.core.groups import Group, Key, Present, common_boundary, longest_resumable
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import FetchEntry, Ledger
+from kvtide.core.messages import Name
 from kvtide.core.metrics import Metrics
+from kvtide.core.requests import Search
 
 FETCH_BLOCKS_MAX = 64
 """Blocks of one errand: small enough that a slow tier is noticed, large enough to be read in one go."""
@@ -19,7 +21,8 @@ class Fetches:
     """Takes slots for what is to come up, and makes visible what has come on every rank."""
 
     def __init__(self, groups: Sequence[Group], host: HostPool, ledger: Ledger, metrics: Metrics) -> None:
-        self._block_tokens = [group.block_tokens for group in groups]
+        self._groups = groups
+        self._step = common_boundary(groups)
         self._host = host
         self._ledger = ledger
         self._metrics = metrics
@@ -27,11 +30,65 @@ class Fetches:
         """The fetch that writes to a slot."""
         self._rising_tokens = 0.0
 
-    def bringing(self, group: int, key: Key) -> FetchEntry | None:
+    # ------------------------------------------------------------------ what a request lacks
+
+    def lacking(
+        self, search: Search, boundary: int | None = None
+    ) -> tuple[list[tuple[int, int]], Collection[FetchEntry]]:
+        """Return group and index of the blocks that the host does not have, and the fetches that bring some others up.
+
+        Only of those that resuming at `boundary` needs, if it is given.
+        """
+        lacking: list[tuple[int, int]] = []
+        fetches: dict[int, FetchEntry] = {}
+        for group, block in self._beyond(search):
+            key = search.request.keys[group][block]
+            if boundary is not None and not self._needs(group, block, boundary):
+                continue
+            fetch = self._bringing(group, key)
+            if fetch is not None:
+                fetches[fetch.id] = fetch
+            elif not self._host.has(group, key):
+                lacking.append((group, block))
+        return lacking, fetches.values()
+
+    def resumable(self, search: Search, found: set[Name]) -> int:
+        """Return up to where a request could resume with what is on the host, on its way, and found below."""
+
+        def present(group: int) -> Present:
+            keys = search.request.keys[group]
+
+            def there(block: int) -> bool:
+                return block < len(keys) and (
+                    (group, keys[block]) in found
+                    or self._host.is_cached(group, keys[block])
+                    or self._bringing(group, keys[block]) is not None
+                )
+
+            return there
+
+        presents = [present(index) for index in range(len(self._groups))]
+        return longest_resumable(self._groups, search.device_tokens, search.limit, presents, self._step)
+
+    def _beyond(self, search: Search) -> Iterator[tuple[int, int]]:
+        """Yield the blocks beyond what a request has: up to there it lacks nothing that a longer prefix needs."""
+        for boundary in range(search.on_host // self._step * self._step, search.limit, self._step):
+            for index, group in enumerate(self._groups):
+                last = min((boundary + self._step) // group.block_tokens, len(search.request.keys[index]))
+                for block in range(boundary // group.block_tokens, last):
+                    yield index, block
+
+    def _needs(self, index: int, block: int, boundary: int) -> bool:
+        group = self._groups[index]
+        return group.first_needed(boundary) <= block < boundary // group.block_tokens
+
+    def _bringing(self, group: int, key: Key) -> FetchEntry | None:
         """Return the fetch that brings a block up, if it can be waited for."""
         slot = self._host.slot_of(group, key)
         fetch = None if slot is None else self._of_slot.get(slot)
         return None if fetch is None or fetch.late else fetch
+
+    # ------------------------------------------------------------------ on its way up
 
     def begin(
         self, keys: Sequence[Sequence[Key]], wanted: Sequence[tuple[int, int]], waited_s: float
@@ -76,7 +133,8 @@ class Fetches:
                     came_up += part.slots
                 else:
                     self._host.abandon(part)
-                    unkept += [self._block(part, at) for at, slot in enumerate(part.slots) if slot in fetch.relied_on]
+                    relied_on = (at for at, slot in enumerate(part.slots) if slot in fetch.relied_on)
+                    unkept += [part.part(at, at + 1, self._size(part)) for at in relied_on]
         self._metrics.fetched_blocks += len(came_up)
         if not fetch.abandoned:
             self._metrics.fetch_missed_blocks += len(fetch.slots) - len(came_up)
@@ -89,7 +147,7 @@ class Fetches:
         for (group, block), slot in zip(blocks, slots, strict=True):
             if (group, block - 1) != before:
                 parent = keys[group][block - 1] if block else None
-                chains.append(Chain(group, [], parent, (block + 1) * self._block_tokens[group]))
+                chains.append(Chain(group, [], parent, (block + 1) * self._groups[group].block_tokens))
             chains[-1].keys.append(keys[group][block])
             chains[-1].slots.append(slot)
             before = (group, block)
@@ -99,13 +157,13 @@ class Fetches:
         """Cut a chain where blocks that every rank has begin or end."""
         for _, run in groupby(range(len(chain)), key=lambda at: chain.slots[at] in everywhere):
             first, *rest = run
-            part = chain.part(first, first + 1 + len(rest), self._block_tokens[chain.group])
+            part = chain.part(first, first + 1 + len(rest), self._size(chain))
             part.slots = chain.slots[first : first + len(part)]
             yield part
 
-    def _block(self, chain: Chain, at: int) -> Chain:
-        return chain.part(at, at + 1, self._block_tokens[chain.group])
+    def _size(self, chain: Chain) -> int:
+        return self._groups[chain.group].block_tokens
 
     def _tokens(self, fetch: FetchEntry) -> float:
         """Return the tokens of a fetch, of which each group brings its share."""
-        return sum(len(chain) * self._block_tokens[chain.group] for chain in fetch.chains) / len(self._block_tokens)
+        return sum(len(chain) * self._size(chain) for chain in fetch.chains) / len(self._groups)

@@ -49,7 +49,7 @@ class Sinks:
             host.evicting = self._evicted
 
     @property
-    def waiting_blocks(self) -> int:
+    def queue_blocks(self) -> int:
         """Blocks that wait for their turn."""
         return len(self._queue)
 

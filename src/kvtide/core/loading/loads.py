@@ -36,14 +36,13 @@ class Loads:
         self._host = host
         least = config.min_load_tokens
         self.break_even = LoadBreakEven() if least is None else FixedBreakEven(least)
+        self._block_tokens = [group.block_tokens for group in config.geometry.groups]
         self._matcher = Matcher(config.geometry.groups, host, self.break_even.pays)
         self._below = below
         self._ledger = ledger
         self._metrics = metrics
         self._planned: list[LoadEntry] = []
         self._settled_at_once: list[LoadEntry] = []
-        self._overdue: list[LoadEntry] = []
-        """Loads that are overdue since the last outcome."""
         self._loaded: list[str] = []
         self._failed: list[str] = []
 
@@ -115,18 +114,15 @@ class Loads:
         if load.request.load_id == load.id:
             (self._loaded if self.arrive(load) else self._failed).append(load.request.id)
 
-    def overdue(self, load: LoadEntry) -> None:
-        """Some rank has said nothing for too long: unless it does now, the request need not wait any longer."""
-        self._overdue.append(load)
-
     def take_outcome(self) -> Outcome:
         """Return the requests that need not wait any longer, since the last time."""
-        overdue = [load for load in self._overdue if load.ranks_left and load.request.load_id == load.id]
-        for load in overdue:
-            self.arrive(load)
-        ids = tuple(load.request.id for load in overdue)
-        outcome = Outcome(tuple(self._loaded), (*self._failed, *ids), ids)
-        self._overdue, self._loaded, self._failed = [], [], []
+        overdue = []
+        for load in self._ledger.overdue:
+            if isinstance(load, LoadEntry) and load.request.load_id == load.id:
+                self.arrive(load)
+                overdue.append(load.request.id)
+        outcome = Outcome(tuple(self._loaded), (*self._failed, *overdue), tuple(overdue))
+        self._loaded, self._failed = [], []
         return outcome
 
     def arrive(self, load: LoadEntry) -> bool:
@@ -183,7 +179,7 @@ class Loads:
                     f"request {request.id!r}: group {group} has {len(request.blocks[group])} blocks in its table, "
                     f"and the load needs {first + len(slots)}"
                 )
-            self._host.use(group, slots, (first + 1) * self._matcher.block_tokens(group))
+            self._host.use(group, slots, (first + 1) * self._block_tokens[group])
             self._below.used(slots)
             if NULL_BLOCK in blocks:
                 pairs = [pair for pair in zip(blocks, slots, strict=True) if pair[0] != NULL_BLOCK]

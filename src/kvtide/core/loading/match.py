@@ -48,12 +48,7 @@ class Matcher:
     have bounds the rest. The others then look for the best boundary below that.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        host: HostPool,
-        pays: Callable[[int], bool],
-    ) -> None:
+    def __init__(self, groups: Sequence[Group], host: HostPool, pays: Callable[[int], bool]) -> None:
         """`pays` says whether loading so many tokens is worth it."""
         self._groups = groups
         self._full = [index for index, group in enumerate(groups) if isinstance(group, FullAttention)]
@@ -105,10 +100,6 @@ class Matcher:
             if slots:
                 pieces.append(Piece(index, first, slots))
         return tuple(pieces)
-
-    def block_tokens(self, group: int) -> int:
-        """Return the block size of a group."""
-        return self._groups[group].block_tokens
 
     def _longest(
         self, keys: Sequence[Sequence[Key]], device_tokens: int, limit: int
