@@ -12,7 +12,7 @@ from kvtide.core.groups import Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Entry, Ledger, LoadEntry, StoreEntry
 from kvtide.core.loading.loads import Loads
-from kvtide.core.loading.match import Match
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.core.metrics import Gauges, Metrics
 from kvtide.core.requests import Request, RequestEvent, State

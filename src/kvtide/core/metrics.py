@@ -22,14 +22,14 @@ class Metrics:
     """Load transfers that failed on at least one rank."""
     requests: int = 0
     preemptions: int = 0
-    """Times that the engine took a request's blocks away. To start again after a failed load is not one."""
+    """Times that a request had to start again, for whatever reason."""
     resets: int = 0
     reports_unknown: int = 0
     """Reports about transfers that are not, or no longer, in flight (F16)."""
     reports_repeated: int = 0
     """Second reports of one rank about one transfer."""
     transfers_overdue: int = 0
-    """Transfers that some rank did not report in time. They are failed."""
+    """Transfers and errands that some rank did not report in time. They are failed."""
     events_lost: int = 0
     not_stored: Counter[NotStored] = field(default_factory=Counter)
     """Blocks that were computed and are not stored, by reason."""

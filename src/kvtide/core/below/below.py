@@ -19,7 +19,7 @@ from kvtide.core.config import OffloadConfig
 from kvtide.core.groups import common_boundary
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import ClearEntry, Entry, ErrandEntry, FetchEntry, Ledger, LookupEntry, SinkEntry
-from kvtide.core.loading.match import Match
+from kvtide.core.match import Match
 from kvtide.core.messages import Errand
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotLoaded

@@ -22,7 +22,7 @@ from kvtide.core.chain import Chain
 from kvtide.core.events import EventStream
 from kvtide.core.host_pool import HostPool
 from kvtide.core.loading.load_break_even import FixedBreakEven
-from kvtide.core.loading.match import Matcher
+from kvtide.core.match import Matcher
 from tests.support import World, keys_of, text
 
 Layout = tuple[Group, ...]
