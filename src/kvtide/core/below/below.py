@@ -115,6 +115,8 @@ class Below:
 
         A clear comes first: what is behind it, in this plan or a later one, is of the new weights (F9).
         """
+        if not self._has_tiers:
+            return ()
         clear = [ClearEntry(self._ledger.next_id())] if self._clear_due else []
         lookups, answered = self._planned, self._answered
         self._planned, self._answered, self._clear_due = [], [], False
