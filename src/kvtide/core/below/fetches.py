@@ -13,6 +13,8 @@ from kvtide.core.messages import Name
 from kvtide.core.metrics import Metrics
 from kvtide.core.requests import Search
 
+Place = tuple[int, int]
+"""A block of a request: its group, and its index there."""
 FETCH_BLOCKS_MAX = 64
 """Blocks of one errand: small enough that a slow tier is noticed, large enough to be read in one go."""
 
@@ -32,19 +34,17 @@ class Fetches:
 
     # ------------------------------------------------------------------ what a request lacks
 
-    def lacking(
-        self, search: Search, boundary: int | None = None
-    ) -> tuple[list[tuple[int, int]], Collection[FetchEntry]]:
-        """Return group and index of the blocks that the host does not have, and the fetches that bring some others up.
+    def lacking(self, search: Search, boundary: int | None = None) -> tuple[list[Place], Collection[FetchEntry]]:
+        """Return the blocks that the host does not have, and the fetches that bring some of the others up.
 
-        Only of those that resuming at `boundary` needs, if it is given.
+        `boundary`: of those that resuming there needs.
         """
-        lacking: list[tuple[int, int]] = []
+        lacking: list[Place] = []
         fetches: dict[int, FetchEntry] = {}
         for group, block in self._beyond(search):
-            key = search.request.keys[group][block]
             if boundary is not None and not self._needs(group, block, boundary):
                 continue
+            key = search.request.keys[group][block]
             fetch = self._bringing(group, key)
             if fetch is not None:
                 fetches[fetch.id] = fetch
@@ -70,7 +70,7 @@ class Fetches:
         presents = [present(index) for index in range(len(self._groups))]
         return longest_resumable(self._groups, search.device_tokens, search.limit, presents, self._step)
 
-    def _beyond(self, search: Search) -> Iterator[tuple[int, int]]:
+    def _beyond(self, search: Search) -> Iterator[Place]:
         """Yield the blocks beyond what a request has: up to there it lacks nothing that a longer prefix needs."""
         for boundary in range(search.on_host // self._step * self._step, search.limit, self._step):
             for index, group in enumerate(self._groups):
@@ -90,10 +90,8 @@ class Fetches:
 
     # ------------------------------------------------------------------ on its way up
 
-    def begin(
-        self, keys: Sequence[Sequence[Key]], wanted: Sequence[tuple[int, int]], waited_s: float
-    ) -> list[FetchEntry]:
-        """Begin to fetch blocks, given as group and index, as far as there is room."""
+    def begin(self, keys: Sequence[Sequence[Key]], wanted: Sequence[Place], waited_s: float) -> list[FetchEntry]:
+        """Begin to fetch blocks, as far as there is room."""
         # Half of the host at most, so that one prompt does not drive everything else out.
         room = max(1, self._host.slots // 2) - len(self._of_slot)
         slots = self._host.take(min(len(wanted), max(0, room)))
@@ -140,7 +138,7 @@ class Fetches:
             self._metrics.fetch_missed_blocks += len(fetch.slots) - len(came_up)
         return came_up, unkept
 
-    def _chains(self, keys: Sequence[Sequence[Key]], blocks: list[tuple[int, int]], slots: list[int]) -> list[Chain]:
+    def _chains(self, keys: Sequence[Sequence[Key]], blocks: list[Place], slots: list[int]) -> list[Chain]:
         """Join blocks that follow each other."""
         chains: list[Chain] = []
         before = (-1, -1)
