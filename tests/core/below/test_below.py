@@ -1,4 +1,4 @@
-"""Searches: a request waits for what is below host memory, once, and never for long."""
+"""What is below: a request waits for it once, and never for long; blocks come up once, and are kept."""
 
 from __future__ import annotations
 
