@@ -880,6 +880,25 @@ def test_as_many_search_at_a_time_as_are_allowed(monkeypatch: pytest.MonkeyPatch
     assert world.manager.gauges().searches == 1
 
 
+def test_nothing_is_fetched_for_a_request_that_has_stopped_waiting() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, lookup = looking(world)
+    world.finish(request)
+    world.answer(lookup)
+    assert not world.plan().errands
+
+
+def test_what_a_reset_ended_says_nothing_about_what_fetching_costs() -> None:
+    world = with_tiers()
+    sunk(world)
+    world.manager.computed(1_000, 0.001)
+    _, (fetch,) = fetching(world)
+    world.reset()
+    world.answer(fetch, seconds=10.0)
+    assert ask(world, world.add("second", text("b", 32))).waits
+
+
 def test_an_engine_may_go_on_without_waiting() -> None:
     world = with_tiers()
     sunk(world)

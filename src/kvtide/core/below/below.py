@@ -234,7 +234,6 @@ class Below:
 
     def _end(self, search: Search) -> None:
         search.over = True
-        search.errands.clear()
         self._searches.discard(search)
 
     def _unpin(self, search: Search) -> None:
