@@ -84,7 +84,7 @@ class Loads:
             if accepted_tokens < offered:
                 self._metrics.not_loaded[NotLoaded.NOT_ACCEPTED] += offered - accepted_tokens
             if accepted_tokens or NotLoaded.BELOW_BREAK_EVEN in match.missed:
-                self.break_even.decided(tried=accepted_tokens > 0)
+                self.break_even.decided(tried=bool(accepted_tokens))
         request.considered = [_leading_nulls(table) for table in request.blocks]
         if match is None or not accepted_tokens:
             request.handle(RequestEvent.ADMIT)
