@@ -21,7 +21,7 @@ def _unkept_promise() -> Patches:
         release_loosely(self, request)
         request.reservation = match
         loose[request.id] = None
-        self._searches.reserved(request, match)
+        self._below.reserved(request, match)
 
     def release_loosely(self: Loads, request: Request) -> None:
         if request.id in loose:
@@ -79,7 +79,7 @@ def _finish_returns_pins() -> Patches:
     def hasty(self: OffloadManager, request_id: str) -> None:
         load_id = self._requests[request_id].load_id
         for transfer in self._ledger:
-            if transfer.id == load_id:
+            if transfer.id == load_id and isinstance(transfer, LoadEntry):
                 self._loads._device.unpin(transfer.blocks)
         finish(self, request_id)
 
