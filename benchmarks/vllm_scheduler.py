@@ -44,10 +44,10 @@ from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
 from kvtide.core import Report
-from kvtide.vllm.groups import read_layout
+from kvtide.vllm.layout import read_layout
 from kvtide.vllm.options import read_options
 from kvtide.vllm.scheduler_side import SchedulerSide
-from kvtide.vllm.wire import WorkerMetadata
+from kvtide.vllm.step_messages import WorkerMetadata
 
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 256

@@ -18,7 +18,7 @@ from kvtide.copy import Direction
 from kvtide.core import NotLoaded, NotStored
 from kvtide.vllm import connector
 from kvtide.vllm.device_pool import VLLMDevicePool
-from kvtide.vllm.groups import read_layout
+from kvtide.vllm.layout import read_layout
 from tests.vllm.engines import Control
 from tests.vllm.world import BLOCK_TOKENS, World, full, make_kv_cache_config, sliding, text
 

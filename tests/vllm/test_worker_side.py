@@ -17,7 +17,7 @@ from kvtide.errors import CopyError
 from kvtide.vllm import kv_tensors
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
-from kvtide.vllm.wire import StepMetadata
+from kvtide.vllm.step_messages import StepMetadata
 from kvtide.vllm.worker_side import WorkerSide
 
 SLOTS = 4

@@ -12,7 +12,7 @@ import pytest
 
 from kvtide.core.ledger import StoreEntry
 from kvtide.vllm import connector
-from kvtide.vllm.groups import Layout, read_layout
+from kvtide.vllm.layout import Layout, read_layout
 from kvtide.vllm.scheduler_side import SchedulerSide
 from kvtide.vllm.worker_side import WorkerSide
 from tests.vllm.engines import Control

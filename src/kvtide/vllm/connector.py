@@ -9,8 +9,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kvtide.core import OffloadConfig, Plan
 from kvtide.vllm import versions
-from kvtide.vllm.events import as_vllm_events
-from kvtide.vllm.groups import Layout, read_layout
+from kvtide.vllm.kv_events import as_vllm_events
+from kvtide.vllm.layout import Layout, read_layout
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Options, read_options
 from kvtide.vllm.placement import placement_of
@@ -18,7 +18,7 @@ from kvtide.vllm.prometheus import PromMetrics
 from kvtide.vllm.scheduler_side import SchedulerSide
 from kvtide.vllm.sleeping import wait_before_sleep
 from kvtide.vllm.stats import StepStats, summary
-from kvtide.vllm.wire import StepMetadata
+from kvtide.vllm.step_messages import StepMetadata
 from kvtide.vllm.worker_side import OpenTiers, WorkerSide
 
 if TYPE_CHECKING:

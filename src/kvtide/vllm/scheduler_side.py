@@ -13,13 +13,13 @@ from kvtide.core import NULL_BLOCK, FullAttention, OffloadConfig, OffloadManager
 from kvtide.core.events import CacheEvent
 from kvtide.vllm import versions
 from kvtide.vllm.device_pool import VLLMDevicePool
-from kvtide.vllm.groups import Layout
+from kvtide.vllm.layout import Layout
+from kvtide.vllm.live_lists import BlockTable, FoundTable, Nulls, keys_of
 from kvtide.vllm.log import logger
 from kvtide.vllm.requests import Tracked
 from kvtide.vllm.resets import watch_resets
 from kvtide.vllm.stats import Snapshot, StepStats
-from kvtide.vllm.tables import BlockTable, FoundTable, Nulls, keys_of
-from kvtide.vllm.wire import StepMetadata, WorkerMetadata
+from kvtide.vllm.step_messages import StepMetadata, WorkerMetadata
 
 PREFILL_TOKENS_MIN = 16
 """A step with at least so many tokens for each request mostly computes prompts."""

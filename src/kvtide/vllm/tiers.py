@@ -38,7 +38,7 @@ def refuse_unstable_keys(configs: Sequence[TierConfig], vllm_config: Any) -> Non
 def namespace_of(vllm_config: Any, kv_cache_config: Any, block_bytes: int, layout: str) -> Namespace:
     """Return the namespace of this server's blocks, as its configuration was resolved. Only ranks differ.
 
-    `layout`: where the numbers of each layer are in a slot (`memory.layout_of`), for that is where truth is known.
+    `layout`: where the numbers of each layer are in a slot (`kv_tensors.layout_of`), for that is where truth is known.
     """
     model = vllm_config.model_config
     draft = draft_model_of(vllm_config)

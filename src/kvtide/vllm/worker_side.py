@@ -15,7 +15,7 @@ from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
 from kvtide.vllm.stats import StepStats, TiersStats, TrafficStats
-from kvtide.vllm.wire import StepMetadata, WorkerMetadata
+from kvtide.vllm.step_messages import StepMetadata, WorkerMetadata
 from kvtide.worker import Worker, WorkerStats
 
 if TYPE_CHECKING:
