@@ -18,7 +18,7 @@ from kvtide.vllm.live_lists import BlockTable, FoundTable, Nulls, keys_of
 from kvtide.vllm.log import logger
 from kvtide.vllm.requests import Tracked
 from kvtide.vllm.resets import watch_resets
-from kvtide.vllm.stats import Snapshot, StepStats
+from kvtide.vllm.stats import CoreStats, StepStats
 from kvtide.vllm.step_messages import StepMetadata, WorkerMetadata
 
 PREFILL_TOKENS_MIN = 16
@@ -69,7 +69,7 @@ class SchedulerSide:
         """Whether a failed load is told to vLLM by giving its blocks back: there is no other way."""
         self._is_reset = False
         """Whether nothing was planned since the last reset, so that there is nothing to forget."""
-        self._snapshot = Snapshot()
+        self._stats = CoreStats()
         self.bound = False
         """Whether vLLM's block pool is known; not so when the engine fails to start."""
 
@@ -235,7 +235,7 @@ class SchedulerSide:
 
     def take_stats(self) -> StepStats | None:
         """Return what happened since the last call, now and then."""
-        return self._snapshot.take(self.manager, self._device.count_pinned, idle=self._idle)
+        return self._stats.take(self.manager, self._device.count_pinned, idle=self._idle)
 
     def take_events(self) -> list[CacheEvent]:
         """Return what was stored and removed since the last call."""

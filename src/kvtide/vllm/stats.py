@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from kvtide.copy import Direction, Traffic
 from kvtide.core import Metrics, OffloadManager
+from kvtide.tiers import LATENCY_BOUNDS_S, Tier, TierStats
 
-if TYPE_CHECKING:
-    from kvtide.tiers import Tier, TierStats
-
-BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Of the histograms that tiers keep: those of `kvtide.tiers.LATENCY_BOUNDS_S`, whose package needs more packages."""
-_MIDDLES_S = [(low + high) / 2 for low, high in zip((0.0, *BOUNDS_S), (*BOUNDS_S, 30.0), strict=True)]
-
+_MIDDLES_S = [(low + high) / 2 for low, high in zip((0.0, *LATENCY_BOUNDS_S), (*LATENCY_BOUNDS_S, 30.0), strict=True)]
+"""Of the buckets of the histograms that tiers keep."""
 INTERVAL_S = 1.0
 """The scheduler side's numbers are handed over this often; looking at all gauges takes time."""
-
-_COUNTS = (
-    "requests",
-    "loaded_tokens",
-    "loaded_blocks",
-    "loads_failed",
-    "stored_blocks",
-    "stores_failed",
-    "evicted_blocks",
-    "preemptions",
-    "resets",
-    "reports_unknown",
-    "reports_repeated",
-    "transfers_overdue",
-    "events_lost",
-    "lookups",
-    "fetched_blocks",
-    "fetch_missed_blocks",
-    "fetches_late",
-    "sunk_blocks",
-)
-_REASONS = ("not_stored", "not_loaded", "not_sunk")
 
 
 @dataclass
@@ -89,8 +64,8 @@ class StepStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type inf
         return not any(self.data.values())
 
 
-class Snapshot:
-    """Remembers what the scheduler side has told already."""
+class CoreStats:
+    """Turns the running totals of the core into counters and gauges."""
 
     def __init__(self) -> None:
         self._told: dict[str, int] = {}
@@ -114,10 +89,13 @@ class Snapshot:
 
 
 def _counts(metrics: Metrics) -> dict[str, int]:
-    counts = {name: getattr(metrics, name) for name in _COUNTS}
-    for name in _REASONS:
-        for reason, count in getattr(metrics, name).items():
-            counts[f"{name}/{reason.value}"] = count
+    counts: dict[str, int] = {}
+    for name in (number.name for number in fields(metrics)):
+        value = getattr(metrics, name)
+        if isinstance(value, Counter):
+            counts.update((f"{name}/{reason.value}", count) for reason, count in value.items())
+        else:
+            counts[name] = value
     return counts
 
 
