@@ -140,8 +140,7 @@ class KVTide:
         layout = read_layout(config, kv_cache_config)
         size = host_blocks * layout.geometry.block_bytes
         options = read_options({"host": size, "pin_budget": layout.geometry.device_blocks}, events=False)
-        self.side = SchedulerSide(options.build(layout.geometry), layout)
-        self.side.bind(device.pool)
+        self.side = SchedulerSide(options.build(layout.geometry), layout, device.pool)
 
     def match(self, request: Request) -> int:
         return self.side.match(request, 0)[0] or 0

@@ -21,7 +21,7 @@ from kvtide.errors import ConfigError
 from kvtide.tiers import Namespace, parse_tiers
 from kvtide.tiers.disk.layout import OVERHEAD_BYTES
 from kvtide.tiers.disk.manifests import MANIFEST_BYTES_MAX, MANIFESTS_MAX
-from kvtide.vllm import connector, settings_left_out, tiers
+from kvtide.vllm import settings_left_out, tiers
 from kvtide.vllm.settings import APART, LOOKED_AT, settings_of, shortened, text_of
 from tests.vllm.counted import COUNTED
 from tests.vllm.llm import engine
@@ -322,4 +322,4 @@ def test_f23_scales_that_each_process_measures_are_refused_beside_tiers(seen: Se
     configs = parse_tiers([{"type": "null"}])
     cache = changed(seen.config.cache_config, "calculate_kv_scales", True)
     with pytest.raises(ConfigError, match="calculate_kv_scales"):
-        connector.tiers_opener(configs, changed(seen.config, "cache_config", cache), seen.kv_cache, seen.block_bytes)
+        tiers.tiers_opener(configs, changed(seen.config, "cache_config", cache), seen.kv_cache, seen.block_bytes)

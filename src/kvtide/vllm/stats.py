@@ -64,24 +64,36 @@ class StepStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type inf
         return not any(self.data.values())
 
 
-class CoreStats:
-    """Turns the running totals of the core into counters and gauges."""
+class _Totals:
+    """Running totals: what they have grown by since the last time, now and then."""
 
     def __init__(self) -> None:
-        self._told: dict[str, int] = {}
+        self._told: dict[str, float] = {}
         self._next_s = 0.0
+
+    def _is_time(self, *, at_once: bool = False) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._next_s and not at_once:
+            return False
+        self._next_s = now_s + INTERVAL_S
+        return True
+
+    def _news(self, name: str, total: float) -> float:
+        news = total - self._told.get(name, 0)
+        self._told[name] = total
+        return news
+
+
+class CoreStats(_Totals):
+    """The totals of the core as counters and gauges."""
 
     def take(self, manager: OffloadManager, count_pins: Callable[[], int], *, idle: bool) -> StepStats | None:
         """Return what changed since the last call; None before the interval is over, unless all work is done."""
-        now_s = time.monotonic()
-        if now_s < self._next_s and (not idle or manager.busy):
+        if not self._is_time(at_once=idle and not manager.busy):
             return None
-        self._next_s = now_s + INTERVAL_S
-        counts = _counts(manager.metrics)
         stats = StepStats()
-        for name, count in counts.items():
-            stats.count(name, count - self._told.get(name, 0))
-        self._told = counts
+        for name, count in _counts(manager.metrics).items():
+            stats.count(name, self._news(name, count))
         gauges = manager.gauges()
         stats.data["gauges"] = {name: getattr(gauges, name) for name in gauges.__slots__}
         stats.data["gauges"]["pinned_blocks"] = count_pins()
@@ -109,20 +121,17 @@ def summary(metrics: Metrics) -> str:
     )
 
 
-class TiersStats:
-    """Turns the running totals of a rank's tiers into counters, gauges and times."""
+class TiersStats(_Totals):
+    """The totals of a rank's tiers as counters, gauges and times."""
 
     def __init__(self, rank: int) -> None:
+        super().__init__()
         self._rank = rank
-        self._told: dict[str, float] = {}
-        self._next_s = 0.0
 
     def take(self, tiers: Sequence[Tier]) -> StepStats | None:
         """Return what changed since the last call; None before the interval is over."""
-        now_s = time.monotonic()
-        if not tiers or now_s < self._next_s:
+        if not tiers or not self._is_time():
             return None
-        self._next_s = now_s + INTERVAL_S
         stats = StepStats()
         for position, tier in enumerate(tiers):
             self._add(stats, f"{position}", tier.stats())
@@ -149,29 +158,22 @@ class TiersStats:
     def _count(self, stats: StepStats, name: str, total: float) -> None:
         stats.count(name, self._news(name, total))
 
-    def _news(self, name: str, total: float) -> float:
-        news = total - self._told.get(name, 0)
-        self._told[name] = total
-        return news
 
-
-class TrafficStats:
-    """Turns a copy engine's running totals into counters and transfer times."""
+class TrafficStats(_Totals):
+    """The totals of a copy engine as counters and times of transfers."""
 
     def __init__(self) -> None:
-        self._told = dict.fromkeys(Direction, Traffic())
+        super().__init__()
         self._stats = StepStats()
 
     def update(self, direction: Direction, now: Traffic) -> None:
         """Take new totals. Transfers that ended since the last time share their time evenly."""
-        before = self._told[direction]
-        self._told[direction] = now
-        transfers = now.transfers - before.transfers
+        label = direction.value
+        transfers = int(self._news(f"transfers/{label}", now.transfers))
         if transfers:
-            label = direction.value
             self._stats.count(f"transfers/{label}", transfers)
-            self._stats.count(f"transfer_bytes/{label}", now.bytes - before.bytes)
-            seconds = (now.busy_s - before.busy_s) / transfers
+            self._stats.count(f"transfer_bytes/{label}", self._news(f"transfer_bytes/{label}", now.bytes))
+            seconds = self._news(f"busy/{label}", now.busy_s) / transfers
             self._stats.data["observations"].setdefault(f"transfer_seconds/{label}", []).extend([seconds] * transfers)
 
     def take(self) -> StepStats | None:
