@@ -17,6 +17,7 @@ from kvtide.demo import Comparison, DemoSettings, compare_modes
 from kvtide.demo import cli as demo_cli
 from kvtide.demo.compare import OnTurn
 from kvtide.errors import CopyError
+from tests.command_line import check_refused, run
 
 ROOT = Path(__file__).parents[1]
 SMALL_SIZES = {
@@ -32,16 +33,6 @@ SMALL_SIZES = {
 }
 SMALL = ["demo", *(f"--{name}={value}" for name, value in SMALL_SIZES.items())]
 NUMBERS = {"prefill_tokens", "loaded_tokens", "hit_ratio", "ttft_ms_p50", "ttft_ms_p95", "copy_s", "wall_s"}
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[object, str, str]:
-    """Return the exit code, stdout and stderr."""
-    try:
-        code: object = cli.main(argv)
-    except SystemExit as leaving:
-        code = leaving.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_help_names_the_commands_and_leaving_the_command_out_is_asking_for_help(
@@ -126,10 +117,7 @@ def test_the_table_is_the_result_and_progress_is_not(capsys: pytest.CaptureFixtu
 def test_a_bad_option_costs_one_line_on_stderr_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], argv: str, message: str
 ) -> None:
-    code, out, err = run(capsys, *argv.split())
-    assert (code, out) == (2, "")
-    assert err.startswith(f"kvtide: error: {message}")
-    assert err.count("\n") == 1
+    check_refused(capsys, argv, message)
 
 
 def test_outputs_that_differ_give_exit_code_1_and_say_where(

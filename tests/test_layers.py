@@ -1,173 +1,131 @@
-"""Imports go in the direction of the layers only. Files are parsed, not imported.
-
-cli → demo, traces, sim → engine ─┐
-                            vllm ─┴→ worker → copy, tiers → core → options → errors
-"""
+"""Who imports whom: as the tables here say and as docs/architecture.md draws it, no more and no less."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src"
-PACKAGE = SOURCE / "kvtide"
+from kvtide.tiers.config import KINDS
+from tests.imports import PACKAGE, Import, circle, imports, imports_of, module_of, part_of, parts
 
-BASE = {"errors", "options"}
-CORE = BASE | {"core"}
-MOVING = CORE | {"copy", "tiers", "worker"}
+DRAWN_IN = Path(__file__).parent.parent / "docs" / "architecture.md"
 
-LAYERS: dict[str, set[str]] = {
-    "errors": set(),
-    "options": {"errors"},
-    "core": BASE,
-    "copy": CORE,
-    "tiers": CORE,
-    "worker": CORE | {"copy", "tiers"},
-    "engine": MOVING,
-    "vllm": MOVING,
-    "sim": MOVING,
-    "traces": MOVING | {"engine", "sim"},
-    "demo": MOVING | {"engine", "vllm"},
-    "cli": MOVING | {"__init__", "demo", "engine", "sim", "traces"},
-    "__init__": CORE,
-    "__main__": {"cli"},
+LAYERS: Mapping[str, Mapping[str, str]] = {
+    "kvtide": {
+        "errors": "",
+        "units": "",
+        "options": "errors",
+        "core": "errors options",
+        "copy": "core errors options units",
+        "tiers": "core errors options units",
+        "worker": "copy core errors tiers",
+        "engine": "copy core errors options tiers worker",
+        "vllm": "copy core errors options tiers units worker",
+        "sim": "core errors options",
+        "traces": "core engine errors options units",
+        "demo": "copy core engine errors options",
+        "cli": "__init__ demo errors options sim tiers traces",
+        "__init__": "core errors",
+        "__main__": "cli",
+    },
+    "kvtide.core": {
+        "groups": "",
+        "reasons": "",
+        "linear_fit": "",
+        "break_even": "linear_fit",
+        "chain": "groups",
+        "device": "groups",
+        "messages": "groups",
+        "metrics": "reasons",
+        "orphans": "groups",
+        "eviction": "groups",
+        "events": "groups metrics",
+        "config": "eviction groups",
+        "host_pool": "chain events eviction groups messages metrics orphans",
+        "match": "groups host_pool reasons",
+        "requests": "groups match",
+        "ledger": "chain messages metrics requests",
+        "below": "break_even chain config groups host_pool ledger match messages metrics reasons requests",
+        "loading": "below break_even device groups host_pool ledger linear_fit match metrics reasons requests",
+        "storing": "below chain config device groups host_pool ledger metrics reasons requests",
+        "manager": "below config device events groups host_pool ledger loading match messages metrics reasons requests"
+        " storing",
+        "__init__": "config device events eviction groups manager match messages metrics reasons",
+    },
 }
-"""What each part of the package may import, itself aside."""
+"""What each part of a package imports of the others."""
 
-THIRD_PARTY: dict[str, set[str]] = {
-    "copy": {"numpy", "torch", "triton"},
-    "tiers": {"cryptography", "mooncake", "numpy", "rich", "valkey", "xxhash"},
-    "worker": {"numpy"},
-    "engine": {"numpy"},
-    "vllm": {"huggingface_hub", "numpy", "ray", "torch", "vllm"},  # the first and ray are vLLM's own
-    "sim": set(),
-    "traces": {"numpy", "rich"},
-    "demo": {"numpy", "rich", "safetensors", "torch", "vllm"},
-    "cli": {"rich"},
+THIRD_PARTY = {
+    "copy": "numpy torch triton",
+    "tiers": "cryptography mooncake numpy rich valkey xxhash",
+    "engine": "numpy",
+    "vllm": "huggingface_hub numpy ray torch vllm",  # the first and ray are vLLM's own
+    "traces": "matplotlib rich tokenizers",
+    "demo": "numpy rich safetensors torch vllm",
 }
-"""What each part may import from elsewhere, the standard library aside."""
+"""What each part imports from elsewhere, the standard library aside."""
 
-PURE = {
-    "abc",
-    "array",
-    "collections",
-    "dataclasses",
-    "difflib",
-    "enum",
-    "functools",
-    "heapq",
-    "itertools",
-    "math",
-    "typing",
-}
-"""All of the standard library that the core may use: no I/O, no threads, no clock, no randomness."""
+PURE = "__future__ abc array collections dataclasses enum heapq math typing"
+"""What the core uses of the standard library: no I/O, no threads, no clock, no randomness."""
+
+PARTS = [(package, part) for package, layers in LAYERS.items() for part in layers]
 
 
-class Import(NamedTuple):
-    """One import statement."""
-
-    file: Path
-    line: int
-    module: str
-    when_running: bool
-    """Not only for the type checker."""
-
-    def __str__(self) -> str:
-        return f"{self.file.relative_to(SOURCE)}:{self.line} imports {self.module}"
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_part_has_a_layer_and_every_layer_is_there(package: str) -> None:
+    assert set(LAYERS[package]) == parts(package)
 
 
-def part_of(file: Path) -> str:
-    """Return the part of the package a file belongs to: `core` for src/kvtide/core/groups.py."""
-    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def module_of(file: Path) -> str:
-    return ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
-
-
-def for_type_checker(tree: ast.Module) -> set[int]:
-    """Return the lines of what is imported under `if TYPE_CHECKING`."""
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    return {
-        node.lineno
-        for block in blocks
-        for child in block.body
-        for node in ast.walk(child)
-        if isinstance(node, ast.stmt)
-    }
-
-
-@cache
-def imports() -> tuple[Import, ...]:
-    return tuple(found for file in sorted(PACKAGE.rglob("*.py")) for found in imports_of(file))
-
-
-def imports_of(file: Path) -> Iterator[Import]:
-    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    typing_only = for_type_checker(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}:{node.lineno}: a relative import"
-            assert node.module is not None
-            modules = [submodule_or_module(node.module, alias.name) for alias in node.names]
-        else:
-            continue
-        for module in dict.fromkeys(modules):
-            yield Import(file, node.lineno, module, node.lineno not in typing_only)
-
-
-def submodule_or_module(module: str, name: str) -> str:
-    """Return what `from module import name` imports: a module of that name, or the module it is in."""
-    path = SOURCE.joinpath(*module.split("."), name)
-    return f"{module}.{name}" if path.is_dir() or path.with_suffix(".py").is_file() else module
-
-
-def parts() -> set[str]:
-    return {part_of(file) for file in PACKAGE.rglob("*.py")}
-
-
-def test_every_part_has_a_layer() -> None:
-    assert parts() <= set(LAYERS)
-
-
-def test_layers_have_no_cycle() -> None:
-    assert not cycle({part: sorted(below) for part, below in LAYERS.items()})
-
-
-@pytest.mark.parametrize("part", LAYERS)
-def test_a_part_imports_only_what_is_below_it(part: str) -> None:
-    wrong = []
+@pytest.mark.parametrize(("package", "part"), PARTS)
+def test_a_part_imports_what_its_layer_says_and_all_of_it(package: str, part: str) -> None:
+    used = {}
     for found in imports():
-        if part_of(found.file) == part and found.module.split(".")[0] == "kvtide":
-            target = [*found.module.split("."), "__init__"][1]
-            if target != part and target not in LAYERS[part]:
-                wrong.append(str(found))
-    assert not wrong, "\n".join(wrong)
+        target = part_of(found.module, package)
+        if target not in (None, part) and part_of(module_of(found.file), package) == part:
+            used[target] = found
+    granted = set(LAYERS[package][part].split())
+    assert not [str(found) for target, found in used.items() if target not in granted]
+    assert not granted - set(used), f"{part} does not import them"
 
 
-@pytest.mark.parametrize("part", LAYERS)
-def test_a_part_uses_only_the_libraries_it_is_allowed(part: str) -> None:
-    allowed = {"kvtide", *sys.stdlib_module_names, *THIRD_PARTY.get(part, ())}
-    running = [found for found in imports() if part_of(found.file) == part and found.when_running]
-    wrong = [str(found) for found in running if found.module.split(".")[0] not in allowed]
-    assert not wrong, "\n".join(wrong)
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_go_with_the_arrows_of_the_drawing(package: str) -> None:
+    columns = drawing(package)
+    assert sorted(columns) == sorted(set(LAYERS[package]) - {"__init__", "__main__"})
+    for part in columns:
+        for target in set(LAYERS[package][part].split()) - {"__init__"}:
+            assert columns[part] < columns[target], f"{part} imports {target}"
+
+
+def drawing(package: str) -> dict[str, int]:
+    """Return the column of each part in the drawing of a package: `a → b, c → d`, over one line or more."""
+    section = DRAWN_IN.read_text(encoding="utf-8").split("## Who imports whom\n")[1].split("\n## ")[0]
+    drawings = [block.split("→") for block in section.strip("\n").split("\n\n") if block.startswith("    ")]
+    columns = drawings[list(LAYERS).index(package)]
+    return {name.strip(): column for column, names in enumerate(columns) for name in names.split(",")}
+
+
+@pytest.mark.parametrize("part", LAYERS["kvtide"])
+def test_a_part_uses_the_libraries_it_is_allowed_and_all_of_them(part: str) -> None:
+    ours = {"kvtide", *sys.stdlib_module_names}
+    running = {top(found) for found in of_part(part) if found.when_running}
+    assert running - ours == set(THIRD_PARTY.get(part, "").split())
 
 
 def test_the_core_uses_nothing_that_acts_or_that_cannot_be_repeated() -> None:
-    wrong = [
-        str(found)
-        for found in imports()
-        if part_of(found.file) == "core" and found.module.split(".")[0] not in PURE | {"kvtide", "__future__"}
-    ]
-    assert not wrong, "\n".join(wrong)
+    assert {top(found) for found in of_part("core")} - {"kvtide"} == set(PURE.split())
+
+
+def of_part(part: str) -> list[Import]:
+    return [found for found in imports() if part_of(module_of(found.file), "kvtide") == part]
+
+
+def top(found: Import) -> str:
+    return found.module.split(".")[0]
 
 
 @pytest.mark.parametrize("name", ["open", "print", "input", "exec", "eval", "__import__"])
@@ -178,12 +136,33 @@ def test_the_core_calls_nothing_that_acts(name: str) -> None:
             assert not called, f"{file}:{getattr(node, 'lineno', 0)} calls {name}"
 
 
+def test_a_kind_of_tier_is_imported_by_its_name_only() -> None:
+    kinds = {part_of(module, "kvtide.tiers") for module in KINDS.values()}
+    importers = {
+        (module_of(found.file), kind, found.by_name)
+        for found in imports()
+        if (kind := part_of(found.module, "kvtide.tiers")) in kinds
+        and kind != part_of(module_of(found.file), "kvtide.tiers")
+    }
+    exported = ("kvtide.tiers", "null", False)
+    assert importers == {exported, *(("kvtide.tiers.config", kind, True) for kind in kinds)}
+
+
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
     graph: dict[str, list[str]] = {}
     for found in imports():
-        if found.when_running and found.module.startswith("kvtide"):
+        if found.when_running and not found.by_name and top(found) == "kvtide":
             graph.setdefault(module_of(found.file), []).append(found.module)
-    assert not cycle(graph)
+    assert not circle(graph)
+
+
+def test_an_import_by_name_is_seen_and_one_that_cannot_be_seen_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("TABLE: dict[str, str] = {'a': 'json', 'b': 're'}\nimport_module(TABLE[a])\nimport_module('os')\n")
+    assert [(found.module, found.by_name) for found in imports_of(file)] == [("json", True), ("re", True), ("os", True)]
+    file.write_text("importlib.import_module(argument)\n")
+    with pytest.raises(AssertionError, match="nobody can see what this imports"):
+        list(imports_of(file))
 
 
 READ_BY_TRITON = PACKAGE / "copy/cuda/kernels.py"
@@ -195,24 +174,3 @@ def test_all_files_use_postponed_annotations() -> None:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         code = [node for node in tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
         assert not code or ast.unparse(code[0]) == "from __future__ import annotations", file
-
-
-def cycle(graph: dict[str, list[str]]) -> list[str]:
-    """Return a circle in a graph, or nothing."""
-    done: set[str] = set()
-    path: list[str] = []
-
-    def visit(node: str) -> list[str]:
-        if node in path:
-            return [*path[path.index(node) :], node]
-        if node in done:
-            return []
-        path.append(node)
-        for following in graph.get(node, ()):
-            if found := visit(following):
-                return found
-        path.pop()
-        done.add(node)
-        return []
-
-    return next((found for node in sorted(graph) if (found := visit(node))), [])

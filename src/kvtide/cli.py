@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kvtide import __version__
 from kvtide.errors import ConfigError, KVTideError
@@ -22,7 +22,10 @@ EXIT_NOBODY_READS = 141
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors take one line."""
+    """The parser of all commands: it takes options by their whole names, and its errors take one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where to find out more."""
@@ -69,9 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     from kvtide.tiers import cli as tiers  # noqa: PLC0415 (not needed by the others)
     from kvtide.traces import cli as traces  # noqa: PLC0415 (not needed by the others)
 
-    parser: argparse.ArgumentParser = Parser(
-        prog="kvtide", allow_abbrev=False, description="KV-cache offloading for LLM serving."
-    )
+    parser: argparse.ArgumentParser = Parser(prog="kvtide", description="KV-cache offloading for LLM serving.")
     parser.add_argument("--version", action="version", version=f"kvtide {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     demo.add_parser(commands)

@@ -1,16 +1,18 @@
 """Errors that callers can meet.
 
-All that kvtide raises on purpose is in this tree:
+Those of traces are in `kvtide.traces.errors`, all others here:
 
-    KVTideError
-    ├── ConfigError      an option is wrong: names the option, the value and what was expected
-    ├── RequestRefused   one request cannot be served; the others go on
-    ├── ProtocolError    the engine called kvtide in an order that has no meaning
-    ├── CopyError        bytes could not be moved; always reported as a failed transfer
-    └── StillCopying     memory cannot be given back now: copies that run have not ended in time
+KVTideError
+├── ConfigError      an option is wrong: names the option, the value and what was expected
+├── RequestRefused   one request cannot be served; the others go on
+├── ProtocolError    the engine called kvtide in an order that has no meaning
+├── CopyError        bytes could not be copied; copy engines report it as a failed transfer
+└── StillCopying     memory cannot be given back yet: copies still use it
 """
 
 from __future__ import annotations
+
+import traceback
 
 
 class KVTideError(Exception):
@@ -37,12 +39,20 @@ class RequestRefused(KVTideError, ValueError):
 
 
 class ProtocolError(KVTideError, RuntimeError):
-    """The engine reported an event that cannot happen in the request's state: a bug in the integration."""
+    """The engine called kvtide in an order that has no meaning: a bug in the integration."""
 
 
 class CopyError(KVTideError, OSError):
-    """A copy between device and host did not happen."""
+    """Bytes could not be copied between device and host."""
 
 
 class StillCopying(KVTideError, RuntimeError):
-    """Memory was to be given back that copies still read or write. Nothing was done; it may be asked for again."""
+    """Memory that copies still read or write cannot be given back. Nothing was done; ask again later."""
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception as text, for reports and logs.
+
+    Not `str(error)`, which is code of the exception's own and may raise in turn.
+    """
+    return "".join(traceback.format_exception_only(error)).strip()

@@ -6,8 +6,11 @@ import difflib
 import re
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import TypeVar
 
 from kvtide.errors import ConfigError
+
+Choice = TypeVar("Choice", bound=str)
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -41,15 +44,16 @@ def parse_count(option: str, value: object, *, minimum: int = 1) -> int:
     return value
 
 
-def parse_choice(option: str, value: object, choices: tuple[str, ...]) -> str:
+def parse_choice(option: str, value: object, choices: tuple[Choice, ...]) -> Choice:
     """Read one of a few words."""
-    if not isinstance(value, str) or value not in choices:
-        raise ConfigError(option, value, "one of " + ", ".join(choices))
-    return value
+    for choice in choices:
+        if isinstance(value, str) and value == choice:
+            return choice
+    raise ConfigError(option, value, "one of " + ", ".join(choices))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a name that is not known, to be followed by something else; empty if none is near."""
+    """Return a hint for an unknown name, with a space behind it; empty if no known name is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f'did you mean "{near[0]}"? ' if near else ""
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtide.copy import CopyEngine, Direction, Fence, Traffic
-from kvtide.copy.base import describe
 from kvtide.core.messages import Copy, Plan, Report
+from kvtide.errors import describe
 
 if TYPE_CHECKING:  # tiers need packages that those who have none need not install
     from kvtide.tiers import Tier

@@ -16,9 +16,10 @@ from kvtide.copy.move import BlockMover
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 from tests.contracts.copy_contract import PATIENCE_S, MovingContract, Rig, Shape
+from tests.contracts.copy_rigs import ArrayRig
 
 
-class NumpyRig(Rig):
+class NumpyRig(ArrayRig):
     """Device memory is one numpy array per region, or one for all where the regions are alike."""
 
     def __init__(self, shape: Shape, *, threads: int, joined: bool, max_transfers: int) -> None:
@@ -36,30 +37,10 @@ class NumpyRig(Rig):
                 Region(array, stride, fragment)
                 for array, stride, fragment in zip(self.arrays, strides, shape.fragments, strict=True)
             ]
-        self.arena = HostArena(shape.slots, shape.block_bytes)
+        arena = HostArena(shape.slots, shape.block_bytes)
         cache = DeviceCache(self.regions, blocks=shape.blocks)
-        super().__init__(ThreadedCopyEngine(cache, self.arena, threads=threads, max_transfers=max_transfers), shape)
-
-    def read_block(self, block: int) -> bytes:
-        pairs = zip(self.arrays, self.shape.fragments, strict=True)
-        return b"".join(array[block, :fragment].tobytes() for array, fragment in pairs)
-
-    def write_block(self, block: int, content: bytes) -> None:
-        begin = 0
-        for array, fragment in zip(self.arrays, self.shape.fragments, strict=True):
-            array[block, :fragment] = np.frombuffer(content[begin : begin + fragment], np.uint8)
-            begin += fragment
-
-    def read_slot(self, slot: int) -> bytes:
-        content: bytes = self.arena.memory[slot].tobytes()
-        return content
-
-    def write_slot(self, slot: int, content: bytes) -> None:
-        self.arena.memory[slot] = np.frombuffer(content, np.uint8)
-
-    def read_padding(self) -> bytes:
-        pairs = zip(self.arrays, self.shape.fragments, strict=True)
-        return b"".join(array[:, fragment:].tobytes() for array, fragment in pairs)
+        engine = ThreadedCopyEngine(cache, arena, threads=threads, max_transfers=max_transfers)
+        super().__init__(engine, shape, arena)
 
 
 class ThreadsContract(MovingContract):

@@ -9,12 +9,13 @@ import numpy as np
 
 from kvtide.copy import HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion
-from tests.contracts.copy_contract import PATIENCE_S, Rig, Shape
+from tests.contracts.copy_contract import PATIENCE_S, Shape
+from tests.contracts.copy_rigs import ArenaRig
 
 torch: Any = importlib.import_module("torch")
 
 
-class CudaRig(Rig):
+class CudaRig(ArenaRig):
     """Device memory is one tensor per region, with padding behind each fragment."""
 
     engine: CudaCopyEngine
@@ -29,8 +30,8 @@ class CudaRig(Rig):
             CudaRegion(tensor.data_ptr(), tensor.stride(0), fragment, tensor)
             for tensor, fragment in zip(self.tensors, shape.fragments, strict=True)
         ]
-        self.arena = HostArena(shape.slots, shape.block_bytes)
-        super().__init__(CudaCopyEngine(CudaCache(regions, blocks=shape.blocks), self.arena, **options), shape)
+        arena = HostArena(shape.slots, shape.block_bytes)
+        super().__init__(CudaCopyEngine(CudaCache(regions, blocks=shape.blocks), arena, **options), shape, arena)
         assert not wait_until_pinned or self.engine.pinning.wait(PATIENCE_S)
 
     def read_block(self, block: int) -> bytes:
@@ -45,13 +46,6 @@ class CudaRig(Rig):
             )
             begin += fragment
         torch.cuda.current_stream().synchronize()
-
-    def read_slot(self, slot: int) -> bytes:
-        content: bytes = self.arena.memory[slot].tobytes()
-        return content
-
-    def write_slot(self, slot: int, content: bytes) -> None:
-        self.arena.memory[slot] = np.frombuffer(content, np.uint8)
 
     def read_padding(self) -> bytes:
         pairs = zip(self.tensors, self.shape.fragments, strict=True)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from kvtide.cli import Parser
 from kvtide.errors import ConfigError
 from kvtide.sim import batch, cli
 from kvtide.sim.batch import Caught
@@ -14,7 +15,7 @@ from kvtide.sim.tally import Tally
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
+    parser: argparse.ArgumentParser = Parser()
     cli.add_parser(parser.add_subparsers())
     args = parser.parse_args(["simulate", *arguments])
     code: int = args.run(args)

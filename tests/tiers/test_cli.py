@@ -15,6 +15,8 @@ import pytest
 from kvtide import cli
 from kvtide.tiers import cli as tier_cli
 from kvtide.tiers.disk.aligned import PAGE
+from kvtide.units import size_text
+from tests.command_line import check_refused, run
 from tests.tiers.disk.test_faults import flip, forbid, places, segments
 from tests.tiers.disk.test_store import items, served
 from tests.tiers.support import disk_store
@@ -26,15 +28,6 @@ def filled(tmp_path: Path) -> Path:
     store.put(items(range(10)))
     store.close()
     return tmp_path
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[object, str, str]:
-    try:
-        code: object = cli.main([str(word) for word in argv])
-    except SystemExit as leaving:
-        code = leaving.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,10 +120,7 @@ def test_a_store_in_use_can_be_inspected_and_nothing_more(capsys: pytest.Capture
 def test_what_cannot_be_done_costs_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], argv: str, message: str
 ) -> None:
-    code, out, err = run(capsys, *argv.split())
-    assert (code, out) == (2, "")
-    assert err.startswith(f"kvtide: error: {message}")
-    assert err.count("\n") == 1
+    check_refused(capsys, argv, message)
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "clear"])
@@ -263,7 +253,7 @@ def test_progress_on_a_terminal_is_a_count_where_nobody_knows_how_much_there_is(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with tier_cli._progress("verifying", tier_cli._size) as advance:
+    with tier_cli._progress("verifying", size_text) as advance:
         advance(done, total)
     assert shown in terminal.getvalue()
     assert ("%" in terminal.getvalue()) == ("%" in shown)

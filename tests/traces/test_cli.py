@@ -19,7 +19,9 @@ SMALL = ("--requests", "80")
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser(prog="kvtide")
     cli.add_parsers(parser.add_subparsers(dest="command"))
-    return cli.run(parser.parse_args(arguments))
+    args = parser.parse_args(arguments)
+    code: int = args.run(args)
+    return code
 
 
 def test_without_a_file_a_synthetic_workload_is_used_and_named(capsys: pytest.CaptureFixture[str]) -> None:

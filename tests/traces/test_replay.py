@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvtide.core import Fetch, Lookup, Sink
+from kvtide.core.config import Admission, Mode
 from kvtide.core.eviction import POLICIES
-from kvtide.core.storing.second_use import Admission
 from kvtide.engine import Engine, EngineConfig, ModelConfig
 from kvtide.errors import ConfigError
 from kvtide.traces.cost import PRESETS, CostModel, preset
@@ -33,7 +33,7 @@ def replay(
     device_blocks: int = 256,
     slots: int = 1000,
     policy: str = "prefix",
-    mode: str = "eager",
+    mode: Mode = "eager",
     block_tokens: int = 512,
     cost: CostModel = PRESETS["h200"],
     admission: Admission = "all",
@@ -77,7 +77,7 @@ def below(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-def test_every_token_is_accounted_for(policy: str, mode: str) -> None:
+def test_every_token_is_accounted_for(policy: str, mode: Mode) -> None:
     workload = Workload("mixture", 200, seed=4)
     result = replay(workload, policy=policy, mode=mode, device_blocks=128, slots=600)
     assert result.requests == 200
@@ -160,7 +160,7 @@ def test_an_unknown_gpu_and_rates_of_nothing_are_refused() -> None:
 
 @pytest.mark.parametrize("write", ["through", "evict"])
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-def test_what_the_host_gave_up_comes_back_from_below(mode: str, write: Write) -> None:
+def test_what_the_host_gave_up_comes_back_from_below(mode: Mode, write: Write) -> None:
     workload = Workload("mixture", 200, seed=4)
     without = replay(workload, mode=mode, device_blocks=128, slots=300)
     result = replay(workload, mode=mode, device_blocks=128, slots=300, below=below(write=write))
@@ -221,7 +221,7 @@ def test_below_keeps_what_was_used_last_and_heads_longer_than_tails() -> None:
     assert tier.end(Lookup(3, tuple(names)), 0.0).hits == (0, 1, 3)
     assert tier.end(Fetch(4, (names[0],), (0,)), 0.0).hits == (0,)
     assert tier.leading([b"0", b"1", b"2"]) == 2
-    assert (len(disk), disk.dropped_blocks) == (3, 1)
+    assert len(disk) == 3
 
 
 def test_reads_queue_behind_each_other_and_not_behind_writes() -> None:
@@ -277,7 +277,7 @@ def test_a_disk_that_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-def test_admission_stores_less_and_says_what_it_kept_out(mode: str) -> None:
+def test_admission_stores_less_and_says_what_it_kept_out(mode: Mode) -> None:
     workload = Workload("mixture", 200, seed=4)
     everything = replay(workload, mode=mode, device_blocks=128, slots=600)
     result = replay(workload, mode=mode, device_blocks=128, slots=600, admission="second-use")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice, pairwise
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,6 @@ def test_kinds_of_traffic_differ_in_what_comes_back() -> None:
 @pytest.mark.parametrize(
     ("option", "value"), [("name", "chat"), ("requests", 0), ("seed", -1), ("block_tokens", 0), ("requests", "many")]
 )
-def test_what_cannot_work_is_refused(option: str, value: object) -> None:
+def test_what_cannot_work_is_refused(option: str, value: Any) -> None:
     with pytest.raises(ConfigError):
-        Workload(**{option: value})  # type: ignore[arg-type]
+        Workload(**{option: value})

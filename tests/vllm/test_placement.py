@@ -111,8 +111,8 @@ def test_the_start_line_says_that_each_engine_takes_as_much(monkeypatch: pytest.
     machine(monkeypatch, left=100 * GIB, total=100 * GIB)
     for placement, said in (
         (Placement(), ""),
-        (Placement(1, 2, 1, among_others=True), "; engine 1, each takes as much: 2 or more here, 16.00 GiB"),
-        (Placement(0, 1, 2), ", 4.00 GiB on this machine"),
+        (Placement(1, 2, 1, among_others=True), "; engine 1, each takes as much: 2 or more here, 16 GiB"),
+        (Placement(0, 1, 2), ", 4 GiB on this machine"),
     ):
         read = read_options({"host": "8GiB"}, events=False, placement=placement)
         config = read.build(geometry(4 if placement.ranks_here == 2 else 1))

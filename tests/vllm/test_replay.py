@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.core.config import Mode
 from kvtide.traces.cost import CostModel
 from kvtide.traces.hashing import prefix_hashes
 from kvtide.traces.record import TraceRequest
@@ -39,7 +40,7 @@ def conversations(seed: int, count: int) -> list[list[int]]:
     return prompts
 
 
-def replayed(prompts: list[list[int]], mode: str, *, device_blocks: int, slots: int) -> ReplayResult:
+def replayed(prompts: list[list[int]], mode: Mode, *, device_blocks: int, slots: int) -> ReplayResult:
     """Replay the prompts, one a second. What is generated is one token, which vLLM keeps no KV of."""
     config = ReplayConfig(
         block_tokens=BLOCK_TOKENS,
@@ -59,7 +60,7 @@ def replayed(prompts: list[list[int]], mode: str, *, device_blocks: int, slots: 
 
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-def test_hit_ratios_of_replay_agree_with_vllm(llama: Path, mode: str) -> None:
+def test_hit_ratios_of_replay_agree_with_vllm(llama: Path, mode: Mode) -> None:
     prompts = conversations(seed=5, count=120)
     options = {"host": "9MiB", "policy": "forecast"}
     with engine(llama, mode, options=options, max_num_batched_tokens=STEP_TOKENS) as offloading:

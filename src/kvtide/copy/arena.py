@@ -90,8 +90,8 @@ _ARENAS: weakref.WeakSet[HostArena] = weakref.WeakSet()
 def _leave_behind() -> None:
     """In a child, close all arenas, and let nothing else be mapped at their addresses.
 
-    Python still holds the mappings and unmaps them one day, with whatever is there by then. And whoever kept a view of
-    an arena is stopped by the system, and does not read or write what became of it.
+    Python still holds the mappings, and will one day unmap whatever is at these addresses by then. And who uses a view
+    of an arena that is gone is stopped by the system, instead of reading or writing something else.
     """
     for arena in _ARENAS:
         arena._memory = None

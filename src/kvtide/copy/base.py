@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -94,13 +93,12 @@ class CopyEngine(ABC):
         """Return what was moved in one direction so far."""
 
     def certain(self) -> Mapping[int, Fence]:
-        """Return the loads under way that nothing but the loss of the device can stop any more.
+        """Return the loads under way that only the loss of the device can stop, each with a fence for compute.
 
-        Each has a fence of the other kind: called where compute is issued, it lets compute that is issued from then on
-        come after the load. So whoever waits for the load may be told already, and what it takes to get going again
-        happens while the last bytes are on their way. Their memory stays taken until `poll` reports them.
+        Called where compute is issued, the fence makes all compute issued after it wait for the load. So a request can
+        be started while its last bytes are still on their way. Its memory stays taken until `poll` reports the load.
 
-        None where a copy can fail until its last byte has moved.
+        Empty where a copy can fail until its last byte has moved.
         """
         return {}
 
@@ -117,7 +115,7 @@ class CopyEngine(ABC):
     def device_memory_goes(self) -> None:  # noqa: B027 (most engines keep nothing there)
         """Tell that device memory, the engine's own too, may lose its content before the next transfer.
 
-        None is under way. Addresses stay what they are, and are good again when the next transfer comes.
+        No transfer is under way. Addresses stay the same, and are valid again when the next transfer comes.
         """
 
     @property
@@ -128,11 +126,3 @@ class CopyEngine(ABC):
     def slots_ready(self) -> int | None:
         """Return how many host slots, from slot 0 on, can be used by now. None: all of them, from the start."""
         return None
-
-
-def describe(error: BaseException) -> str:
-    """Return what a report says about an exception.
-
-    Not `str(error)`, which is code of the exception's own and may raise in turn.
-    """
-    return "".join(traceback.format_exception_only(error)).strip()

@@ -31,15 +31,14 @@ import numpy.typing as npt
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import Direction
+from kvtide.copy.ids import Ids, checked_ids
 from kvtide.copy.regions import DeviceCache, Span
 from kvtide.core.messages import Copy
-from kvtide.errors import ConfigError, CopyError
+from kvtide.errors import ConfigError
 
 _PIECE_BYTES = 1 << 20
 _RUN_BYTES_MIN = 128 << 10
 _VOID_BYTES_MAX = 1 << 10
-
-_Ids = npt.NDArray[np.intp]
 
 
 class BlockMover:
@@ -56,10 +55,7 @@ class BlockMover:
 
     def move(self, direction: Direction, copy: Copy) -> None:
         """Move all blocks of `copy`. Where one does not exist, raises CopyError before any byte has moved."""
-        if len(copy.blocks) != len(copy.slots):
-            raise CopyError(f"{len(copy.blocks)} blocks for {len(copy.slots)} slots")
-        blocks = _checked("block", copy.blocks, self._blocks)
-        slots = _checked("slot", copy.slots, self._slots)
+        blocks, slots = checked_ids(copy, blocks=self._blocks, slots=self._slots)
         if not len(blocks):
             return
         runs = list(_runs(blocks, slots))
@@ -103,7 +99,7 @@ class _SpanViews:
             else:
                 self._device[blocks] = self._host[slots]
 
-    def move_scattered(self, direction: Direction, blocks: _Ids, slots: _Ids) -> None:
+    def move_scattered(self, direction: Direction, blocks: Ids, slots: Ids) -> None:
         rows = max(1, _PIECE_BYTES // self.row_bytes)
         for start in range(0, len(blocks), rows):
             some_blocks, some_slots = blocks[start : start + rows], slots[start : start + rows]
@@ -113,17 +109,7 @@ class _SpanViews:
                 self._scatter_device[some_blocks] = self._scatter_host[some_slots]
 
 
-def _checked(what: str, ids: Sequence[int], count: int) -> _Ids:
-    """Return `ids` as an index array. Negative ones are errors too: numpy would count them from the end."""
-    index = np.asarray(ids, dtype=np.intp)
-    if len(index):
-        for worst in (int(index.min()), int(index.max())):
-            if not 0 <= worst < count:
-                raise CopyError(f"{what} {worst} does not exist: there are {count}")
-    return index
-
-
-def _runs(blocks: _Ids, slots: _Ids) -> Iterator[tuple[slice, slice]]:
+def _runs(blocks: Ids, slots: Ids) -> Iterator[tuple[slice, slice]]:
     """Yield the stretches in which blocks and slots both go up by one."""
     breaks = np.flatnonzero((np.diff(blocks) != 1) | (np.diff(slots) != 1)) + 1
     start = 0

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from kvtide.copy.arena import HostArena
-from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic, describe
+from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.copy.in_flight import InFlight, Job
 from kvtide.copy.move import BlockMover
 from kvtide.copy.regions import DeviceCache
 from kvtide.core.messages import Copy
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
 
 _LOADS_FIRST = (Direction.LOAD, Direction.STORE)

@@ -9,7 +9,7 @@ from kvtide.core.groups import Key
 
 @dataclass(slots=True)
 class Chain:
-    """Blocks that are to be stored, or are being stored."""
+    """Blocks on their way to the host, from the device or from below."""
 
     group: int
     keys: list[Key]

@@ -11,11 +11,12 @@ from typing import Literal, get_args
 
 from kvtide.core.eviction import POLICIES
 from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
-from kvtide.core.storing.second_use import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
 
 Mode = Literal["eager", "lazy"]
+Admission = Literal["all", "second-use"]
+"""Which blocks are stored on the host, or taken by a tier below it."""
 
 
 _GROUPS_MAX = 256
@@ -126,19 +127,17 @@ class OffloadConfig:
         budget = parse_count("pin_budget", options.get("pin_budget", _default_pin_budget(geometry)))
         if budget > geometry.device_blocks:
             raise ConfigError("pin_budget", budget, f"at most the device pool, {geometry.device_blocks} blocks")
-        mode = parse_choice("mode", options.get("mode", "eager"), get_args(Mode))
-        admission = parse_choice("admission", options.get("admission", "all"), get_args(Admission))
         return cls(
             geometry=geometry,
             slots=_slots(geometry, options),
-            mode="lazy" if mode == "lazy" else "eager",
+            mode=parse_choice("mode", options.get("mode", "eager"), get_args(Mode)),
             policy=parse_choice("policy", options.get("policy", "prefix"), tuple(POLICIES)),
             pin_budget_blocks=budget,
             min_load_tokens=_min_load_tokens(options.get("min_load_tokens", 0)),
             events=parse_flag("events", options.get("events", False)),
             min_fetch_tokens=parse_count("min_fetch_tokens", options.get("min_fetch_tokens", 128)),
             below=below,
-            admission="second-use" if admission == "second-use" else "all",
+            admission=parse_choice("admission", options.get("admission", "all"), get_args(Admission)),
         )
 
     @property
@@ -165,7 +164,7 @@ OPTIONS: Mapping[str, str] = {
 
 
 def _default_pin_budget(geometry: Geometry) -> int:
-    """Return a quarter of the device pool, or what one step computes if that is more, lest stores fall behind."""
+    """Return a quarter of the device pool, or what one step computes if that is more: stores have to keep up."""
     step_blocks = sum(-(-geometry.step_tokens // group.block_tokens) for group in geometry.groups)
     return max(1, geometry.device_blocks // 4, min(geometry.device_blocks // 2, step_blocks))
 

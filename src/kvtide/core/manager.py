@@ -25,7 +25,7 @@ from kvtide.core.ledger import (
 )
 from kvtide.core.loading.load_break_even import LoadBreakEven
 from kvtide.core.loading.loads import Loads
-from kvtide.core.loading.match import Match, Matcher
+from kvtide.core.match import Match, Matcher
 from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.core.metrics import Gauges, Metrics
 from kvtide.core.reasons import NotLoaded

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from kvtide.core.groups import Key
+from kvtide.core.match import Match
 from kvtide.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from kvtide.core.loading.match import Match
 
 
 class State(Enum):

@@ -54,8 +54,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="conversations that overflow the device pool, with and without offloading",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     defaults = {field.name: field.default for field in fields(DemoSettings)}
     for name, text in NUMBERS.items():

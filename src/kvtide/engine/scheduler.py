@@ -7,7 +7,7 @@ from bisect import insort
 from collections import deque
 from typing import NamedTuple
 
-from kvtide.core.loading.match import Match
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome
 from kvtide.engine.block_pool import BlockPool
 from kvtide.engine.block_tables import BlockTables
@@ -153,7 +153,7 @@ class Scheduler:
             device_tokens=device_tokens,
             resume_at=resume_at,
             num_tokens=resume_at + to_compute,
-            spare=len(self._running),  # one each, lest it is preempted as soon as the others go on
+            spare=len(self._running),  # one each: else it is preempted as soon as the others go on
         )
         if not placed:
             self._manager.give_up(request.id)

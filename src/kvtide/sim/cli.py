@@ -69,8 +69,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="search for faults of the core in seeded worlds",
         description=DESCRIPTION,
         epilog=EXAMPLES + worlds + "\n" + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--seeds", metavar="N", help=f"run N seeds (default: {SEEDS_DEFAULT:,})")
     parser.add_argument("--first", metavar="N", help="the first of them (default: drawn, and printed)")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
+from kvtide.core.config import Admission
 from kvtide.core.eviction import POLICIES
-from kvtide.core.storing.second_use import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean
 from kvtide.sim.draw import Draw

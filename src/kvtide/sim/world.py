@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kvtide.core.config import Mode
-from kvtide.core.storing.second_use import Admission
+from kvtide.core.config import Admission, Mode
 from kvtide.sim.attention import Layout, Sliding, blocks_to_resume, common_multiple
 from kvtide.sim.draw import CHANCE_ONE, Draw
 from kvtide.sim.faults import Faults

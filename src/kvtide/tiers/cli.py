@@ -17,6 +17,7 @@ from kvtide.options import redacted
 from kvtide.tiers.admin import Progress as Advance
 from kvtide.tiers.admin import Verified
 from kvtide.tiers.config import KINDS, kind_of
+from kvtide.units import size_text
 
 DESCRIPTION = """\
 Look at a place where blocks are kept below host memory, verify it, or empty it. PLACE is the folder of a disk tier, or
@@ -55,8 +56,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="look at disk tiers and shared stores, verify or empty them",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     inner = command.add_subparsers(dest="tier_command", metavar="COMMAND", title="commands", required=True)
     for name, what, run in (
@@ -64,7 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("verify", "read every record and compare checksums", run_verify),
         ("clear", "remove everything that is kvtide's", run_clear),
     ):
-        parser = inner.add_parser(name, help=what, description=f"{what.capitalize()}.", allow_abbrev=False)
+        parser = inner.add_parser(name, help=what, description=f"{what.capitalize()}.")
         parser.add_argument("place", metavar="PLACE", help="folder of a disk tier, or URL of a shared store")
         parser.add_argument(
             "--option",
@@ -93,13 +92,13 @@ def run_verify(args: argparse.Namespace) -> int:
     """Read every record and compare checksums."""
     operations = _operations(args.place)
     options = _options(operations, args.option)
-    with _progress("verifying", _size) as advance:
+    with _progress("verifying", size_text) as advance:
         found = operations.verify(args.place, options, advance)
     if args.json:
         shown = {"records": found.records, "bytes": found.bytes, "corrupt_records": found.corrupt_records}
         _put(json.dumps({**shown, "corrupt": list(found.corrupt)}))
     else:
-        _put(f"{found.records:,} records, {_size(found.bytes)}: {found.corrupt_records:,} do not verify")
+        _put(f"{found.records:,} records, {size_text(found.bytes)}: {found.corrupt_records:,} do not verify")
         for where in found.corrupt:
             _put(f"  {where}")
     return int(found.corrupt_records > 0)
@@ -159,7 +158,7 @@ def _described(found: dict[str, object]) -> Iterator[str]:
     nested = ("namespaces", "ranks")
     for name, value in found.items():
         if name not in nested:
-            yield f"{name}: {_size(value) if name == 'bytes' and isinstance(value, int) else value}"
+            yield f"{name}: {size_text(value) if name == 'bytes' and isinstance(value, int) else value}"
     for rank in _dicts(found.get("ranks")):
         used_by = rank.get("used_by")
         who = "in use by nobody" if used_by is None else f"in use by process {used_by or '?'}"
@@ -168,7 +167,7 @@ def _described(found: dict[str, object]) -> Iterator[str]:
             yield f"  segments that cannot be read: {rank['unreadable_segments']}"
     for namespace in _dicts(found.get("namespaces")):
         records, size = namespace.get("records"), namespace.get("bytes")
-        yield f"namespace: {records} records, {_size(size) if isinstance(size, int) else size}"
+        yield f"namespace: {records} records, {size_text(size) if isinstance(size, int) else size}"
         manifest = namespace.get("manifest")
         for name, value in manifest.items() if isinstance(manifest, dict) else ():
             yield f"  {name}: {value}"
@@ -187,14 +186,6 @@ def _progress(what: str, count: Callable[[int], str]) -> Iterator[Advance]:
         yield lambda done, total: shown.update(
             task, completed=done, total=total, far=f"{done / total:.0%}" if total else count(done)
         )
-
-
-def _size(size: int | float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:  # noqa: PLR2004 - what the units say
-            return f"{size:,.4g} {unit}"
-        size /= 1024
-    return f"{size:,.4g} TiB"
 
 
 def _put(text: str) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict, cast
+from typing import Literal, Protocol, TypedDict, cast, get_args
 
 from kvtide.core.config import Admit
 from kvtide.errors import ConfigError
@@ -170,8 +170,6 @@ def common(index: int, options: Mapping[str, object], known: Mapping[str, str], 
             raise ConfigError(
                 f"{prefix}.{name}", value, f"a known option; {did_you_mean(name, every)}known are {', '.join(every)}"
             )
-    write = parse_choice(f"{prefix}.write", options.get("write", "through"), ("through", "evict"))
-    admit = parse_choice(f"{prefix}.admit", options.get("admit", "all"), ("all", "second-touch"))
     count = parse_count(f"{prefix}.threads", options.get("threads", threads))
     if count > THREADS_MAX:
         raise ConfigError(f"{prefix}.threads", count, f"at most {THREADS_MAX}")
@@ -182,8 +180,8 @@ def common(index: int, options: Mapping[str, object], known: Mapping[str, str], 
         type=str(options["type"]),
         index=index,
         deadline_ms=deadline_ms,
-        write="evict" if write == "evict" else "through",
-        admit="second-touch" if admit == "second-touch" else "all",
+        write=parse_choice(f"{prefix}.write", options.get("write", "through"), get_args(Write)),
+        admit=parse_choice(f"{prefix}.admit", options.get("admit", "all"), get_args(Admit)),
         threads=count,
         secret=secret_source(prefix, options),
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import Answer, Item, Outcome, Tier, TierKey, TierStats, Verdict
@@ -319,11 +318,3 @@ _SWITCHED_OFF = Outcome(Verdict.THROTTLED, "the tier is switched off for a while
 
 def _writes(name: CallName) -> bool:
     return name not in ("lookup", "get")
-
-
-def describe(error: BaseException) -> str:
-    """Return what an outcome says about an exception.
-
-    Not `str(error)`, which is code of the exception's own and may raise in turn.
-    """
-    return "".join(traceback.format_exception_only(error)).strip()

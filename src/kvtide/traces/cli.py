@@ -12,9 +12,3 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     cli_replay.add_parser(subparsers)
     cli_plan.add_parser(subparsers)
     cli_trace.add_parser(subparsers)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand that was chosen."""
-    code: int = args.run(args)
-    return code

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol, get_args
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvtide.core.storing.second_use import Admission
+from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
-from kvtide.options import parse_choice, parse_size
+from kvtide.options import parse_choice, parse_count, parse_size
 from kvtide.traces.consistency import consistent
 from kvtide.traces.cost import PRESETS, CostModel, preset
 from kvtide.traces.geometry import DEFAULT_BYTES_PER_TOKEN, bytes_per_token
@@ -57,14 +57,7 @@ def parser(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, text: str, examples: str
 ) -> argparse.ArgumentParser:
     """Add a subcommand."""
-    return commands.add_parser(
-        name,
-        help=summary,
-        description=text,
-        epilog="examples:\n" + examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    return commands.add_parser(name, help=summary, description=text, epilog="examples:\n" + examples)
 
 
 def add_input(command: argparse.ArgumentParser) -> None:
@@ -121,8 +114,7 @@ def add_admission(command: argparse.ArgumentParser) -> None:
 
 def admission_of(args: argparse.Namespace) -> Admission:
     """Return which blocks are to be stored."""
-    chosen = parse_choice("--admission", args.admission, get_args(Admission))
-    return "second-use" if chosen == "second-use" else "all"
+    return parse_choice("--admission", args.admission, get_args(Admission))
 
 
 def workload_of(args: argparse.Namespace) -> Workload:
@@ -138,8 +130,8 @@ def input_of(args: argparse.Namespace) -> Input:
         title = f"synthetic workload {workload.name!r}, {workload.requests:,} requests, seed {workload.seed}"
         tell(f"kvtide: no trace was given: this is a {title}")
         return Input(workload, workload.block_tokens, title)
-    if args.block_tokens is not None and (not isinstance(args.block_tokens, int) or args.block_tokens < 1):
-        raise ConfigError("--block-tokens", args.block_tokens, "a whole number of at least 1")
+    if args.block_tokens is not None:
+        parse_count("--block-tokens", args.block_tokens)
     trace = open_trace(
         args.trace,
         trace_format=args.format,

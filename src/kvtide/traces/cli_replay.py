@@ -10,8 +10,9 @@ from typing import get_args
 from rich.console import Console
 
 from kvtide.core import POLICIES
+from kvtide.core.config import Mode
 from kvtide.errors import ConfigError
-from kvtide.options import parse_choice
+from kvtide.options import parse_choice, parse_count
 from kvtide.traces.cli_common import (
     add_admission,
     add_input,
@@ -109,13 +110,9 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace, block_tokens: int) -> ReplayConfig:
     per_token = bytes_per_token_of(args)
     block_bytes = per_token * block_tokens
-    if not isinstance(args.gpus, int) or args.gpus < 1:
-        raise ConfigError("--gpus", args.gpus, "a whole number of at least 1")
-    device_blocks = size("--device", args.device) * args.gpus // block_bytes
+    device_blocks = size("--device", args.device) * parse_count("--gpus", args.gpus) // block_bytes
     if device_blocks < 1:
         raise ConfigError("--device", args.device, f"at least one block, {block_bytes} bytes")
-    if not isinstance(args.servers, int) or args.servers < 1:
-        raise ConfigError("--servers", args.servers, "a whole number of at least 1")
     host_bytes = size("--host", args.host)
     if host_bytes < block_bytes:
         raise ConfigError("--host", args.host, f"at least one block, {block_bytes} bytes")
@@ -125,11 +122,11 @@ def _config(args: argparse.Namespace, block_tokens: int) -> ReplayConfig:
         device_blocks=device_blocks,
         host_bytes=host_bytes,
         policy=parse_choice("--policy", args.policy, tuple(POLICIES)),
-        mode=parse_choice("--mode", args.mode, ("eager", "lazy")),
+        mode=parse_choice("--mode", args.mode, get_args(Mode)),
         cost=_together(cost_of(args), args.gpus),
         admission=admission_of(args),
         below=tuple(_below(args, name, block_bytes) for name in TIERS if getattr(args, name) is not None),
-        servers=args.servers,
+        servers=parse_count("--servers", args.servers),
     )
 
 
@@ -139,14 +136,13 @@ def _below(args: argparse.Namespace, name: str, block_bytes: int) -> BelowModel:
     if size_bytes < block_bytes:
         raise ConfigError(f"--{name}", getattr(args, name), f"at least one block, {block_bytes} bytes")
     bytes_per_s = size(f"--{name}-bandwidth", options["bandwidth"].removesuffix("/s"))
-    write = parse_choice(f"--{name}-write", options["write"], get_args(Write))
     return BelowModel(
         size_bytes=size_bytes,
         read_bytes_per_s=bytes_per_s,
         write_bytes_per_s=bytes_per_s,
         latency_s=options["latency"],
         deadline_s=options["deadline"],
-        write="evict" if write == "evict" else "through",
+        write=parse_choice(f"--{name}-write", options["write"], get_args(Write)),
         shared=name == "store",
     )
 

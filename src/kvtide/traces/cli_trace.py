@@ -13,9 +13,9 @@ from rich.table import Table
 from kvtide.traces.cli_common import add_input, add_workload, input_of, number, parser, put, tell, workload_of
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.stats import TraceStats, trace_stats
-from kvtide.traces.units import percent_text, seconds_text
 from kvtide.traces.workloads import Workload
 from kvtide.traces.writing import check_writable, write_whole
+from kvtide.units import percent_text, seconds_text
 
 SHARES = (0.1, 0.5, 0.9, 0.99)
 

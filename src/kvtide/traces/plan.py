@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvtide.core.storing.second_use import Admission
+from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
 from kvtide.traces.cost import CostModel
 from kvtide.traces.errors import TraceError

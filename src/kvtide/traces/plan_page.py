@@ -7,7 +7,7 @@ import json
 
 from kvtide.traces.plan import PlanResult
 from kvtide.traces.plots import COLOURS
-from kvtide.traces.units import percent_text, seconds_text, size_text
+from kvtide.units import percent_text, seconds_text, size_text
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--soft:#6e7781;--line:#d0d7de;--paper:#fff}

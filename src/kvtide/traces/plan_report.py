@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from kvtide.traces.plan import PlanResult, Point
-from kvtide.traces.units import percent_text, seconds_text, size_text
+from kvtide.units import percent_text, seconds_text, size_text
 
 
 def plan_table(plan: PlanResult) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 from kvtide.traces.errors import TraceError
 from kvtide.traces.plan import PlanResult
 from kvtide.traces.replay_result import ReplayResult
-from kvtide.traces.units import size_text
+from kvtide.units import size_text
 
 COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774", "#b59b00")
 _SLICES = 60

@@ -61,8 +61,6 @@ class Below:
         self._names_max = model.size_bytes // block_bytes
         self._names: OrderedDict[Name, None] = OrderedDict()
         self._read_free_s = self._write_free_s = 0.0
-        self.dropped_blocks = 0
-        """Blocks that had to leave."""
 
     def __len__(self) -> int:
         return len(self._names)
@@ -112,7 +110,6 @@ class Below:
             self._names.move_to_end(name)
         while len(self._names) > self._names_max:
             self._names.popitem(last=False)
-            self.dropped_blocks += 1
 
     def clear(self) -> None:
         """Forget everything."""

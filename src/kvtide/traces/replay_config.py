@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtide.core import FullAttention, Geometry, OffloadConfig
-from kvtide.core.storing.second_use import Admission
+from kvtide.core.config import Admission, Mode
 from kvtide.traces.cost import CostModel
 from kvtide.traces.replay_below import BelowModel, below_config
 
@@ -19,7 +19,7 @@ class ReplayConfig:
     device_blocks: int
     host_bytes: int
     policy: str
-    mode: str
+    mode: Mode
     cost: CostModel
     admission: Admission = "all"
     below: tuple[BelowModel, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from kvtide.traces.replay_result import ReplayResult
-from kvtide.traces.units import percent_text, seconds_text, size_text
+from kvtide.units import percent_text, seconds_text, size_text
 
 QUANTILES = (0.5, 0.9, 0.99)
 _WHY = {

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from kvtide.core import Match, Metrics, NotLoaded, Plan
 from kvtide.core.groups import Key
-from kvtide.traces.record import TraceRequest
 from kvtide.traces.replay_below import BelowStack
 from kvtide.traces.replay_request import ReplayRequest
 
@@ -67,10 +66,6 @@ class ReplayResult:
     """Of each admitted request: when, and tokens from the device, from the host, from below, computed."""
     _seen: set[Key] = field(default_factory=set)
     _seen_again: set[Key] = field(default_factory=set)
-
-    def arrived(self, request: TraceRequest) -> None:
-        """Count a request."""
-        self.requests += 1
 
     def admitted(self, request: ReplayRequest, match: Match, below_host: BelowStack | None = None) -> None:
         """Count where the tokens of a prompt come from."""

@@ -79,7 +79,7 @@ class Server:
     def arrive(self, number: int, request: TraceRequest, now_s: float) -> None:
         """Take a request."""
         arrived = ReplayRequest.of(f"{number}", request, self._config.block_tokens, now_s)
-        self._result.arrived(request)
+        self._result.requests += 1
         if arrived.blocks_needed > self._config.device_blocks:
             self._result.too_large += 1
             return

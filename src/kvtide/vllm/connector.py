@@ -9,6 +9,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvtide.core import OffloadConfig
+from kvtide.units import size_text
 from kvtide.vllm import versions
 from kvtide.vllm.layout import read_layout
 from kvtide.vllm.log import logger
@@ -227,12 +228,12 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 def _log_start(config: OffloadConfig, options: Options) -> None:
     geometry = config.geometry
     logger.info(
-        "kvtide: %d host blocks of %d bytes on each of %d ranks (%.2f GiB in all%s), mode %s, policy %s, "
+        "kvtide: %d host blocks of %d bytes on each of %d ranks (%s in all%s), mode %s, policy %s, "
         "admission %s, %d device blocks, at most %d of them pinned by stores, tiers below: %s, groups: %s",
         config.slots,
         geometry.block_bytes,
         geometry.ranks,
-        config.host_bytes / 2**30,
+        size_text(config.host_bytes),
         options.where(config),
         config.mode,
         config.policy,

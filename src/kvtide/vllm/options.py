@@ -11,6 +11,7 @@ from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
 from kvtide.tiers import TierConfig, parse_tiers
 from kvtide.tiers.stack import below_of
+from kvtide.units import size_text
 from kvtide.vllm.placement import Placement
 
 ALONE = Placement()
@@ -82,10 +83,10 @@ class Options:
     def where(self, config: OffloadConfig) -> str:
         """Say for the log what of it is on this machine, and that other engines take as much. Empty: it is alone."""
         here, placement = self.bytes_here(config), self.placement
-        said = f", {here / 2**30:.2f} GiB on this machine" if here < config.host_bytes else ""
+        said = f", {size_text(here)} on this machine" if here < config.host_bytes else ""
         if placement.among_others:
-            total = here * placement.engines_here / 2**30
-            engines = f"{placement.engines_here} or more here, {total:.2f} GiB"
+            total = size_text(here * placement.engines_here)
+            engines = f"{placement.engines_here} or more here, {total}"
             said += f"; engine {placement.engine}, each takes as much: {engines}"
         return said
 

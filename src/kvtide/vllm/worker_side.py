@@ -9,6 +9,7 @@ from typing import Any
 from kvtide.copy import Direction
 from kvtide.core import Plan, Report
 from kvtide.errors import CopyError
+from kvtide.units import size_text
 from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.load_news import LoadNews
 from kvtide.vllm.log import logger
@@ -69,7 +70,7 @@ class WorkerSide:
         tiers = self._open_tiers(self._rank, self._arena.memory, layout)
         self._worker = Worker(self._rank, self._engine, tiers=tiers, wait_timeout_s=STORE_WAIT_S)
         size = self._arena.slots * self._arena.slot_bytes
-        logger.info("kvtide: rank %d maps %d slots, %.2f GiB of host memory", self._rank, slots, size / 2**30)
+        logger.info("kvtide: rank %d maps %d slots, %s of host memory", self._rank, slots, size_text(size))
 
     def register(self, kv_caches: Mapping[str, Any]) -> WorkerSide:
         """Take vLLM's KV tensors, once more.

@@ -89,10 +89,6 @@ class FakeMemory:
     def __init__(self, array: npt.NDArray[np.uint8]) -> None:
         self.array = array
         self.address = int(array.ctypes.data)
-        self.nbytes = array.nbytes
-
-    def part(self, offset: int, nbytes: int) -> FakeMemory:
-        return FakeMemory(self.array[offset : offset + nbytes])
 
 
 class FakeGpu(Gpu):

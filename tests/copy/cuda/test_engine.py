@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +17,16 @@ from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 from tests.contracts.copy_contract import LOAD, PATIENCE_S, STORE, MovingContract, Rig, Shape
+from tests.contracts.copy_rigs import ArrayRig
 from tests.copy.cuda.fake_gpu import FakeEvent, FakeGpu
 
 
-class FakeRig(Rig):
+class FakeRig(ArrayRig):
     """An engine on a GPU that runs its streams in an order of the seed's choice."""
 
     engine: CudaCopyEngine
 
-    def __init__(self, shape: Shape, *, seed: int = 0, max_transfers: int = 64, **options: object) -> None:
+    def __init__(self, shape: Shape, *, seed: int = 0, max_transfers: int = 64, **options: Any) -> None:
         self.gpu = FakeGpu(seed)
         rng = np.random.default_rng(seed)
         self.arrays = [rng.integers(0, 256, (shape.blocks, f + shape.padding), np.uint8) for f in shape.fragments]
@@ -32,15 +34,20 @@ class FakeRig(Rig):
             CudaRegion(self.gpu.adopt(array), array.shape[1], fragment)
             for array, fragment in zip(self.arrays, shape.fragments, strict=True)
         ]
-        self.arena = HostArena(shape.slots, shape.block_bytes)
+        arena = HostArena(shape.slots, shape.block_bytes)
+        staged: dict[str, Any] = {
+            "route": Route.STAGED,
+            "staging_bytes": 3 * shape.block_bytes,
+            "piece_bytes": 2 << 20,
+        }
         engine = CudaCopyEngine(
             CudaCache(regions, blocks=shape.blocks),
-            self.arena,
+            arena,
             gpu=self.gpu,
             max_transfers=max_transfers,
-            **{"route": Route.STAGED, "staging_bytes": 3 * shape.block_bytes, "piece_bytes": 2 << 20} | options,  # type: ignore[arg-type]
+            **(staged | options),
         )
-        super().__init__(engine, shape)
+        super().__init__(engine, shape, arena)
         assert engine.pinning.wait(PATIENCE_S)
         self.compute = self.gpu.stream()
 
@@ -48,27 +55,6 @@ class FakeRig(Rig):
         """Keep compute busy for a while."""
         for _ in range(20):
             self.gpu.run_on(self.compute, lambda: None)
-
-    def read_block(self, block: int) -> bytes:
-        pairs = zip(self.arrays, self.shape.fragments, strict=True)
-        return b"".join(array[block, :fragment].tobytes() for array, fragment in pairs)
-
-    def write_block(self, block: int, content: bytes) -> None:
-        begin = 0
-        for array, fragment in zip(self.arrays, self.shape.fragments, strict=True):
-            array[block, :fragment] = np.frombuffer(content[begin : begin + fragment], np.uint8)
-            begin += fragment
-
-    def read_slot(self, slot: int) -> bytes:
-        content: bytes = self.arena.memory[slot].tobytes()
-        return content
-
-    def write_slot(self, slot: int, content: bytes) -> None:
-        self.arena.memory[slot] = np.frombuffer(content, np.uint8)
-
-    def read_padding(self) -> bytes:
-        pairs = zip(self.arrays, self.shape.fragments, strict=True)
-        return b"".join(array[:, fragment:].tobytes() for array, fragment in pairs)
 
 
 class FakeContract(MovingContract):

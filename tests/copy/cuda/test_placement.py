@@ -117,9 +117,7 @@ def test_pages_that_came_from_elsewhere_are_one_line(
     gpu = PlacedGpu(monkeypatch)
     gpu.pages_from = {1: 0, 2: 0}
     gpu.pin_all()
-    assert warnings(caplog) == [
-        "about 0.00 GiB of host memory are not on NUMA node 1, next to the GPU, which had no more"
-    ]
+    assert warnings(caplog) == ["about 4 MiB of host memory are not on NUMA node 1, next to the GPU, which had no more"]
 
 
 def test_not_to_know_where_pages_came_from_stops_nothing(

@@ -1,8 +1,8 @@
-"""The few calls of the CUDA driver that torch does not offer or is too polite for, by ctypes.
+"""Calls of the CUDA driver, by ctypes: those that torch does not have, and those in which it lets go of the GIL.
 
-Calls that may take long let go of the GIL. Those that only put something into a queue keep it: to give it away for a
-microsecond means to wait until the thread that took it lets go again, and that thread launches the model's kernels. An
-engine that stored 2 GB had its main thread stopped 430 times.
+Calls that may take long let go of the GIL here too. Those that only put something into a queue keep it: a thread that
+gives it away for a microsecond has to wait until the one that took it, which launches the model's kernels, lets go
+again. An engine that stored 2 GB had its main thread stopped 430 times.
 
 All but `current_context` and `use_context` want a current context.
 """

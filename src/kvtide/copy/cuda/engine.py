@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from kvtide.copy.arena import HostArena
-from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic, describe
+from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.copy.cuda.geometry import CudaCache
 from kvtide.copy.cuda.gpu import Gpu
 from kvtide.copy.cuda.jobs import Job, Jobs
@@ -18,8 +18,9 @@ from kvtide.copy.cuda.measure import Rates, Route, measure
 from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.core.messages import Copy
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
+from kvtide.units import size_text
 
 _LOG = logging.getLogger(__name__)
 _STAGING_BYTES_MAX = 1 << 30
@@ -75,7 +76,7 @@ class CudaCopyEngine(CopyEngine):
         except Exception as error:
             expected = f"GPU memory that is left for {staging_buffers} such buffers each way ({describe(error)})"
             raise ConfigError("staging_bytes", staging_bytes, expected) from error
-        self.device_bytes = sum(lane.device_bytes for lane in self._lanes.values())
+        self.device_bytes = sum(lane.memory.nbytes for lane in self._lanes.values())
         """GPU memory that the engine takes: staging buffers, and a little for indices."""
         self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
@@ -130,7 +131,7 @@ class CudaCopyEngine(CopyEngine):
     def device_memory_goes(self) -> None:
         """Remember to fetch again what has to be in GPU memory. See `CopyEngine.device_memory_goes`."""
         for lane in self._lanes.values():
-            lane.table_lost = True
+            lane.memory.table_lost = True
 
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""
@@ -165,7 +166,7 @@ class CudaCopyEngine(CopyEngine):
         fragments = f"{len(device.regions)} fragments of {device.fragment_bytes_min} to {device.fragment_bytes_max} B"
         rates = self.rates
         return (
-            f"CUDA copies: {self.route.value}, blocks of {fragments}, {self.device_bytes >> 20} MiB of GPU memory; "
+            f"CUDA copies: {self.route.value}, blocks of {fragments}, {size_text(self.device_bytes)} of GPU memory; "
             f"one large copy reaches {rates.store:.1f} GB/s out and {rates.load:.1f} in, "
             f"one fragment at a time {rates.store_fragments:.1f} and {rates.load_fragments:.1f} (0: not measured)"
         )

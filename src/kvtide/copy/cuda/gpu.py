@@ -54,13 +54,6 @@ class DeviceMemory(Protocol):
     def address(self) -> int:
         """Where it begins."""
 
-    @property
-    def nbytes(self) -> int:
-        """How long it is."""
-
-    def part(self, offset: int, nbytes: int) -> DeviceMemory:
-        """Return a part of it."""
-
 
 class Mover(Protocol):
     """A kernel that copies blocks between their regions and rows."""

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvtide.copy import in_flight
-from kvtide.copy.base import Direction, Fence, Finished, Traffic, describe
+from kvtide.copy.base import Direction, Fence, Finished, Traffic
 from kvtide.copy.cuda.lane import Issued
 from kvtide.core.messages import Copy
+from kvtide.errors import describe
 
 _LOG = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 50e-6

@@ -21,26 +21,21 @@ The streams that touch device blocks are `kernels`, and `copies` where there is 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import Direction, Fence
-from kvtide.copy.cuda.geometry import CudaCache, Tiling, tiling
-from kvtide.copy.cuda.gpu import DeviceMemory, Event, Gpu, Stream
+from kvtide.copy.cuda.geometry import CudaCache, tiling
+from kvtide.copy.cuda.gpu import Event, Gpu, Stream
+from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Buffer, Index, LaneMemory
 from kvtide.copy.cuda.measure import Route
-from kvtide.copy.cuda.ranges import Ids, Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
+from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
+from kvtide.copy.ids import Ids
 from kvtide.core.messages import Copy
 
 _AHEAD = 8
-"""Also what is left at most of a transfer that was issued: 10 ms, with the usual buffers."""
-_INDEXES = 3
-_PAIRS_MAX = 16 << 10
-_PAIR_BYTES = 16
+"""Chunks that the GPU may be behind. So much is left at most of an issued transfer: 10 ms, with the usual buffers."""
 _TURN_BYTES = 16 << 20
 """After so many bytes others get their turn (see `_give_way`)."""
 _DMA_BYTES_MIN = 128 << 10
@@ -52,30 +47,6 @@ class Issued(NamedTuple):
 
     begin: Event
     end: Event
-
-
-@dataclass(slots=True, eq=False)
-class _Index:
-    """Which blocks go to which slots, on both sides of the link."""
-
-    host: npt.NDArray[np.int64]
-    device: DeviceMemory
-    fetched: Event
-    """Reached when the host's side may be written to again."""
-
-
-class _Table(NamedTuple):
-    """Where the fragments of a block are, on both sides of the link."""
-
-    host: npt.NDArray[np.int64]
-    device: DeviceMemory
-
-
-@dataclass(slots=True, eq=False)
-class _Buffer:
-    memory: DeviceMemory
-    empty: Event
-    """Reached when what was last put in has been taken out."""
 
 
 class Lane:
@@ -96,12 +67,12 @@ class Lane:
         self._gpu, self._direction, self._cache, self._arena = gpu, direction, cache, arena
         self._host_address = int(arena.memory.ctypes.data)
         self._piece_bytes = math.gcd(piece_bytes, _TURN_BYTES)
-        """No copy reaches over a multiple of this: over two registrations, or too far."""
+        """Copies are cut at multiples of this, so that each is in one registration, and no longer than a turn."""
         self._staged = route is Route.STAGED
-        self._rows_max = max(1, min(_PAIRS_MAX, staging_bytes // cache.block_bytes))
+        self._rows_max = max(1, min(PAIRS_MAX, staging_bytes // cache.block_bytes))
         self._kernels, self._copies = gpu.stream(), gpu.stream()
         self._others = gpu.stream()
-        """Has nothing to do but to be waited for."""
+        """Runs nothing. Waiting for it leaves a gap (see `_give_way`)."""
         self.shared = False
         """Others have small copies to do, and are let in."""
         self._last = self._kernels if self._staged and direction is Direction.LOAD else self._copies
@@ -113,20 +84,21 @@ class Lane:
         self._between, self._our_turn, self._their_turn = gpu.event(), gpu.event(), gpu.event()
         self._begin: Event | None = None
         """To be recorded before the next copy."""
-        self.device_bytes = 0
-        """GPU memory taken."""
-        self._indexes = [self._make_index() for _ in range(_INDEXES if self._staged else 0)]
-        self._buffers = [self._make_buffer() for _ in range(staging_buffers if self._staged else 0)]
         tiles = tiling(cache)
-        self._table = self._make_table(tiles)
-        self._move = gpu.mover(direction, tiles, self._table.device)
-        self.table_lost = False
-        """GPU memory was given back, and taken again: the table has to be fetched before the next transfer."""
+        self.memory = LaneMemory(
+            gpu,
+            tiles,
+            self._copies,
+            buffers=staging_buffers if self._staged else 0,
+            buffer_bytes=self._rows_max * cache.block_bytes,
+            pairs_max=max(cache.blocks, arena.slots),
+        )
+        self._move = gpu.mover(direction, tiles, self.memory.table)
 
     def enter(self) -> None:
         """Get the calling thread ready, and the kernels compiled."""
         self._gpu.enter(self._kernels)
-        for index in self._indexes[:1]:
+        for index in self.memory.indexes[:1]:
             self._gpu.fetch(index.device, index.host[:0])
             for scattered in (False, True):
                 self._move_rows(index, 0, 0, self._host_address, scattered=scattered)
@@ -140,14 +112,12 @@ class Lane:
         block_ids, slot_ids = checked_pairs(copy, blocks=self._cache.blocks, slots=slots, usable_slots=usable_slots)
         if after is not None:
             after()
-        if self.table_lost:
-            self.table_lost = False
-            self._gpu.fetch(self._table.device, self._table.host)
+        self.memory.restore_table()
         # Making an event takes 25 microseconds.
         issued = spare or Issued(self._gpu.event(timing=True), self._gpu.event(timing=True))
         self._begin = issued.begin
-        for at in range(0, len(block_ids), _PAIRS_MAX):
-            part = slice(at, at + _PAIRS_MAX)
+        for at in range(0, len(block_ids), PAIRS_MAX):
+            part = slice(at, at + PAIRS_MAX)
             issue = self._issue_staged if self._staged else self._issue_direct
             issue(block_ids[part], slot_ids[part])
         self._mark_begin(self._last)
@@ -172,7 +142,7 @@ class Lane:
         slot_bytes = self._arena.slot_bytes
         bounds = chunks(len(block_ids), self._rows_max)
         parts = chunked(slot_ranges(slot_ids, slot_bytes, self._piece_bytes, bounds), slot_bytes, bounds)
-        index = self._fetch_index(block_ids, slot_ids)
+        index = self.memory.fetch_index(block_ids, slot_ids, self._kernels)
         for (first, last), ranges in zip(pairwise(bounds), parts, strict=True):
             self._keep_distance()
             pairs, copies = last - first, len(ranges.size)
@@ -181,26 +151,26 @@ class Lane:
                 self._move_rows(index, first, pairs, self._host_address, scattered=True)
                 self._order(self._kernels, self._last)
             else:
-                buffer = self._buffers[self._chunks % len(self._buffers)]
+                buffer = self.memory.buffers[self._chunks % len(self.memory.buffers)]
                 move = self._store_chunk if self._direction is Direction.STORE else self._load_chunk
                 move(index, first, pairs, ranges, buffer)
                 buffer.empty = self._done[self._chunks % _AHEAD]
             self._end_chunk()
 
-    def _store_chunk(self, index: _Index, first: int, pairs: int, ranges: Ranges, buffer: _Buffer) -> None:
+    def _store_chunk(self, index: Index, first: int, pairs: int, ranges: Ranges, buffer: Buffer) -> None:
         self._kernels.wait_event(buffer.empty)
         self._move_rows(index, first, pairs, buffer.memory.address, scattered=False)
         self._order(self._kernels, self._copies)
         self._copy(ranges, device=buffer.memory.address)
 
-    def _load_chunk(self, index: _Index, first: int, pairs: int, ranges: Ranges, buffer: _Buffer) -> None:
+    def _load_chunk(self, index: Index, first: int, pairs: int, ranges: Ranges, buffer: Buffer) -> None:
         self._copies.wait_event(buffer.empty)
         self._copy(ranges, device=buffer.memory.address)
         self._order(self._copies, self._kernels)
         self._move_rows(index, first, pairs, buffer.memory.address, scattered=False)
 
     def _keep_distance(self) -> None:
-        """Wait now and then for the GPU to come after. What is left to it then keeps it busy meanwhile."""
+        """Wait for the GPU when it is `_AHEAD` chunks behind, until half of them are done: the rest keeps it busy."""
         half = _AHEAD // 2
         if self._chunks >= _AHEAD and self._chunks % half == 0:
             self._done[(self._chunks - half - 1) % _AHEAD].synchronize()
@@ -215,7 +185,7 @@ class Lane:
             self._between.record(first)
             second.wait_event(self._between)
 
-    def _move_rows(self, index: _Index, first: int, pairs: int, rows_at: int, *, scattered: bool) -> None:
+    def _move_rows(self, index: Index, first: int, pairs: int, rows_at: int, *, scattered: bool) -> None:
         row_bytes = self._cache.block_bytes
         self._move(index.device, first=first, pairs=pairs, rows_at=rows_at, row_bytes=row_bytes, scattered=scattered)
 
@@ -243,42 +213,7 @@ class Lane:
         self._their_turn.record(self._others)
         self._copies.wait_event(self._their_turn)
 
-    def _fetch_index(self, block_ids: Ids, slot_ids: Ids) -> _Index:
-        index = self._indexes.pop(0)
-        self._indexes.append(index)
-        index.fetched.synchronize()
-        rows = index.host[: len(block_ids)]
-        rows[:, 0] = block_ids
-        rows[:, 1] = slot_ids
-        self._gpu.fetch(index.device, rows)
-        index.fetched.record(self._kernels)
-        return index
-
     def _mark_begin(self, stream: Stream) -> None:
         if self._begin is not None:
             self._begin.record(stream)
             self._begin = None
-
-    def _allocate(self, nbytes: int) -> DeviceMemory:
-        memory = self._gpu.allocate(nbytes)
-        self.device_bytes += nbytes
-        return memory
-
-    def _make_index(self) -> _Index:
-        nbytes = _PAIR_BYTES * min(_PAIRS_MAX, max(self._cache.blocks, self._arena.slots))
-        host = self._gpu.allocate_pinned(nbytes).view(np.int64).reshape(-1, 2)
-        return _Index(host, self._allocate(nbytes), self._gpu.event())
-
-    def _make_buffer(self) -> _Buffer:
-        memory = self._allocate(self._rows_max * self._cache.block_bytes)
-        return _Buffer(memory, self._gpu.event())
-
-    def _make_table(self, tiles: Tiling) -> _Table:
-        """Bring the table to GPU memory, its addresses counted from there."""
-        memory = self._allocate(tiles.table.nbytes)
-        table = self._gpu.allocate_pinned(tiles.table.nbytes).view(np.int64).reshape(tiles.table.shape)
-        table[:] = tiles.table
-        table[0] -= memory.address // tiles.element_bytes
-        self._gpu.copy(self._copies, *np.array([[memory.address], [table.ctypes.data], [table.nbytes]], dtype=np.int64))
-        self._copies.synchronize()
-        return _Table(table, memory)

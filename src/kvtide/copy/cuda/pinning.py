@@ -13,18 +13,17 @@ import numpy.typing as npt
 
 from kvtide.copy import libc
 from kvtide.copy.arena import HostArena
-from kvtide.copy.base import describe
 from kvtide.copy.cuda.gpu import Gpu
 from kvtide.copy.cuda.placement import Placement
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
+from kvtide.units import size_text
 
 _LOG = logging.getLogger(__name__)
 _PAGE_BYTES = 2 << 20
 """A huge page; pieces are whole ones, whether the arena has any or not."""
 _MADV_POPULATE_WRITE = 23
 _POPULATING_THREADS = 2
-_GIB = 1 << 30
 
 
 class Pinner:
@@ -90,10 +89,10 @@ class Pinner:
                     self._pin_piece(pool, placement)
         except BaseException as error:
             self.problem = describe(error)
-            pinned, size = self.pinned_bytes / _GIB, self._size / _GIB
-            _LOG.warning("pinned %.2f of %.2f GiB; the host tier stays at that: %s", pinned, size, self.problem)
+            pinned, size = size_text(self.pinned_bytes), size_text(self._size)
+            _LOG.warning("pinned %s of %s; the host tier stays at that: %s", pinned, size, self.problem)
         else:
-            _LOG.info("pinned %.2f GiB in %.1f s", self.pinned_bytes / _GIB, time.monotonic() - begin_s)
+            _LOG.info("pinned %s in %.1f s", size_text(self.pinned_bytes), time.monotonic() - begin_s)
             placement.tell()
         finally:
             self._ended.set()
@@ -111,8 +110,8 @@ class Pinner:
     def _populate(self, address: int, nbytes: int) -> None:
         """Make the pages. Most of the time of pinning goes here, and it is no business of the driver.
 
-        In short steps: each holds a lock of the process that other threads want when they allocate memory. What cannot
-        be made here, for want of memory, is found out by the pinning.
+        In short steps: each holds a lock of the process that other threads want when they allocate memory. Where there
+        is too little memory, the pinning will say so.
         """
         for at in range(0, nbytes, _PAGE_BYTES):
             libc.madvise(address + at, min(_PAGE_BYTES, nbytes - at), _MADV_POPULATE_WRITE)

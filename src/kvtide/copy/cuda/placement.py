@@ -1,4 +1,4 @@
-"""Has host memory come from the NUMA node next to a GPU: copies from another one are slower, and disturb its CPUs."""
+"""Takes host memory from the NUMA node next to the GPU: copies from another one are slower, and disturb its CPUs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import logging
 import os
 
 from kvtide.copy import numa
-from kvtide.copy.base import describe
 from kvtide.copy.cuda.gpu import Gpu
+from kvtide.errors import describe
+from kvtide.units import size_text
 
 _LOG = logging.getLogger(__name__)
-_GIB = 1 << 30
 
 
 class Placement:
-    """Where the pages of an arena are to come from. To be made, in the thread that makes the pages, before them.
+    """Where the pages of an arena come from. Made before the pages, in the thread that makes them.
 
-    Memory in the wrong place works. So nothing here fails: what cannot be had is said in one line.
+    Memory in the wrong place works too, so nothing here fails: a line in the log says what could not be done.
     """
 
     def __init__(self, gpu: Gpu, address: int, nbytes: int) -> None:
@@ -52,5 +52,5 @@ class Placement:
     def tell(self) -> None:
         """Say what is not where it should be."""
         if self.far_bytes:
-            text = "about %.2f GiB of host memory are not on NUMA node %d, next to the GPU, which had no more"
-            _LOG.warning(text, self.far_bytes / _GIB, self.node)
+            text = "about %s of host memory are not on NUMA node %d, next to the GPU, which had no more"
+            _LOG.warning(text, size_text(self.far_bytes), self.node)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kvtide.copy.cuda.geometry import CudaCache
+from kvtide.copy.ids import Ids, checked_ids
 from kvtide.core.messages import Copy
 from kvtide.errors import CopyError
 
-Ids = npt.NDArray[np.int64]
 _ZERO = np.zeros(1, dtype=np.int64)
 
 
@@ -31,10 +29,7 @@ def checked_pairs(copy: Copy, *, blocks: int, slots: int, usable_slots: int) -> 
 
     Raises CopyError where one does not exist or has no pinned memory yet.
     """
-    if len(copy.blocks) != len(copy.slots):
-        raise CopyError(f"{len(copy.blocks)} blocks for {len(copy.slots)} slots")
-    block_ids = _checked("block", copy.blocks, blocks)
-    slot_ids = _checked("slot", copy.slots, slots)
+    block_ids, slot_ids = checked_ids(copy, blocks=blocks, slots=slots)
     if len(slot_ids) and (last := int(slot_ids.max())) >= usable_slots:
         raise CopyError(f"slot {last} is not pinned: {usable_slots} of {slots} slots are usable so far")
     if (slot_ids[1:] > slot_ids[:-1]).all():
@@ -105,12 +100,3 @@ def _split(ranges: Ranges, piece_bytes: int) -> Ranges:
     begin = np.maximum(ranges.host[whole], piece * piece_bytes)
     end = np.minimum((ranges.host + ranges.size)[whole], (piece + 1) * piece_bytes)
     return Ranges(ranges.device[whole] + begin - ranges.host[whole], begin, end - begin)
-
-
-def _checked(what: str, ids: Sequence[int], count: int) -> Ids:
-    index = np.frombuffer(struct.pack(f"{len(ids)}q", *ids), dtype=np.int64)  # three times faster than np.array
-    if len(index):
-        for worst in (int(index.min()), int(index.max())):
-            if not 0 <= worst < count:
-                raise CopyError(f"{what} {worst} does not exist: there are {count}")
-    return index

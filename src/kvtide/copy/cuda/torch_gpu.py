@@ -74,18 +74,6 @@ class TorchMemory:
     numbers: Any
     """The same as 64-bit integers, where its size allows."""
     address: int
-    nbytes: int
-
-    @classmethod
-    def of(cls, tensor: Any, numbers: Any) -> TorchMemory:
-        """Return the memory of a tensor of bytes; `numbers` is the type of 64-bit integers."""
-        whole = tensor.nbytes % 8 == 0 and tensor.data_ptr() % 8 == 0
-        return cls(tensor, tensor.view(numbers) if whole else None, tensor.data_ptr(), tensor.nbytes)
-
-    def part(self, offset: int, nbytes: int) -> TorchMemory:
-        """Return a part of it."""
-        assert self.numbers is not None
-        return self.of(self.tensor[offset : offset + nbytes], self.numbers.dtype)
 
 
 class TorchGpu(Gpu):
@@ -134,7 +122,8 @@ class TorchGpu(Gpu):
     def allocate(self, nbytes: int) -> TorchMemory:
         """Return GPU memory from torch's allocator, so that torch counts it."""
         tensor = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)
-        return TorchMemory.of(tensor, self._torch.int64)
+        numbers = tensor.view(self._torch.int64) if nbytes % 8 == 0 else None
+        return TorchMemory(tensor, numbers, tensor.data_ptr())
 
     def allocate_pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return pinned host memory."""

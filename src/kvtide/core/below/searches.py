@@ -16,7 +16,7 @@ from kvtide.core.config import OffloadConfig
 from kvtide.core.groups import Key, Present, common_boundary, longest_resumable
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Entry, FetchEntry, Ledger, LookupEntry
-from kvtide.core.loading.match import Match
+from kvtide.core.match import Match
 from kvtide.core.messages import Name
 from kvtide.core.metrics import Metrics
 from kvtide.core.requests import Request, Search

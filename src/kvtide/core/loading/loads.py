@@ -11,7 +11,7 @@ from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, LoadEntry
-from kvtide.core.loading.match import Match, Matcher, Piece
+from kvtide.core.match import Match, Matcher, Piece
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Request, RequestEvent

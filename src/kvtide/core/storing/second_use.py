@@ -8,11 +8,8 @@ admission is for policies that cannot, and for hosts whose memory bandwidth is s
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Literal
 
 from kvtide.core.groups import Key
-
-Admission = Literal["all", "second-use"]
 
 REMEMBERED_POOLS = 4
 """Keys are remembered for at most so many times the pool's size, and for at least half of that."""

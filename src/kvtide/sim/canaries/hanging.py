@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtide.core.ledger import Entry, Ledger, LoadEntry
 from kvtide.core.loading.loads import Loads
-from kvtide.core.loading.match import Match
 from kvtide.core.manager import OffloadManager
+from kvtide.core.match import Match
 from kvtide.core.messages import Answer
 from kvtide.core.requests import Request
 from kvtide.core.storing.stores import Stores

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from kvtide.errors import describe
 from kvtide.tiers.base import MISS, Item, Outcome, Verdict
 from kvtide.tiers.disk.aligned import PAGE, Bounce, is_aligned, pages
 from kvtide.tiers.disk.files import IoMode
@@ -82,7 +83,7 @@ class Reader:
             return  # the store was cleared meanwhile: misses
         except OSError as error:
             for wanted in run:
-                outcomes[wanted.position] = Outcome(Verdict.FAILED, f"{type(error).__name__}: {error}")
+                outcomes[wanted.position] = Outcome(Verdict.FAILED, describe(error))
             return
         for wanted, buffer in zip(run, buffers, strict=True):
             size = wanted.item.buffer.nbytes

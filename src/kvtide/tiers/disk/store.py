@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvtide.errors import describe
 from kvtide.tiers.backend import Backend
 from kvtide.tiers.base import HIT, MISS, Item, Outcome, TierKey, Verdict
 from kvtide.tiers.disk.files import IoMode
@@ -262,4 +263,4 @@ def _problem(do: Callable[[], None]) -> OSError | None:
 
 
 def _failed(error: OSError) -> Outcome:
-    return Outcome(Verdict.FAILED, f"{type(error).__name__}: {error}")
+    return Outcome(Verdict.FAILED, describe(error))

@@ -21,7 +21,7 @@ from kvtide.core import (
 from kvtide.core.chain import Chain
 from kvtide.core.events import EventStream
 from kvtide.core.host_pool import HostPool
-from kvtide.core.loading.match import Matcher
+from kvtide.core.match import Matcher
 from tests.support import World, keys_of, text
 
 Layout = tuple[Group, ...]

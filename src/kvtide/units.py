@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KIBI = 1024
 _MINUTES_FROM_S = 120
 

@@ -1,0 +1,92 @@
+"""GPU memory that a lane takes: staging buffers, the pairs of transfers, and the table of fragments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.copy.cuda.geometry import Tiling
+from kvtide.copy.cuda.gpu import DeviceMemory, Event, Gpu, Stream
+from kvtide.copy.ids import Ids
+
+PAIRS_MAX = 16 << 10
+"""Pairs of block and slot that are issued at a time."""
+_PAIR_BYTES = 16
+_INDEXES = 3
+
+
+@dataclass(slots=True, eq=False)
+class Index:
+    """Which blocks go to which slots, on both sides of the link."""
+
+    host: npt.NDArray[np.int64]
+    device: DeviceMemory
+    fetched: Event
+    """Reached when the host's side may be written to again."""
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """A staging buffer."""
+
+    memory: DeviceMemory
+    empty: Event
+    """Reached when what was last put in has been taken out."""
+
+
+class LaneMemory:
+    """The table of fragments, and for lanes that stage: `buffers` of `buffer_bytes` each, and indexes."""
+
+    def __init__(
+        self, gpu: Gpu, tiles: Tiling, copies: Stream, *, buffers: int, buffer_bytes: int, pairs_max: int
+    ) -> None:
+        self._gpu = gpu
+        self.nbytes = 0
+        """GPU memory taken."""
+        index_bytes = _PAIR_BYTES * min(PAIRS_MAX, pairs_max)
+        self.indexes = [self._make_index(index_bytes) for _ in range(_INDEXES if buffers else 0)]
+        self.buffers = [Buffer(self._allocate(buffer_bytes), gpu.event()) for _ in range(buffers)]
+        self.table = self._allocate(tiles.table.nbytes)
+        """Where the fragments of a block are, for kernels. Addresses are counted from the table."""
+        self._table_on_host = self._pinned(tiles.table.nbytes).reshape(tiles.table.shape)
+        self._fill_table(tiles, copies)
+        self.table_lost = False
+        """GPU memory was given back, and taken again: the table has to be fetched before the next transfer."""
+
+    def restore_table(self) -> None:
+        """Fetch the table again, on the thread's current stream, if it was lost."""
+        if self.table_lost:
+            self.table_lost = False
+            self._gpu.fetch(self.table, self._table_on_host)
+
+    def fetch_index(self, block_ids: Ids, slot_ids: Ids, current: Stream) -> Index:
+        """Bring the pairs of a transfer to GPU memory, on the thread's current stream."""
+        index = self.indexes.pop(0)
+        self.indexes.append(index)
+        index.fetched.synchronize()
+        rows = index.host[: len(block_ids)]
+        rows[:, 0] = block_ids
+        rows[:, 1] = slot_ids
+        self._gpu.fetch(index.device, rows)
+        index.fetched.record(current)
+        return index
+
+    def _allocate(self, nbytes: int) -> DeviceMemory:
+        memory = self._gpu.allocate(nbytes)
+        self.nbytes += nbytes
+        return memory
+
+    def _make_index(self, nbytes: int) -> Index:
+        return Index(self._pinned(nbytes).reshape(-1, 2), self._allocate(nbytes), self._gpu.event())
+
+    def _pinned(self, nbytes: int) -> npt.NDArray[np.int64]:
+        return self._gpu.allocate_pinned(nbytes).view(np.int64)
+
+    def _fill_table(self, tiles: Tiling, copies: Stream) -> None:
+        table, address = self._table_on_host, self.table.address
+        table[:] = tiles.table
+        table[0] -= address // tiles.element_bytes
+        self._gpu.copy(copies, *np.array([[address], [table.ctypes.data], [table.nbytes]], dtype=np.int64))
+        copies.synchronize()
