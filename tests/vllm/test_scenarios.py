@@ -461,7 +461,7 @@ def test_f13_what_is_announced_for_two_reasons_in_one_step_is_announced_together
 ) -> None:
     """A load that was over at once, and one that a reset came between: both requests wait for the news."""
     side = make().side
-    side._loads._announce["came between"] = 3
+    side._loads.unannounced["came between"] = 3
     side._loads.admitted = True
     monkeypatch.setattr(
         side._loads, "_announce_loads_without_copies", lambda step: step.announce.update({"at once": None})

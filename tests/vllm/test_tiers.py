@@ -63,12 +63,12 @@ def test_tiers_are_counted_for_metrics(llama: Path, folder: Path) -> None:
         offloading.generate(*PROMPTS[1:3])
         offloading.drain()
         side = get_kv_transfer_group()._worker
-        side._tiers_stats._next_s = 0.0
+        side._stats._next_s = 0.0
         stats = side.take_stats()
         assert stats is not None
         blocks = offloading.metrics.sunk_blocks
         assert blocks > 0
-        told = side._tiers_stats._told
+        told = side._stats._told
         assert told["tier_keys/0/put/hit"] == blocks
         assert told["tier_bytes/0/put"] > 0
         assert stats.data["gauges"]["tier_off/0/0"] == 0

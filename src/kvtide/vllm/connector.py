@@ -203,16 +203,8 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Make the numbers of another process whole again."""
         return StepStats(data or {})
 
-    @classmethod
-    def build_prom_metrics(
-        cls,
-        vllm_config: Any,
-        metric_types: dict[type, type],
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> PromMetrics:
-        """Register Prometheus metrics."""
-        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+    build_prom_metrics = PromMetrics
+    """Registers Prometheus metrics."""
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until no copy reads or writes device memory. Returns whether that came true in time."""
@@ -228,18 +220,9 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 def _log_start(config: OffloadConfig, options: Options) -> None:
     geometry = config.geometry
     logger.info(
-        "kvtide: %d host blocks of %d bytes on each of %d ranks (%s in all%s), mode %s, policy %s, "
-        "admission %s, %d device blocks, at most %d of them pinned by stores, tiers below: %s, groups: %s",
-        config.slots,
-        geometry.block_bytes,
-        geometry.ranks,
-        size_text(config.host_bytes),
-        options.where(config),
-        config.mode,
-        config.policy,
-        config.admission,
-        geometry.device_blocks,
-        config.pin_budget_blocks,
-        ", ".join(tier.type for tier in options.tiers) or "none",
-        ", ".join(map(str, geometry.groups)),
+        f"kvtide: {config.slots} host blocks of {geometry.block_bytes} bytes on each of {geometry.ranks} ranks "
+        f"({size_text(config.host_bytes)} in all{options.where(config)}), mode {config.mode}, policy {config.policy}, "
+        f"admission {config.admission}, {geometry.device_blocks} device blocks, at most {config.pin_budget_blocks} of "
+        f"them pinned by stores, tiers below: {', '.join(tier.type for tier in options.tiers) or 'none'}, "
+        f"groups: {', '.join(map(str, geometry.groups))}"
     )

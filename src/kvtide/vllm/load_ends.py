@@ -30,21 +30,16 @@ class LoadEnds:
         """Whether vLLM can be told that a load failed."""
         self.admitted = False
         """Whether loads were admitted since the last plan: some may be over without any copy."""
-        self._announce: dict[str, int | None] = {}
-        """See `StepMetadata.announce`."""
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a step is needed to announce something."""
-        return bool(self._announce)
+        self.unannounced: dict[str, int | None] = {}
+        """What the next step has to announce: see `StepMetadata.announce`."""
 
     def announce(self, step: StepMetadata, *, overdue: bool) -> None:
         """Let the workers tell vLLM of loads that are over without their doing. `overdue`: some transfers are."""
         if self.admitted or overdue:
             self.admitted = False
             self._announce_loads_without_copies(step)
-        step.announce.update(self._announce)
-        self._announce.clear()
+        step.announce.update(self.unannounced)
+        self.unannounced.clear()
 
     def _announce_loads_without_copies(self, step: StepMetadata) -> None:
         """Announce loads that are over already: no worker will hear of them otherwise.
@@ -100,7 +95,7 @@ class LoadEnds:
             return
         if output.finished_recving:
             output.finished_recving.discard(tracked.id)
-        self._announce[tracked.id] = self._first_unfilled(tracked)
+        self.unannounced[tracked.id] = self._first_unfilled(tracked)
 
     def _is_failed(self, tracked: Tracked, output: Any) -> bool:
         """Whether a worker has told vLLM that the load of a request failed."""

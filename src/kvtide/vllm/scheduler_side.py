@@ -135,7 +135,7 @@ class SchedulerSide:
     @property
     def busy(self) -> bool:
         """Whether an idle engine has to go on stepping."""
-        return self._loads.waiting or self.manager.busy
+        return bool(self._loads.unannounced) or self.manager.busy
 
     def frees_soon(self) -> bool:
         """Whether waiting for copies makes room on the device."""

@@ -26,8 +26,8 @@ MODEL: Reasons = {
     ELSEWHERE: "model seed revision dtype hf_overrides hf_config_path config_format",
     NAMES: "served_model_name hf_token allow_deprecated_quantization",
     INPUT: """
-        tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init allowed_local_media_path
-        allowed_media_domains io_processor_plugin renderer_num_workers""",
+        tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init allowed_local_media_path allowed_media_domains
+        io_processor_plugin renderer_num_workers""",
     OUTPUT: """
         max_logprobs logprobs_mode use_fp64_gumbel return_sampling_mask logits_processors generation_config
         override_generation_config pooler_config enable_return_routed_experts enable_trace_replay
@@ -62,9 +62,9 @@ PARALLEL: Reasons = {
         data_parallel_size data_parallel_size_local data_parallel_rank data_parallel_rank_local data_parallel_index
         data_parallel_backend data_parallel_external_lb data_parallel_hybrid_lb enable_expert_parallel
         enable_ep_weight_filter enable_eplb eplb_config expert_placement_strategy all2all_backend enable_elastic_ep
-        elastic_ep_max_dp_size node_rank nnodes placement_group distributed_executor_backend worker_cls
-        sd_worker_cls worker_extension_cls assigned_physical_gpu_ids numa_bind numa_bind_nodes numa_bind_cpus
-        _api_process_count _api_process_rank _allow_auto_resolve_cp_interleave_size""",
+        elastic_ep_max_dp_size node_rank nnodes placement_group distributed_executor_backend worker_cls sd_worker_cls
+        worker_extension_cls assigned_physical_gpu_ids numa_bind numa_bind_nodes numa_bind_cpus _api_process_count
+        _api_process_rank _allow_auto_resolve_cp_interleave_size""",
     OUTPUT: "enable_batch_sharded_sampling",
     ROUNDING: """
         disable_custom_all_reduce enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold
@@ -100,8 +100,8 @@ LORA: Reasons = {
 LOAD: Reasons = {
     ELSEWHERE: "load_format",
     LIFE: """
-        download_dir safetensors_load_strategy safetensors_prefetch_num_threads safetensors_prefetch_block_size
-        device use_tqdm_on_load pt_load_map_location""",
+        download_dir safetensors_load_strategy safetensors_prefetch_num_threads safetensors_prefetch_block_size device
+        use_tqdm_on_load pt_load_map_location""",
 }
 
 KERNEL: Reasons = {
@@ -135,8 +135,8 @@ WHOLE: Reasons = {
     OUTPUT: "watermark_config structured_outputs_config reasoning_config aux_output_config",
     NAMES: "instance_id",
     LIFE: """
-        observability_config logging_config profiler_config kv_transfer_config kv_events_config
-        weight_transfer_config engram_config""",
+        observability_config logging_config profiler_config kv_transfer_config kv_events_config weight_transfer_config
+        engram_config""",
 }
 """Of `VllmConfig`: whole configurations that are not looked at."""
 

@@ -83,6 +83,9 @@ class _Totals:
         self._told[name] = total
         return news
 
+    def _count(self, stats: StepStats, name: str, total: float) -> None:
+        stats.count(name, self._news(name, total))
+
 
 class CoreStats(_Totals):
     """The totals of the core as counters and gauges."""
@@ -93,7 +96,7 @@ class CoreStats(_Totals):
             return None
         stats = StepStats()
         for name, count in _counts(manager.metrics).items():
-            stats.count(name, self._news(name, count))
+            self._count(stats, name, count)
         gauges = manager.gauges()
         stats.data["gauges"] = {name: getattr(gauges, name) for name in gauges.__slots__}
         stats.data["gauges"]["pinned_blocks"] = count_pins()
@@ -121,23 +124,36 @@ def summary(metrics: Metrics) -> str:
     )
 
 
-class TiersStats(_Totals):
-    """The totals of a rank's tiers as counters, gauges and times."""
+class RankStats(_Totals):
+    """The totals of a rank's copy engine and tiers as counters, gauges and times."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
         self._rank = rank
+        self._stats = StepStats()
 
     def take(self, tiers: Sequence[Tier]) -> StepStats | None:
-        """Return what changed since the last call; None before the interval is over."""
-        if not tiers or not self._is_time():
+        """Return what was not told yet: at once what was copied, and now and then what the tiers did."""
+        if tiers and self._is_time():
+            for position, tier in enumerate(tiers):
+                self._add_tier(f"{position}", tier.stats())
+        if self._stats.is_empty():
             return None
-        stats = StepStats()
-        for position, tier in enumerate(tiers):
-            self._add(stats, f"{position}", tier.stats())
+        stats, self._stats = self._stats, StepStats()
         return stats
 
-    def _add(self, stats: StepStats, tier: str, now: TierStats) -> None:
+    def copied(self, direction: Direction, now: Traffic) -> None:
+        """Take new totals. Transfers that ended since the last time share their time evenly."""
+        label = direction.value
+        transfers = int(self._news(f"ended/{label}", now.transfers))
+        if transfers:
+            self._stats.count(f"transfers/{label}", transfers)
+            self._count(self._stats, f"transfer_bytes/{label}", now.bytes)
+            seconds = self._news(f"busy/{label}", now.busy_s) / transfers
+            self._stats.data["observations"].setdefault(f"transfer_seconds/{label}", []).extend([seconds] * transfers)
+
+    def _add_tier(self, tier: str, now: TierStats) -> None:
+        stats = self._stats
         for (call, verdict), keys in now.keys.items():
             self._count(stats, f"tier_keys/{tier}/{call}/{verdict}", keys)
         self._count(stats, f"tier_bytes/{tier}/put", now.bytes_put)
@@ -154,31 +170,3 @@ class TiersStats(_Totals):
             gauges[f"tier_bytes_used/{tier}/{self._rank}"] = now.bytes_used
         if now.bytes_budget is not None:
             gauges[f"tier_bytes_budget/{tier}/{self._rank}"] = now.bytes_budget
-
-    def _count(self, stats: StepStats, name: str, total: float) -> None:
-        stats.count(name, self._news(name, total))
-
-
-class TrafficStats(_Totals):
-    """The totals of a copy engine as counters and times of transfers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._stats = StepStats()
-
-    def update(self, direction: Direction, now: Traffic) -> None:
-        """Take new totals. Transfers that ended since the last time share their time evenly."""
-        label = direction.value
-        transfers = int(self._news(f"transfers/{label}", now.transfers))
-        if transfers:
-            self._stats.count(f"transfers/{label}", transfers)
-            self._stats.count(f"transfer_bytes/{label}", self._news(f"transfer_bytes/{label}", now.bytes))
-            seconds = self._news(f"busy/{label}", now.busy_s) / transfers
-            self._stats.data["observations"].setdefault(f"transfer_seconds/{label}", []).extend([seconds] * transfers)
-
-    def take(self) -> StepStats | None:
-        """Return what was not told yet."""
-        if self._stats.is_empty():
-            return None
-        stats, self._stats = self._stats, StepStats()
-        return stats

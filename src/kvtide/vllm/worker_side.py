@@ -14,7 +14,7 @@ from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.load_news import LoadNews
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
-from kvtide.vllm.stats import StepStats, TiersStats, TrafficStats
+from kvtide.vllm.stats import RankStats, StepStats
 from kvtide.vllm.step_messages import StepMetadata, WorkerMetadata
 from kvtide.vllm.tiers import OpenTiers, no_tiers
 from kvtide.worker import Worker, WorkerStats
@@ -55,8 +55,7 @@ class WorkerSide:
         self._off = False
         self._off_said = False
         self._reports: list[Report] = []
-        self._traffic = TrafficStats()
-        self._tiers_stats = TiersStats(rank)
+        self._stats = RankStats(rank)
         self._open(slots, kv_caches)
 
     def _open(self, slots: int, kv_caches: Mapping[str, Any]) -> None:
@@ -80,15 +79,13 @@ class WorkerSide:
         """
         if not kv_caches:
             return self
+        stripes = kv_tensors.stripes_of(kv_caches, self._kv_cache_config)
         if not self._has_stored:
             self.shutdown()
             self._open(self._slots, kv_caches)
-        elif self._places(kv_caches) != kv_tensors.places_of(self._stripes):
+        elif kv_tensors.places_of(stripes) != kv_tensors.places_of(self._stripes):
             self._worker.stop("vLLM has registered another KV cache")
         return self
-
-    def _places(self, kv_caches: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-        return kv_tensors.places_of(kv_tensors.stripes_of(kv_caches, self._kv_cache_config))
 
     def begin_step(self, step: StepMetadata) -> None:
         """Take a step's metadata, before its forward pass, and begin all that need not wait for that.
@@ -171,8 +168,8 @@ class WorkerSide:
                 logger.warning("kvtide: rank %d could not copy: %s", self._rank, why)
             self.loads.failed(transfer_id)
         stats = self._worker.stats
-        self._traffic.update(Direction.STORE, stats.store)
-        self._traffic.update(Direction.LOAD, stats.load)
+        self._stats.copied(Direction.STORE, stats.store)
+        self._stats.copied(Direction.LOAD, stats.load)
 
     def take_report(self) -> WorkerMetadata | None:
         """Return what the scheduler side has to hear."""
@@ -185,11 +182,7 @@ class WorkerSide:
 
     def take_stats(self) -> StepStats | None:
         """Return bytes and times of transfers since the last call, and what the tiers did."""
-        traffic, tiers = self._traffic.take(), self._tiers_stats.take(self._worker.tiers)
-        if traffic is None or tiers is None:
-            return traffic or tiers
-        traffic.aggregate(tiers)
-        return traffic
+        return self._stats.take(self._worker.tiers)
 
     def copy_stats(self) -> WorkerStats:
         """Return what was copied so far, and how long that took."""
