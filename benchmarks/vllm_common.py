@@ -156,7 +156,8 @@ def read_counters(_worker: Any) -> dict[str, Any]:
             found |= {name: getattr(metrics, name) for name in ("stored_blocks", "loaded_blocks", "evicted_blocks")}
             for name in ("not_stored", "not_loaded"):
                 found[name] = {reason.value: count for reason, count in getattr(metrics, name).items()}
-        elif isinstance(thing, WorkerSide) and (stats := thing.copy_stats()) is not None:
+        elif isinstance(thing, WorkerSide):
+            stats = thing.copy_stats()
             for name in ("store", "load"):
                 moved = getattr(stats, name)
                 found[f"{name}_gb"] = moved.bytes / 1e9

@@ -44,10 +44,10 @@ from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
 from kvtide.core import Report
-from kvtide.vllm.groups import read_layout
+from kvtide.vllm.layout import read_layout
 from kvtide.vllm.options import read_options
 from kvtide.vllm.scheduler_side import SchedulerSide
-from kvtide.vllm.wire import WorkerMetadata
+from kvtide.vllm.step_messages import WorkerMetadata
 
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 256
@@ -140,8 +140,7 @@ class KVTide:
         layout = read_layout(config, kv_cache_config)
         size = host_blocks * layout.geometry.block_bytes
         options = read_options({"host": size, "pin_budget": layout.geometry.device_blocks}, events=False)
-        self.side = SchedulerSide(options.build(layout.geometry), layout)
-        self.side.bind(device.pool)
+        self.side = SchedulerSide(options.build(layout.geometry), layout, device.pool)
 
     def match(self, request: Request) -> int:
         return self.side.match(request, 0)[0] or 0

@@ -1,14 +1,14 @@
-"""Which settings of vLLM were decided to be part of a namespace, in all versions: the other half of `ignored.py`."""
+"""Settings of vLLM that were decided to be part of a namespace, in all versions: all but `settings_left_out.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvtide.vllm import ignored
+from kvtide.vllm import settings_left_out
 
-COUNTED: Mapping[str, tuple[ignored.Reasons, tuple[str, ...]]] = {
+COUNTED: Mapping[str, tuple[settings_left_out.Reasons, tuple[str, ...]]] = {
     "ModelConfig": (
-        ignored.MODEL,
+        settings_left_out.MODEL,
         (
             "model_weights",
             "runner",
@@ -31,7 +31,7 @@ COUNTED: Mapping[str, tuple[ignored.Reasons, tuple[str, ...]]] = {
         ),
     ),
     "CacheConfig": (
-        ignored.CACHE,
+        settings_left_out.CACHE,
         (
             "block_size",
             "cache_dtype",
@@ -51,7 +51,7 @@ COUNTED: Mapping[str, tuple[ignored.Reasons, tuple[str, ...]]] = {
         ),
     ),
     "ParallelConfig": (
-        ignored.PARALLEL,
+        settings_left_out.PARALLEL,
         (
             "pipeline_parallel_size",
             "tensor_parallel_size",
@@ -64,7 +64,7 @@ COUNTED: Mapping[str, tuple[ignored.Reasons, tuple[str, ...]]] = {
         ),
     ),
     "AttentionConfig": (
-        ignored.ATTENTION,
+        settings_left_out.ATTENTION,
         (
             "flash_attn_version",
             "use_prefill_decode_attention",
@@ -82,7 +82,7 @@ COUNTED: Mapping[str, tuple[ignored.Reasons, tuple[str, ...]]] = {
         ),
     ),
     "LoRAConfig": (
-        ignored.LORA,
+        settings_left_out.LORA,
         (
             "lora_dtype",
             "target_modules",
@@ -92,9 +92,9 @@ COUNTED: Mapping[str, tuple[ignored.Reasons, tuple[str, ...]]] = {
             "enable_moe_shared_loras",
         ),
     ),
-    "LoadConfig": (ignored.LOAD, ("model_loader_extra_config", "ignore_patterns")),
+    "LoadConfig": (settings_left_out.LOAD, ("model_loader_extra_config", "ignore_patterns")),
     "KernelConfig": (
-        ignored.KERNEL,
+        settings_left_out.KERNEL,
         (
             "moe_backend",
             "linear_backend",
@@ -103,9 +103,12 @@ COUNTED: Mapping[str, tuple[ignored.Reasons, tuple[str, ...]]] = {
             "enable_bf16x3_router_gemm",
         ),
     ),
-    "MambaConfig": (ignored.MAMBA, ("backend", "enable_stochastic_rounding", "stochastic_rounding_philox_rounds")),
+    "MambaConfig": (
+        settings_left_out.MAMBA,
+        ("backend", "enable_stochastic_rounding", "stochastic_rounding_philox_rounds"),
+    ),
     "MultiModalConfig": (
-        ignored.MULTIMODAL,
+        settings_left_out.MULTIMODAL,
         (
             "language_model_only",
             "mm_processor_kwargs",
@@ -120,7 +123,7 @@ COUNTED: Mapping[str, tuple[ignored.Reasons, tuple[str, ...]]] = {
         ),
     ),
     "SpeculativeConfig": (
-        ignored.SPECULATIVE,
+        settings_left_out.SPECULATIVE,
         (
             "method",
             "draft_model_config",

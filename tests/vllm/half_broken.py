@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
 from kvtide.copy import CopyEngine, Direction, Fence
 from kvtide.core import Copy
 from kvtide.errors import CopyError
@@ -23,7 +25,7 @@ class KVTideConnector(Whole):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Let loads of that rank come after something that never comes."""
-        if self._worker is not None and self._worker._rank == 1:
+        if self.role == KVConnectorRole.WORKER and self._vllm_config.parallel_config.rank == 1:
             kv_tensors.make_copy_engine = _make_half_broken  # type: ignore[assignment]  # same arguments
         super().register_kv_caches(kv_caches)
 

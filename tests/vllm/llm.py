@@ -126,7 +126,7 @@ class Engine:
         gauges = self.manager.gauges()
         assert (gauges.store_pins, gauges.transfers, gauges.slots_writing, gauges.slots_pinned) == (0, 0, 0, 0)
         assert gauges.slots_free + gauges.slots_cached == gauges.slots
-        assert not self.side._requests
+        assert not self.side._requests.known
         assert self.side._device.count_pinned() == 0
         assert self.pool.get_num_free_blocks() == self.free_at_start
 

@@ -14,7 +14,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from kvtide.copy import Direction
 from kvtide.core import BlockContent, FullAttention, Geometry
 from kvtide.vllm.device_pool import VLLMDevicePool
-from kvtide.vllm.groups import Layout
+from kvtide.vllm.layout import Layout
 from tests.contracts.device_contract import BLOCKS, Bench, DevicePoolContract, content
 from tests.vllm.engines import Control
 from tests.vllm.test_scenarios import hold, release

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,8 +36,8 @@ def test_every_metric_has_a_row() -> None:
     for row in rows("Metrics"):
         for name in re.findall(r"`([^`]*)`", row[0]):
             documented.add(re.sub(r"\{.*\}|_total$", "", name.replace("…_", "vllm:kvtide_")).removesuffix("_total"))
-    gauges = {prometheus.GAUGE_NAMES.get(name, name) for name in (*prometheus.GAUGES, *prometheus.LABELLED_GAUGES)}
-    known = prometheus.COUNTERS.keys() | prometheus.LABELLED_COUNTERS.keys() | gauges | prometheus.HISTOGRAMS.keys()
+    gauges = {prometheus.GAUGE_NAMES.get(name, name) for name in prometheus.GAUGES}
+    known = prometheus.COUNTERS.keys() | gauges | prometheus.HISTOGRAMS.keys()
     assert documented == {prometheus.PREFIX + name for name in known}
 
 
@@ -45,8 +47,14 @@ def test_every_reason_is_explained(reasons: type[NotLoaded | NotStored | NotSunk
     assert {reason.value for reason in reasons} <= explained
 
 
-def test_every_number_of_the_core_is_a_metric() -> None:
+def test_every_number_of_the_core_is_told_and_is_a_metric() -> None:
+    by_reason: dict[str, Any] = {
+        "not_stored": Counter([NotStored.RESET]),
+        "not_loaded": Counter([NotLoaded.RESET]),
+        "not_sunk": Counter([NotSunk.RESET]),
+    }
     counted = {field.name for field in fields(Metrics)}
-    assert counted == {*stats._COUNTS, *stats._REASONS}
-    assert counted <= prometheus.COUNTERS.keys() | prometheus.LABELLED_COUNTERS.keys()
+    told = stats._counts(Metrics(**by_reason))
+    assert told.keys() == {f"{name}/reset" if name in by_reason else name for name in counted}
+    assert {name for name in counted if prometheus.COUNTERS[name].labels == ("reason",)} == by_reason.keys()
     assert {field.name for field in fields(Gauges)} <= prometheus.GAUGES.keys()

@@ -21,7 +21,7 @@ from kvtide.errors import ConfigError
 from kvtide.tiers import Namespace, parse_tiers
 from kvtide.tiers.disk.layout import OVERHEAD_BYTES
 from kvtide.tiers.disk.manifests import MANIFEST_BYTES_MAX, MANIFESTS_MAX
-from kvtide.vllm import connector, ignored, tiers
+from kvtide.vllm import settings_left_out, tiers
 from kvtide.vllm.settings import APART, LOOKED_AT, settings_of, shortened, text_of
 from tests.vllm.counted import COUNTED
 from tests.vllm.llm import engine
@@ -139,7 +139,7 @@ def fields_of(version: str, owner: str) -> set[str]:
 @pytest.mark.parametrize("owner", COUNTED)
 def test_f23_every_setting_of_every_version_counts_or_has_a_reason_not_to(owner: str) -> None:
     reasons, counted = COUNTED[owner]
-    left_out = ignored.fields_of(reasons)
+    left_out = settings_left_out.fields_of(reasons)
     assert not left_out & set(counted)
     known: set[str] = set()
     for version in VERSIONS:
@@ -150,7 +150,7 @@ def test_f23_every_setting_of_every_version_counts_or_has_a_reason_not_to(owner:
 
 
 def test_f23_every_part_of_the_configuration_is_looked_at_or_has_a_reason_not_to_be() -> None:
-    decided = {*LOOKED_AT, *APART, *ignored.fields_of(ignored.WHOLE)}
+    decided = {*LOOKED_AT, *APART, *settings_left_out.fields_of(settings_left_out.WHOLE)}
     known = set().union(*(fields_of(version, "VllmConfig") for version in VERSIONS))
     assert known == decided
     assert {field.name for field in dataclasses.fields(VllmConfig)} <= decided
@@ -180,7 +180,7 @@ def test_f23_each_setting_changes_the_namespace_unless_it_has_a_reason_not_to(
     config, part, put = base_of(owner, seen, guessing)
     before = settings_of(config)
     assert settings_of(put(copy.copy(part))) == before
-    left_out = ignored.fields_of(COUNTED[owner][0])
+    left_out = settings_left_out.fields_of(COUNTED[owner][0])
     for field in dataclasses.fields(part):
         now = settings_of(put(changed(part, field.name, another(field.name, getattr(part, field.name, None)))))
         assert (now == before) == (field.name in left_out), field.name
@@ -322,4 +322,4 @@ def test_f23_scales_that_each_process_measures_are_refused_beside_tiers(seen: Se
     configs = parse_tiers([{"type": "null"}])
     cache = changed(seen.config.cache_config, "calculate_kv_scales", True)
     with pytest.raises(ConfigError, match="calculate_kv_scales"):
-        connector.tiers_opener(configs, changed(seen.config, "cache_config", cache), seen.kv_cache, seen.block_bytes)
+        tiers.tiers_opener(configs, changed(seen.config, "cache_config", cache), seen.kv_cache, seen.block_bytes)

@@ -18,7 +18,7 @@ from kvtide.copy import Direction
 from kvtide.core import NotLoaded, NotStored
 from kvtide.vllm import connector
 from kvtide.vllm.device_pool import VLLMDevicePool
-from kvtide.vllm.groups import read_layout
+from kvtide.vllm.layout import read_layout
 from tests.vllm.engines import Control
 from tests.vllm.world import BLOCK_TOKENS, World, full, make_kv_cache_config, sliding, text
 
@@ -461,9 +461,11 @@ def test_f13_what_is_announced_for_two_reasons_in_one_step_is_announced_together
 ) -> None:
     """A load that was over at once, and one that a reset came between: both requests wait for the news."""
     side = make().side
-    side._announce["came between"] = 3
-    side._admitted_loads = True
-    monkeypatch.setattr(side, "_announce_loads_without_copies", lambda step: step.announce.update({"at once": None}))
+    side._loads.unannounced["came between"] = 3
+    side._loads.admitted = True
+    monkeypatch.setattr(
+        side._loads, "_announce_loads_without_copies", lambda step: step.announce.update({"at once": None})
+    )
     cached = SimpleNamespace(new_block_ids=[], req_ids=[])
     step = SimpleNamespace(
         preempted_req_ids=None,

@@ -119,6 +119,7 @@ NAMES: dict[str, list[str]] = {
         "kv_cache_groups",
         "num_blocks",
     ],
+    BASE: ["self._vllm_config = ", "self._kv_transfer_config = ", "self._kv_cache_config = "],
     POOL: ["cached_block_hash_to_block", "free_block_queue", "self.blocks", "self.num_gpu_blocks"],
     COORDINATOR: ["self.single_type_managers"],
     "v1/core/single_type_kv_cache_manager.py": ["self.req_to_blocks"],

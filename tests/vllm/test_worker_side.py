@@ -17,7 +17,7 @@ from kvtide.errors import CopyError
 from kvtide.vllm import kv_tensors
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
-from kvtide.vllm.wire import StepMetadata
+from kvtide.vllm.step_messages import StepMetadata
 from kvtide.vllm.worker_side import WorkerSide
 
 SLOTS = 4
@@ -92,9 +92,7 @@ def side(engines: list[ToldEngine]) -> WorkerSide:
 
 def make_side(*specs: Any) -> WorkerSide:
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
-    side = WorkerSide(0, SimpleNamespace(num_blocks=8, kv_cache_groups=groups), COPYING, SLOTS)
-    side.register({"layer": object()})
-    return side
+    return WorkerSide(0, SimpleNamespace(num_blocks=8, kv_cache_groups=groups), COPYING, SLOTS, {"layer": object()})
 
 
 def step(side: WorkerSide, *loads: Copy, slots: int = SLOTS) -> None:
@@ -122,17 +120,17 @@ def test_a_load_is_announced_once_it_is_certain_and_compute_waits_for_its_end(
     side: WorkerSide, engines: list[ToldEngine]
 ) -> None:
     step(side, LOAD)
-    assert side.take_finished() == (set(), set())
+    assert side.loads.take_finished() == (set(), set())
     engines[0].sure.add(7)
     step(side)
-    assert side.take_finished() == ({"r"}, set())
+    assert side.loads.take_finished() == ({"r"}, set())
     assert side.take_report() is None, "its pins stay"
     assert engines[0].waited == []
     step(side)
     assert engines[0].waited == [7]
     engines[0].done = (7,)
     step(side)
-    assert side.take_finished() == (set(), set()), "once"
+    assert side.loads.take_finished() == (set(), set()), "once"
     report = side.take_report()
     assert report is not None
     assert report.reports[0].done == (7,)
@@ -147,10 +145,10 @@ def test_f7_vllm_hears_of_a_load_of_states_only_when_its_bytes_are_there(engines
     step(side, LOAD)
     engines[0].sure.add(7)
     step(side)
-    assert side.take_finished() == (set(), set()), "certain is not enough"
+    assert side.loads.take_finished() == (set(), set()), "certain is not enough"
     engines[0].done = (7,)
     step(side)
-    assert side.take_finished() == ({"r"}, set())
+    assert side.loads.take_finished() == ({"r"}, set())
     assert engines[0].waited == []
 
 
@@ -173,7 +171,7 @@ def test_a_lost_device_is_said_once_and_the_scheduler_hears_of_it(
     engines[0].failed = ((7, "the GPU is lost"),)
     said = []
     side.poll()
-    assert side.take_finished() == ({"r"}, {"r"})
+    assert side.loads.take_finished() == ({"r"}, {"r"})
     said.append(side.take_report())
     for id_ in range(8, 11):
         step(side, Copy(id_, (1,), (0,), request_id=f"r{id_}"))
@@ -194,7 +192,7 @@ def test_f15_a_copy_engine_that_breaks_is_said_once_and_the_scheduler_hears_of_i
         step(side, Copy(id_, (1,), (0,), request_id=f"r{id_}"))
         said.append(side.take_report())
     assert all(report is not None and report.off for report in said)
-    assert side.take_finished() == ({"r", "r8", "r9", "r10"}, {"r", "r8", "r9", "r10"})
+    assert side.loads.take_finished() == ({"r", "r8", "r9", "r10"}, {"r", "r8", "r9", "r10"})
     assert engines[0].submitted == [7, 8], "from then on nothing is submitted"
     [error] = errors
     assert "OSError: a bug" in str(error[-1])
@@ -220,12 +218,12 @@ def test_i8_an_overdue_load_is_announced_as_failed_once_and_its_end_is_for_the_c
     for _ in range(2):
         side.begin_step(StepMetadata(Plan(2, ask=(7,)), SLOTS, idle=True))
         side.poll()
-    assert side.take_finished() == ({"r"}, {"r"})
-    assert side.take_unfilled() == {1, 2}
+    assert side.loads.take_finished() == ({"r"}, {"r"})
+    assert side.loads.take_unfilled() == {1, 2}
     assert side.take_report() is None, "it may still be copied: its pins stay"
     engines[0].done = (7,)
     side.poll()
-    assert side.take_finished() == (set(), set())
+    assert side.loads.take_finished() == (set(), set())
     report = side.take_report()
     assert report is not None
     assert report.reports[0].done == (7,)
@@ -237,11 +235,11 @@ def test_i8_a_rank_that_has_announced_an_overdue_load_does_not_do_so_again(
     step(side, LOAD)
     engines[0].done = (7,)
     side.poll()
-    assert side.take_finished() == ({"r"}, set())
+    assert side.loads.take_finished() == ({"r"}, set())
     side.take_report()  # and this is lost
     side.begin_step(StepMetadata(Plan(2, ask=(7,)), SLOTS, idle=True))
     side.poll()
-    assert side.take_finished() == (set(), set())
+    assert side.loads.take_finished() == (set(), set())
     report = side.take_report()
     assert report is not None
     assert [id_ for id_, _ in report.reports[0].failed] == [7]

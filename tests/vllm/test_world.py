@@ -12,8 +12,8 @@ import pytest
 
 from kvtide.core.ledger import StoreEntry
 from kvtide.vllm import connector
-from kvtide.vllm.groups import Layout, read_layout
-from kvtide.vllm.scheduler_side import SchedulerSide
+from kvtide.vllm.layout import Layout, read_layout
+from kvtide.vllm.requests import Requests
 from kvtide.vllm.worker_side import WorkerSide
 from tests.vllm.engines import Control
 from tests.vllm.world import BLOCK_TOKENS, World, chunked, full, sliding, text
@@ -160,15 +160,15 @@ def test_a_world_that_takes_hits_of_the_same_step_for_computed_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The canary of F6 in vLLM: a request hits blocks that another one fills in the same step."""
-    advance_one = SchedulerSide._advance_one
+    advance_one = Requests._advance_one
 
     def too_early(self: Any, request_id: str, scheduled: dict[str, int]) -> None:
-        tracked = self._requests.get(request_id)
+        tracked = self.known.get(request_id)
         if tracked is not None and tracked.running:
-            self.manager.advance(request_id, tracked.computed_tokens)
+            self._manager.advance(request_id, tracked.computed_tokens)
         advance_one(self, request_id, scheduled)
 
-    monkeypatch.setattr(SchedulerSide, "_advance_one", too_early)
+    monkeypatch.setattr(Requests, "_advance_one", too_early)
     assert is_caught(lambda seed: make(tmp_path, monkeypatch, seed, mode="eager"))
 
 

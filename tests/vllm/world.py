@@ -57,6 +57,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from kvtide.core import NULL_BLOCK, ChunkedLocal, FullAttention, SlidingWindow
 from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.connector import KVTideConnector
+from kvtide.vllm.worker_side import WorkerSide
 from tests.vllm.engines import Control
 from tests.vllm.models import write_llama
 
@@ -283,7 +284,7 @@ class World:
         """No waiting, no running, no pins, free count as at the start."""
         assert not self.scheduler.requests
         assert not self.scheduler.running
-        assert not self.side._requests
+        assert not self.side._requests.known
         assert not self.manager.busy
         gauges = self.manager.gauges()
         assert (gauges.store_pins, gauges.transfers, gauges.slots_writing, gauges.slots_pinned) == (0, 0, 0, 0)
@@ -292,8 +293,8 @@ class World:
         assert self.pool.get_num_free_blocks() == self.free_at_start
         assert gauges.slots_free + gauges.slots_cached == gauges.slots
         for worker in self.workers:
-            assert worker._worker is not None
-            assert not worker._worker._loading
+            assert isinstance(worker._worker, WorkerSide)
+            assert not worker._worker.loads.untold
 
     # ------------------------------------------------------------------ the worker
 
@@ -446,12 +447,11 @@ class World:
 
     def check(self) -> None:
         """Look at every block that the host calls visible (I3, I4), and at the sums of both pools (I5)."""
-        for tracked in self.side._requests.values():
+        for tracked in self.side._requests.known.values():
             self._learn(tracked)
         for rank, worker in enumerate(self.workers):
-            arena = worker._worker._arena if worker._worker is not None else None
-            if arena is not None:
-                self._check_host(rank, arena.memory)
+            if isinstance(worker._worker, WorkerSide):
+                self._check_host(rank, worker._worker._arena.memory)
         gauges = self.manager.gauges()
         assert gauges.slots_free + gauges.slots_cached + gauges.slots_writing == gauges.slots
         assert gauges.store_pins <= self.side.config.pin_budget_blocks

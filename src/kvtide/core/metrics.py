@@ -1,9 +1,10 @@
-"""All counters of one manager."""
+"""All numbers of one manager. What each one means is beside its name, and is what operators read."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from kvtide.core.reasons import NotLoaded, NotStored, NotSunk
 
@@ -12,63 +13,58 @@ from kvtide.core.reasons import NotLoaded, NotStored, NotSunk
 class Metrics:
     """Counts since the manager was made. Blocks are counted once, not once per rank."""
 
-    stored_blocks: int = 0
-    stores_failed: int = 0
-    """Store transfers that failed on at least one rank."""
-    evicted_blocks: int = 0
-    loaded_blocks: int = 0
-    loaded_tokens: int = 0
-    loads_failed: int = 0
-    """Load transfers that failed on at least one rank."""
-    requests: int = 0
-    preemptions: int = 0
-    """Times that the engine took the blocks of a request away. Starting again after a failed load does not count."""
-    resets: int = 0
-    reports_unknown: int = 0
-    """Reports about transfers that are not, or no longer, in flight (F16)."""
-    reports_repeated: int = 0
-    """Second reports of one rank about one transfer."""
-    transfers_overdue: int = 0
-    """Transfers and errands that some rank did not report in time. They are failed."""
-    events_lost: int = 0
-    not_stored: Counter[NotStored] = field(default_factory=Counter)
-    """Blocks that were computed and are not stored, by reason."""
-    not_loaded: Counter[NotLoaded] = field(default_factory=Counter)
-    """Tokens that were computed and not loaded, by reason."""
-    lookups: int = 0
-    """Times that a request asked what is below host memory."""
-    fetched_blocks: int = 0
-    """Blocks that came up from below."""
-    fetch_missed_blocks: int = 0
-    """Blocks that were found below, and were gone or unreadable when they were fetched."""
-    fetches_late: int = 0
-    """Fetches that were too slow: the requests that waited for them went on without."""
-    sunk_blocks: int = 0
-    not_sunk: Counter[NotSunk] = field(default_factory=Counter)
-    """Blocks that a tier wanted and did not get, by reason."""
+    stored_blocks: Annotated[int, "Blocks stored in host memory."] = 0
+    stores_failed: Annotated[int, "Store transfers that failed on at least one rank."] = 0
+    evicted_blocks: Annotated[int, "Blocks evicted from host memory."] = 0
+    loaded_blocks: Annotated[int, "Blocks loaded from host memory."] = 0
+    loaded_tokens: Annotated[int, "Tokens loaded from host memory instead of being computed."] = 0
+    loads_failed: Annotated[int, "Loads that failed on at least one rank; the requests were computed."] = 0
+    requests: Annotated[int, "Requests that kvtide has seen."] = 0
+    preemptions: Annotated[int, "Requests that the engine preempted."] = 0
+    """Not those that start again after a failed load."""
+    resets: Annotated[int, "Times that the cache was emptied."] = 0
+    reports_unknown: Annotated[int, "Reports about transfers that are not in flight."] = 0
+    """Or no longer (F16)."""
+    reports_repeated: Annotated[int, "Second reports of one rank about one transfer."] = 0
+    transfers_overdue: Annotated[int, "Transfers that some rank did not report in time."] = 0
+    """Errands too. They are failed."""
+    events_lost: Annotated[int, "KV cache events that nobody took in time."] = 0
+    not_stored: Annotated[Counter[NotStored], "Blocks that were computed and are not stored, by reason."] = field(
+        default_factory=Counter
+    )
+    not_loaded: Annotated[Counter[NotLoaded], "Tokens that were computed and not loaded, by reason."] = field(
+        default_factory=Counter
+    )
+    lookups: Annotated[int, "Times that a request asked what is below host memory."] = 0
+    fetched_blocks: Annotated[int, "Blocks that came up from below host memory."] = 0
+    fetch_missed_blocks: Annotated[int, "Blocks that were found below host memory and gone when they were fetched."] = 0
+    """Or could not be read."""
+    fetches_late: Annotated[int, "Fetches from below host memory that requests stopped to wait for."] = 0
+    sunk_blocks: Annotated[int, "Blocks that went below host memory."] = 0
+    not_sunk: Annotated[Counter[NotSunk], "Blocks that should be below host memory and are not, by reason."] = field(
+        default_factory=Counter
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
     """The state of the pools at one moment."""
 
-    slots: int
-    """Host slots that can be used by now."""
-    slots_free: int
-    slots_cached: int
-    """Visible to requests, pinned ones included."""
-    slots_writing: int
+    slots: Annotated[int, "Host slots of each rank."]
+    """Those that can be used by now."""
+    slots_free: Annotated[int, "Host slots that hold nothing."]
+    slots_cached: Annotated[int, "Host slots whose block can be loaded."]
+    """Pinned ones included."""
+    slots_writing: Annotated[int, "Host slots that are being written."]
     """On their way from the device, or waiting to be freed after a reset."""
-    slots_pinned: int
-    store_pins: int
-    """Device blocks that stores keep pinned."""
-    transfers: int
-    """In flight on at least one rank, without those that are overdue."""
-    backlog_blocks: int
-    """Waiting for the pin budget."""
-    sink_queue_blocks: int = 0
-    """Waiting to sink below host memory."""
-    searches: int = 0
-    """Requests that wait for what is below host memory."""
-    transfers_unanswered: int = 0
-    """Overdue: some rank has not reported them in time. They keep their pins until it does."""
+    slots_pinned: Annotated[int, "Host slots that cannot be evicted now."]
+    store_pins: Annotated[int, "Device blocks that stores keep from being reused."]
+    transfers: Annotated[int, "Transfers in flight."]
+    """On at least one rank, without those that are overdue."""
+    backlog_blocks: Annotated[int, "Blocks that wait to be stored because too many are pinned."]
+    sink_queue_blocks: Annotated[int, "Blocks that wait to go below host memory."] = 0
+    searches: Annotated[int, "Requests that wait for what is below host memory."] = 0
+    transfers_unanswered: Annotated[
+        int, "Overdue transfers that some rank has not answered for: nothing is loaded or stored."
+    ] = 0
+    """They keep their pins until it has spoken."""

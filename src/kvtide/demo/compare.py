@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,10 @@ RUNS = (REFERENCE, *MODES)
 
 OnTurn = Callable[[str, int], None]
 """Called with the run and the turns it has done: first with 0."""
+
+Served = list[tuple[Turn, Completion]]
+Serve = Callable[[list[Turn], list[list[int]]], Served]
+"""Called with turns that arrive together, and their prompts; returns them in the order in which they end."""
 
 
 @dataclass(slots=True)
@@ -84,21 +89,25 @@ def compare_modes(settings: DemoSettings, on_turn: OnTurn) -> Comparison:
     return Comparison(settings, {run: _run(settings, run, said, on_turn) for run in RUNS})
 
 
-def _run(settings: DemoSettings, run: str, said: list[Conversation], on_turn: OnTurn) -> RunResult:
+def play(settings: DemoSettings, run: str, said: list[Conversation], on_turn: OnTurn, serve: Serve) -> RunResult:
+    """Let all conversations take their turns, as `serve` serves them."""
     result = RunResult(run, replies=[[] for _ in said])
     done = 0
-    on_turn(run, done)
+    begin_s = time.perf_counter()
+    for turns in arrivals(settings):
+        prompts = [said[turn.conversation].prompt(result.replies[turn.conversation]) for turn in turns]
+        for turn, completion in serve(turns, prompts):
+            result.add(turn, completion)
+            done += 1
+            on_turn(run, done)
+    result.wall_s = time.perf_counter() - begin_s
+    return result
+
+
+def _run(settings: DemoSettings, run: str, said: list[Conversation], on_turn: OnTurn) -> RunResult:
+    on_turn(run, 0)
     with _engine(settings, run) as engine:
-        begin_s = time.perf_counter()
-        for turns in arrivals(settings):
-            for turn in turns:
-                prompt = said[turn.conversation].prompt(result.replies[turn.conversation])
-                engine.submit(turn.request_id, prompt, settings.output_tokens)
-            for turn, completion in _serve(engine, turns):
-                result.add(turn, completion)
-                done += 1
-                on_turn(run, done)
-        result.wall_s = time.perf_counter() - begin_s
+        result = play(settings, run, said, on_turn, partial(_serve, engine, settings.output_tokens))
         stats = engine.stats
     result.prefill_tokens = stats.prefill_tokens
     result.loaded_tokens = stats.loaded_tokens
@@ -112,10 +121,12 @@ def _engine(settings: DemoSettings, run: str) -> Engine:
     return Engine(settings.engine(settings.device_blocks), None if run == "none" else settings.offload(run))
 
 
-def _serve(engine: Engine, turns: list[Turn]) -> list[tuple[Turn, Completion]]:
+def _serve(engine: Engine, output_tokens: int, turns: list[Turn], prompts: list[list[int]]) -> Served:
     """Step until these turns are over. Copies go on beside the next ones."""
+    for turn, prompt in zip(turns, prompts, strict=True):
+        engine.submit(turn.request_id, prompt, output_tokens)
     by_id = {turn.request_id: turn for turn in turns}
-    ended: list[tuple[Turn, Completion]] = []
+    ended: Served = []
     while len(ended) < len(turns):
         ended += [(by_id[completion.request_id], completion) for completion in engine.step()]
     return ended

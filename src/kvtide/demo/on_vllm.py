@@ -14,16 +14,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from kvtide.demo.compare import REFERENCE, RUNS, Comparison, RunResult
+from kvtide.demo.compare import REFERENCE, RUNS, Comparison, OnTurn, RunResult, Served, play
 from kvtide.demo.progress import shown
 from kvtide.demo.report import show
 from kvtide.demo.settings import DemoSettings
-from kvtide.demo.workload import Conversation, Turn, arrivals, conversations
+from kvtide.demo.workload import Conversation, Turn, conversations
 from kvtide.engine import Completion
 
 BLOCK_TOKENS = 32
@@ -68,39 +69,28 @@ def _write_model(path: Path, settings: DemoSettings) -> Path:
     )
 
 
-def _run(settings: DemoSettings, model: Path, run: str, said: list[Conversation], on_turn: Any) -> RunResult:
+def _run(settings: DemoSettings, model: Path, run: str, said: list[Conversation], on_turn: OnTurn) -> RunResult:
     """Serve the conversations on an engine of its own."""
-    result = RunResult(run, replies=[[] for _ in said])
-    done = 0
-    on_turn(run, done)
+    on_turn(run, 0)
     with _engine(settings, model, run) as llm:
-        begin_s = time.perf_counter()
-        for turns in arrivals(settings):
-            for turn, completion in _serve(settings, llm, turns, said, result):
-                result.add(turn, completion)
-                result.prefill_tokens += completion.prompt_tokens - completion.device_tokens
-                done += 1
-                on_turn(run, done)
-        result.wall_s = time.perf_counter() - begin_s
+        result = play(settings, run, said, on_turn, partial(_serve, llm, settings.output_tokens))
+        result.prefill_tokens = result.prompt_tokens - result.reused_tokens
         _ask_kvtide(llm, result)
     return result
 
 
-def _serve(
-    settings: DemoSettings, llm: Any, turns: list[Turn], said: list[Conversation], result: RunResult
-) -> list[tuple[Turn, Completion]]:
+def _serve(llm: Any, output_tokens: int, turns: list[Turn], prompts: list[list[int]]) -> Served:
     """Step until these turns are over. Tokens found on the device or loaded are one number to vLLM."""
     from vllm import SamplingParams  # noqa: PLC0415
 
-    params = SamplingParams(max_tokens=settings.output_tokens, temperature=0, ignore_eos=True, detokenize=False)
+    params = SamplingParams(max_tokens=output_tokens, temperature=0, ignore_eos=True, detokenize=False)
     begun_s: dict[str, float] = {}
     first_s: dict[str, float] = {}
-    by_id = {turn.request_id: turn for turn in turns}
-    for turn in turns:
-        prompt = said[turn.conversation].prompt(result.replies[turn.conversation])
+    for turn, prompt in zip(turns, prompts, strict=True):
         begun_s[turn.request_id] = time.perf_counter()
         llm.llm_engine.add_request(turn.request_id, {"prompt_token_ids": prompt}, params)
-    ended: list[tuple[Turn, Completion]] = []
+    by_id = {turn.request_id: turn for turn in turns}
+    ended: Served = []
     while len(ended) < len(turns):
         for output in llm.llm_engine.step():
             name = output.request_id

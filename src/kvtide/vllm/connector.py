@@ -3,58 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
-from kvtide.core import OffloadConfig, Plan
+from kvtide.core import OffloadConfig
 from kvtide.units import size_text
 from kvtide.vllm import versions
-from kvtide.vllm.events import as_vllm_events
-from kvtide.vllm.groups import Layout, read_layout
+from kvtide.vllm.layout import read_layout
 from kvtide.vllm.log import logger
+from kvtide.vllm.null_sides import NullSchedulerSide, NullWorkerSide, UnboundSchedulerSide, UnregisteredWorkerSide
 from kvtide.vllm.options import Options, read_options
 from kvtide.vllm.placement import placement_of
 from kvtide.vllm.prometheus import PromMetrics
 from kvtide.vllm.scheduler_side import SchedulerSide
 from kvtide.vllm.sleeping import wait_before_sleep
-from kvtide.vllm.stats import StepStats, summary
-from kvtide.vllm.wire import StepMetadata
-from kvtide.vllm.worker_side import OpenTiers, WorkerSide
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from kvtide.tiers import TierConfig
-    from kvtide.tiers.stack import TierStack
-
-NOTHING = StepMetadata(Plan(step=0), slots=0)
-
-
-def tiers_opener(
-    configs: tuple[TierConfig, ...], vllm_config: Any, kv_cache_config: Any, block_bytes: int
-) -> OpenTiers | None:
-    """Return what opens the tiers of a rank. None: there are none."""
-    if not configs:
-        return None
-    # Only for those who have tiers: they need packages of their own.
-    from kvtide.tiers.stack import open_stack  # noqa: PLC0415
-    from kvtide.vllm.tiers import namespace_of, refuse_unstable_keys  # noqa: PLC0415
-
-    refuse_unstable_keys(configs, vllm_config)
-
-    def open_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: str) -> TierStack:
-        namespace = namespace_of(vllm_config, kv_cache_config, block_bytes, layout)
-        return open_stack(configs, namespace, rank, memory)
-
-    return open_tiers
+from kvtide.vllm.stats import StepStats
+from kvtide.vllm.step_messages import StepMetadata
+from kvtide.vllm.tiers import tiers_opener
+from kvtide.vllm.worker_side import WorkerSide
 
 
 class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no type information here
     """KV-cache offloading to host memory and below. One instance in the scheduler's process, one in each worker's.
 
-    Without prefix caching there is nothing to share, and both halves stay empty.
+    Each has both halves, of which the other role's does nothing. Without prefix caching there is nothing to share, and
+    neither does anything.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -66,51 +41,35 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             events=events is not None and events.enable_kv_cache_events,
             placement=placement_of(vllm_config.parallel_config, self._kv_transfer_config.engine_id),
         )
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
-        self._layout: Layout | None = None
+        self._scheduler: NullSchedulerSide | SchedulerSide = NullSchedulerSide()
+        self._worker: NullWorkerSide | WorkerSide = NullWorkerSide()
         source = versions.host_hit_source()
         if source is not None:
             self._cache_hit_source = source
         if not vllm_config.cache_config.enable_prefix_caching:
             logger.warning("kvtide: prefix caching is off, so nothing will be stored or loaded")
         elif role == KVConnectorRole.SCHEDULER:
-            # A failed load costs time, not the request. vLLM reads this after the connector was made.
-            self._kv_transfer_config.kv_load_failure_policy = "recompute"
-            self._layout = read_layout(vllm_config, kv_cache_config)
-            self._scheduler = SchedulerSide(options.build(self._layout.geometry), self._layout)
-            self._log_start(self._scheduler, self._layout, options)
+            self._scheduler = self._make_scheduler(options)
         else:
-            # The same sum as the scheduler's, so that the host tier is there from the start; what counts is its word.
-            geometry = read_layout(vllm_config, kv_cache_config).geometry
-            slots = OffloadConfig.build(geometry, options.core, options.below).slots
-            self._worker = WorkerSide(
-                vllm_config.parallel_config.rank,
-                kv_cache_config,
-                options.copying,
-                slots,
-                tiers_opener(options.tiers, vllm_config, kv_cache_config, geometry.block_bytes),
-            )
-            wait_before_sleep(vllm_config.parallel_config.worker_cls, self._worker)
+            self._worker = self._make_worker(options)
+            wait_before_sleep(vllm_config.parallel_config.worker_cls, self)
 
-    @staticmethod
-    def _log_start(scheduler: SchedulerSide, layout: Layout, options: Options) -> None:
-        config, geometry = scheduler.config, layout.geometry
-        logger.info(
-            "kvtide: %d host blocks of %d bytes on each of %d ranks (%s in all%s), mode %s, policy %s, "
-            "admission %s, %d device blocks, at most %d of them pinned by stores, tiers below: %s, groups: %s",
-            config.slots,
-            geometry.block_bytes,
-            geometry.ranks,
-            size_text(config.host_bytes),
-            options.where(config),
-            config.mode,
-            config.policy,
-            config.admission,
-            geometry.device_blocks,
-            config.pin_budget_blocks,
-            ", ".join(tier.type for tier in options.tiers) or "none",
-            ", ".join(map(str, geometry.groups)),
+    def _make_scheduler(self, options: Options) -> UnboundSchedulerSide:
+        # A failed load costs time, not the request. vLLM reads this after the connector was made.
+        self._kv_transfer_config.kv_load_failure_policy = "recompute"
+        layout = read_layout(self._vllm_config, self._kv_cache_config)
+        config = options.build(layout.geometry)
+        _log_start(config, options)
+        return UnboundSchedulerSide(partial(SchedulerSide, config, layout))
+
+    def _make_worker(self, options: Options) -> UnregisteredWorkerSide:
+        # The same sum as the scheduler's, so that the host tier is there from the start; what counts is its word.
+        geometry = read_layout(self._vllm_config, self._kv_cache_config).geometry
+        slots = OffloadConfig.build(geometry, options.core, options.below).slots
+        tiers = tiers_opener(options.tiers, self._vllm_config, self._kv_cache_config, geometry.block_bytes)
+        rank = self._vllm_config.parallel_config.rank
+        return UnregisteredWorkerSide(
+            partial(WorkerSide, rank, self._kv_cache_config, options.copying, slots, open_tiers=tiers)
         )
 
     @property
@@ -123,40 +82,35 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take the block pool (since 0.30)."""
         self._kv_cache_manager = kv_cache_manager
-        if self._scheduler is not None:
-            self._scheduler.bind(kv_cache_manager.block_pool, kv_cache_manager)
+        self._scheduler = self._scheduler.bind(kv_cache_manager.block_pool, kv_cache_manager)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         """Take the block pool (before 0.30)."""
-        if self._scheduler is not None:
-            self._scheduler.bind(gpu_block_pool)
+        self._scheduler = self._scheduler.bind(gpu_block_pool)
 
     def on_new_request(self, request: Any) -> None:
         """Hear of a request."""
-        if self._scheduler is not None:
-            self._scheduler.add(request)
+        self._scheduler.add(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Say how many tokens the host has beyond those of the device."""
-        return (0, False) if self._scheduler is None else self._scheduler.match(request, num_computed_tokens)
+        return self._scheduler.match(request, num_computed_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """Say which groups a load fills, so that vLLM need not zero them."""
-        return self._layout.group_ids if self._layout is not None else ()
+        return self._scheduler.group_ids
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Hear that blocks were allocated, and how much is to be loaded into them."""
-        if self._scheduler is not None:
-            self._scheduler.placed(request, blocks, num_external_tokens)
+        self._scheduler.placed(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Plan a step."""
-        return NOTHING if self._scheduler is None else self._scheduler.plan(scheduler_output)
+        return self._scheduler.plan(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Hear what the workers say."""
-        if self._scheduler is not None:
-            self._scheduler.report(connector_output)
+        self._scheduler.report(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Hear that a request is over (engines without the hybrid cache manager)."""
@@ -166,43 +120,36 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Hear that a request is over. What is still to be stored is pinned, so vLLM may free its blocks now."""
-        if self._scheduler is not None:
-            self._scheduler.finished(request, block_ids)
+        self._scheduler.finished(request, block_ids)
         return False, None
 
     def has_pending_push_work(self) -> bool:
         """Whether an idle engine has to go on stepping."""
-        return self._scheduler is not None and self._scheduler.busy
+        return self._scheduler.busy
 
     def has_pending_block_frees(self) -> bool:
         """Whether waiting for copies makes room, so that nobody need be preempted."""
-        return self._scheduler is not None and self._scheduler.frees_soon()
+        return self._scheduler.frees_soon()
 
     def take_events(self) -> Iterable[Any]:
         """Return KV cache events."""
-        if self._scheduler is None or self._layout is None:
-            return ()
-        events = self._scheduler.take_events()
-        return as_vllm_events(events, self._layout) if events else ()
+        return self._scheduler.take_events()
 
     def reset_cache(self) -> bool:
         """Empty everything. Copies that run come to nothing."""
-        if self._scheduler is not None:
-            self._scheduler.reset()
+        self._scheduler.reset()
         return True
 
     # ------------------------------------------------------------------ worker
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the KV tensors."""
-        if self._worker is not None:
-            self._worker.register(kv_caches)
+        self._worker = self._worker.register(kv_caches)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begin a step: loads, and stores of blocks that earlier steps have filled."""
         super().bind_connector_metadata(connector_metadata)
-        if self._worker is not None and connector_metadata.slots:
-            self._worker.begin_step(connector_metadata)
+        self._worker.begin_step(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing: loads began with the step, before its forward pass, in every version."""
@@ -215,69 +162,67 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def wait_for_save(self) -> None:
         """Begin the other stores. They are not waited for: their blocks are pinned."""
-        if self._worker is not None:
-            self._worker.forward_issued()
+        self._worker.forward_issued()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Say which loads are over."""
-        if self._worker is None:
-            return None, None
         self._worker.poll()
-        finished, _ = self._worker.take_finished()
+        finished, _ = self._worker.loads.take_finished()
         return None, finished or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Say which loads are over and which of them failed (since 0.30)."""
         results = versions.TransferResults()
-        if self._worker is not None:
-            self._worker.poll()
-            results.finished_recving, results.failed_recving = self._worker.take_finished()
+        self._worker.poll()
+        results.finished_recving, results.failed_recving = self._worker.loads.take_finished()
         return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Say which blocks failed loads left without content (before 0.30, one KV group)."""
-        if self._worker is None:
-            return set()
-        unfilled = self._worker.take_unfilled()
+        unfilled = self._worker.loads.take_unfilled()
         one_group = len(self._kv_cache_config.kv_cache_groups) == 1
         return unfilled if one_group and not versions.FAILS_BY_REQUEST else set()
 
     def build_connector_worker_meta(self) -> Any:
         """Report to the scheduler side."""
-        return None if self._worker is None else self._worker.take_report()
+        return self._worker.take_report()
 
     def clear_connector_metadata(self) -> None:
         """End a step."""
         super().clear_connector_metadata()
-        if self._worker is not None:
-            self._worker.end_step()
+        self._worker.end_step()
 
     # ------------------------------------------------------------------ both
 
     def get_kv_connector_stats(self) -> StepStats | None:
         """Return numbers for vLLM's metrics."""
-        side = self._scheduler or self._worker
-        return None if side is None else side.take_stats()
+        return self._scheduler.take_stats() or self._worker.take_stats()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> StepStats:
         """Make the numbers of another process whole again."""
         return StepStats(data or {})
 
-    @classmethod
-    def build_prom_metrics(
-        cls,
-        vllm_config: Any,
-        metric_types: dict[type, type],
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> PromMetrics:
-        """Register Prometheus metrics."""
-        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+    build_prom_metrics = PromMetrics
+    """Registers Prometheus metrics."""
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no copy reads or writes device memory. Returns whether that came true in time."""
+        return self._worker.settle(timeout_s)
 
     def shutdown(self) -> None:
         """Leave no thread and no memory behind."""
-        if self._worker is not None:
-            self._worker.shutdown()
-        if self._scheduler is not None and self._scheduler.bound:
-            logger.info("kvtide: %s", summary(self._scheduler.manager.metrics))
+        self._worker.shutdown()
+        self._worker = NullWorkerSide()
+        self._scheduler.shutdown()
+
+
+def _log_start(config: OffloadConfig, options: Options) -> None:
+    geometry = config.geometry
+    logger.info(
+        f"kvtide: {config.slots} host blocks of {geometry.block_bytes} bytes on each of {geometry.ranks} ranks "
+        f"({size_text(config.host_bytes)} in all{options.where(config)}), mode {config.mode}, policy {config.policy}, "
+        f"admission {config.admission}, {geometry.device_blocks} device blocks, at most {config.pin_budget_blocks} of "
+        f"them pinned by stores, tiers below: {', '.join(tier.type for tier in options.tiers) or 'none'}, "
+        f"groups: {', '.join(map(str, geometry.groups))}"
+    )

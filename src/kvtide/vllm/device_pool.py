@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id, make_block
 
 from kvtide.core import BlockContent, FreeBlock, Key
 from kvtide.vllm.free_queue import Place, StampedQueue, adopt, adopt_stamped
-from kvtide.vllm.groups import Layout
+from kvtide.vllm.layout import Layout
 
 LOG_MAX = 4_096
 """Pins and unpins are counted after this many calls at the latest."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvtide.copy.memory_left import memory_left, memory_limit
 from kvtide.core import OPTIONS, BelowConfig, Geometry, OffloadConfig
 from kvtide.errors import ConfigError
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
+from kvtide.tiers import TierConfig, parse_tiers
+from kvtide.tiers.stack import below_of
 from kvtide.units import size_text
 from kvtide.vllm.placement import Placement
-
-if TYPE_CHECKING:
-    from kvtide.tiers import TierConfig
 
 ALONE = Placement()
 DP_RANK = "{dp_rank}"
@@ -58,10 +56,6 @@ class Options:
     @property
     def below(self) -> BelowConfig | None:
         """What the core has to know of the tiers."""
-        if not self.tiers:
-            return None
-        from kvtide.tiers.stack import below_of  # noqa: PLC0415 (only for those who have tiers)
-
         return below_of(self.tiers)
 
     def build(self, geometry: Geometry) -> OffloadConfig:
@@ -117,15 +111,8 @@ def read_options(extra: Mapping[str, object], *, events: bool, placement: Placem
     copying = Copying(
         parse_count("copy_threads", extra.get("copy_threads", 1)), parse_size("staging", extra.get("staging", "64MiB"))
     )
-    return Options(core, copying, _read_tiers(extra, placement), placement)
-
-
-def _read_tiers(extra: Mapping[str, object], placement: Placement) -> tuple[TierConfig, ...]:
-    if "tiers" not in extra:
-        return ()
-    from kvtide.tiers import parse_tiers  # noqa: PLC0415 (only for those who have tiers)
-
-    return parse_tiers(_own_paths(extra["tiers"], placement))
+    tiers = parse_tiers(_own_paths(extra.get("tiers", ()), placement))
+    return Options(core, copying, tiers, placement)
 
 
 def _own_paths(tiers: object, placement: Placement) -> object:

@@ -2,76 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 
+from kvtide.core import Gauges, Metrics
+
 PREFIX = "vllm:kvtide_"
 
-COUNTERS = {
-    "requests": "Requests that kvtide has seen.",
-    "loaded_tokens": "Tokens loaded from host memory instead of being computed.",
-    "loaded_blocks": "Blocks loaded from host memory.",
-    "loads_failed": "Loads that failed on at least one rank; the requests were computed.",
-    "stored_blocks": "Blocks stored in host memory.",
-    "stores_failed": "Store transfers that failed on at least one rank.",
-    "evicted_blocks": "Blocks evicted from host memory.",
-    "preemptions": "Requests that the engine preempted.",
-    "resets": "Times that the cache was emptied.",
-    "reports_unknown": "Reports about transfers that are not in flight.",
-    "reports_repeated": "Second reports of one rank about one transfer.",
-    "transfers_overdue": "Transfers that some rank did not report in time.",
-    "events_lost": "KV cache events that nobody took in time.",
-    "lookups": "Times that a request asked what is below host memory.",
-    "fetched_blocks": "Blocks that came up from below host memory.",
-    "fetch_missed_blocks": "Blocks that were found below host memory and gone when they were fetched.",
-    "fetches_late": "Fetches from below host memory that requests stopped to wait for.",
-    "sunk_blocks": "Blocks that went below host memory.",
-}
-Labelled = tuple[str | tuple[str, ...], str]
-"""Label or labels, and documentation."""
 
-LABELLED_COUNTERS: dict[str, Labelled] = {
-    "not_stored": ("reason", "Blocks that were computed and are not stored, by reason."),
-    "not_loaded": ("reason", "Tokens that were computed and not loaded, by reason."),
-    "not_sunk": ("reason", "Blocks that should be below host memory and are not, by reason."),
-    "tier_keys": (("tier", "call", "outcome"), "Keys that a tier was asked for, by call and outcome, all ranks."),
-    "tier_bytes": (("tier", "call"), "Bytes put into a tier and got from it, all ranks together."),
-    "tier_corrupt_records": ("tier", "Records that did not verify, and count as misses."),
-    "tier_wrong_secret_records": ("tier", "Records that were encrypted with another key, and count as misses."),
-    "transfers": ("direction", "Transfers between device and host, per rank."),
-    "transfer_bytes": ("direction", "Bytes moved between device and host, all ranks together."),
+class Number(NamedTuple):
+    """What a number means, and its labels beside vLLM's own."""
+
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+def _of_the_core(numbers: type[Metrics | Gauges]) -> dict[str, Number]:
+    """Return the core's numbers. What is no plain number is counted by reason."""
+    hints = get_type_hints(numbers, include_extras=True)
+    return {
+        name: Number(hint.__metadata__[0], () if hint.__origin__ is int else ("reason",))
+        for name, hint in hints.items()
+    }
+
+
+COUNTERS = {
+    **_of_the_core(Metrics),
+    "tier_keys": Number("Keys that a tier was asked for, by call and outcome, all ranks.", ("tier", "call", "outcome")),
+    "tier_bytes": Number("Bytes put into a tier and got from it, all ranks together.", ("tier", "call")),
+    "tier_corrupt_records": Number("Records that did not verify, and count as misses.", ("tier",)),
+    "tier_wrong_secret_records": Number(
+        "Records that were encrypted with another key, and count as misses.", ("tier",)
+    ),
+    "transfers": Number("Transfers between device and host, per rank.", ("direction",)),
+    "transfer_bytes": Number("Bytes moved between device and host, all ranks together.", ("direction",)),
 }
 GAUGES = {
-    "slots": "Host slots of each rank.",
-    "slots_free": "Host slots that hold nothing.",
-    "slots_cached": "Host slots whose block can be loaded.",
-    "slots_writing": "Host slots that are being written.",
-    "slots_pinned": "Host slots that cannot be evicted now.",
-    "store_pins": "Device blocks that stores keep from being reused.",
-    "transfers": "Transfers in flight.",
-    "backlog_blocks": "Blocks that wait to be stored because too many are pinned.",
-    "sink_queue_blocks": "Blocks that wait to go below host memory.",
-    "searches": "Requests that wait for what is below host memory.",
-    "transfers_unanswered": "Overdue transfers that some rank has not answered for: nothing is loaded or stored.",
-    "pinned_blocks": "Device blocks that stores or loads keep from being reused.",
-}
-LABELLED_GAUGES: dict[str, Labelled] = {
-    "tier_bytes_used": (("tier", "rank"), "Bytes that a tier holds."),
-    "tier_bytes_budget": (("tier", "rank"), "Bytes that a tier may hold."),
-    "tier_off": (("tier", "rank"), "1 while a tier is switched off after failures, else 0."),
+    **_of_the_core(Gauges),
+    "pinned_blocks": Number("Device blocks that stores or loads keep from being reused."),
+    "tier_bytes_used": Number("Bytes that a tier holds.", ("tier", "rank")),
+    "tier_bytes_budget": Number("Bytes that a tier may hold.", ("tier", "rank")),
+    "tier_off": Number("1 while a tier is switched off after failures, else 0.", ("tier", "rank")),
 }
 GAUGE_NAMES = {"transfers": "transfers_in_flight"}
 """Where the name of a gauge would be that of a counter."""
-HISTOGRAMS: dict[str, Labelled] = {
-    "transfer_seconds": ("direction", "Seconds spent copying, per transfer and rank."),
-    "tier_seconds": (("tier", "call"), "Seconds that calls to a tier took, per call and rank."),
+HISTOGRAMS = {
+    "transfer_seconds": Number("Seconds spent copying, per transfer and rank.", ("direction",)),
+    "tier_seconds": Number("Seconds that calls to a tier took, per call and rank.", ("tier", "call")),
 }
 BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-
-
-def _labels(label: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (label,) if isinstance(label, str) else label
 
 
 class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM has no type information here
@@ -87,24 +67,16 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM has no 
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._engine_labels = per_engine_labelvalues
         self._children: dict[tuple[int, str, str], Any] = {}
-        self._metrics: dict[str, Any] = {}
-        for name, documentation in COUNTERS.items():
-            self._metrics[f"counters/{name}"] = self._counter_cls(PREFIX + name, documentation, labelnames)
-        for name, (label, documentation) in LABELLED_COUNTERS.items():
-            self._metrics[f"counters/{name}"] = self._counter_cls(
-                PREFIX + name, documentation, [*labelnames, *_labels(label)]
+        self._metrics: dict[tuple[str, str], Any] = {}
+        for name, (meaning, labels) in COUNTERS.items():
+            self._metrics["counters", name] = self._counter_cls(PREFIX + name, meaning, [*labelnames, *labels])
+        for name, (meaning, labels) in GAUGES.items():
+            self._metrics["gauges", name] = self._gauge_cls(
+                PREFIX + GAUGE_NAMES.get(name, name), meaning, [*labelnames, *labels], multiprocess_mode="mostrecent"
             )
-        for name, documentation in GAUGES.items():
-            self._metrics[f"gauges/{name}"] = self._gauge_cls(
-                PREFIX + GAUGE_NAMES.get(name, name), documentation, labelnames, multiprocess_mode="mostrecent"
-            )
-        for name, (label, documentation) in LABELLED_GAUGES.items():
-            self._metrics[f"gauges/{name}"] = self._gauge_cls(
-                PREFIX + name, documentation, [*labelnames, *_labels(label)], multiprocess_mode="mostrecent"
-            )
-        for name, (label, documentation) in HISTOGRAMS.items():
-            self._metrics[f"observations/{name}"] = self._histogram_cls(
-                PREFIX + name, documentation, [*labelnames, *_labels(label)], buckets=BUCKETS_S
+        for name, (meaning, labels) in HISTOGRAMS.items():
+            self._metrics["observations", name] = self._histogram_cls(
+                PREFIX + name, meaning, [*labelnames, *labels], buckets=BUCKETS_S
             )
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
@@ -125,5 +97,5 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM has no 
         if child is None:
             base, *labels = name.split("/")
             values = [*self._engine_labels[engine], *labels]
-            child = self._children[key] = self._metrics[f"{kind}/{base}"].labels(*values)
+            child = self._children[key] = self._metrics[kind, base].labels(*values)
         return child

@@ -1,61 +1,181 @@
-"""What the scheduler side remembers about one of vLLM's requests."""
+"""vLLM's requests from their arrival to their end, as the core hears of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from kvtide.core import Key
+from kvtide.core import OffloadManager
+from kvtide.vllm.device_pool import VLLMDevicePool
+from kvtide.vllm.layout import Layout
+from kvtide.vllm.live_lists import BlockTable, keys_of, table_for_stores
+from kvtide.vllm.tracked import Tracked
 
 
-@dataclass(slots=True, eq=False)
-class Tracked:
-    """A request from its arrival to its end."""
+class Requests:
+    """Follows requests.
 
-    request: Any
-    keys: list[Sequence[Key]]
-    tables: list[Sequence[int]]
-    """Per group. The core holds on to this list; its elements are exchanged when vLLM allocates anew."""
-    own: Sequence[Sequence[int]] = ()
-    """The request's own blocks, per group, as vLLM has placed them."""
-    placed: bool = False
-    """vLLM has allocated blocks, and the core knows."""
-    loading: bool = False
-    blocks_gone: bool = False
-    """A reset came while it loads: vLLM has its blocks back and counts nothing as computed, however the load ends."""
-    load_tokens: int = 0
-    load_began_s: float = 0.0
-    """How many tokens its last load brings, and when vLLM took them."""
-    device_tokens: int = 0
-    """What the device had when the request was matched last."""
-    end_tokens: int = 0
-    """Where the tokens end that were scheduled when it last got new blocks."""
-    decoding: bool = False
-    """Whether that was the end of its tokens."""
+    A step costs next to nothing when nothing is stored or loaded: only requests that get new blocks are looked at,
+    for a block can only have become full when the next one is allocated.
+    """
 
-    @property
-    def running(self) -> bool:
-        """Whether the core expects to hear of computed tokens."""
-        return self.placed and not self.loading
+    def __init__(self, manager: OffloadManager, device: VLLMDevicePool, layout: Layout) -> None:
+        self._manager = manager
+        self._device = device
+        self._layout = layout
+        self._eager = manager.config.mode == "eager"
+        self.known: dict[str, Tracked] = {}
+        self.holding: set[str] = set()
+        """Those that hold blocks for a load, and that vLLM has not scheduled since."""
+        self.aborted: dict[str, Any] = {}
+        """vLLM's requests that are over, whose blocks it keeps until their loads are."""
+        self.stopped = False
+        """A rank cannot copy any more: nothing is offered or stored."""
+        self._placed_again: set[str] = set()
+        """Those that were matched anew in this step, so that news of their preemption is old."""
+        self._first_steps: list[str] = []
+        """Those that had hits on the device when they were scheduled for the first time, in the last step."""
 
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens that are really computed, without placeholders of asynchronous scheduling."""
-        return int(self.request.num_computed_tokens - self.request.num_output_placeholders)
+    # ------------------------------------------------------------------ arrival and end
 
-    def scheduled(self, new_tokens: int) -> None:
-        """Note what this step computes."""
-        request = self.request
-        self.end_tokens = request.num_computed_tokens + new_tokens
-        self.decoding = self.end_tokens >= request.num_tokens
+    def add(self, request: Any) -> Tracked:
+        """Make a request known, once."""
+        tracked = self.known.get(request.request_id)
+        if tracked is None:
+            hash_tokens, groups = self._layout.hash_tokens, self._layout.geometry.groups
+            keys = [keys_of(request.block_hashes, hash_tokens, group.block_tokens) for group in groups]
+            tracked = self.known[request.request_id] = Tracked(request.request_id, request, keys, [()] * len(groups))
+            self._manager.add_request(request.request_id, keys, tracked.tables)
+        return tracked
 
-    def computed_before_preemption(self) -> int:
-        """Return what was computed when the request was preempted: by now vLLM has set its own count to 0.
+    def match(self, request: Any, device_tokens: int) -> None:
+        """Take note that vLLM wants to place a request, of which the device has `device_tokens`."""
+        tracked = self.add(request)
+        if tracked.placed:  # preempted, and resumed before any step could tell
+            self._preempt(tracked)
+            self._placed_again.add(tracked.id)
+        tracked.device_tokens = device_tokens
 
-        Between two allocations of blocks a request is not looked at, so this is reconstructed. While it decodes,
-        everything but the last sampled token was computed; while it prefills, what was scheduled last, unless
-        speculated tokens were refused.
+    def place(self, request: Any, blocks: Any, load_tokens: int) -> bool:
+        """Take note of the blocks that vLLM has allocated; return whether a load into them begins.
+
+        Called again when the load is over, with nothing to load; then there is nothing to do.
         """
-        known = int(self.request.num_tokens) - 1
-        return known if self.decoding else min(self.end_tokens, known)
+        tracked = self.add(request)
+        if tracked.placed:
+            return False
+        own = [BlockTable(blocks.blocks[id_]) for id_ in self._layout.group_ids]
+        tracked.tables[:] = tracked.own = own
+        self._device.used(own)
+        tracked.placed, tracked.blocks_gone = True, False
+        tracked.loading = self._manager.admit(tracked.id, load_tokens)
+        if tracked.loading:
+            self.holding.add(tracked.id)
+            tracked.load_tokens, tracked.load_began_s = load_tokens, time.monotonic()
+        self._store_from(tracked, own)
+        return tracked.loading
+
+    def finish(self, request: Any, block_ids: Sequence[Sequence[int]]) -> None:
+        """Take note that a request is over; its blocks are still its own."""
+        tracked = self.known.pop(request.request_id, None)
+        if tracked is None:
+            return
+        self.holding.discard(tracked.id)
+        if tracked.loading:
+            self.aborted[tracked.id] = request
+        if tracked.running and not self.stopped:
+            self._store_from(tracked, [block_ids[id_] for id_ in self._layout.group_ids])
+            self._manager.advance(tracked.id, tracked.computed_tokens)
+            self._remember_parents(tracked)
+        self._manager.finish(tracked.id)
+
+    def _store_from(self, tracked: Tracked, blocks: Sequence[Sequence[int]]) -> None:
+        """Let the core see these blocks, per group, and those that can be found by key."""
+        tracked.tables[:] = [
+            table_for_stores(group, blocks[index], tracked.keys[index], partial(self._device.find, index))
+            for index, group in enumerate(self._layout.geometry.groups)
+        ]
+
+    # ------------------------------------------------------------------ steps
+
+    def step(self, step: Any) -> None:
+        """Tell the core about requests that were preempted, get new blocks, or were new in the last step."""
+        if step.preempted_req_ids:
+            self._preempt_all(step.preempted_req_ids)
+        self._placed_again.clear()
+        if self.stopped:
+            return
+        for request_id in self._first_steps:
+            self._tell(self.known.get(request_id))
+        self._first_steps.clear()
+        scheduled = step.num_scheduled_tokens
+        for new in step.scheduled_new_reqs:
+            self._advance_one(new.req_id, scheduled)
+        cached = step.scheduled_cached_reqs
+        got_blocks = cached.new_block_ids
+        if any(got_blocks):
+            for index, new_blocks in enumerate(got_blocks):
+                if new_blocks is not None:
+                    self._advance_one(cached.req_ids[index], scheduled)
+
+    def _advance_one(self, request_id: str, scheduled: dict[str, int]) -> None:
+        tracked = self.known.get(request_id)
+        if tracked is None or not tracked.running:
+            return
+        self.holding.discard(request_id)
+        if tracked.end_tokens:
+            self._tell(tracked)
+        elif tracked.device_tokens:
+            # vLLM lets a request hit blocks that another one fills in this very step: wait until that is over.
+            self._first_steps.append(request_id)
+        tracked.scheduled(scheduled[request_id])
+
+    def _tell(self, tracked: Tracked | None) -> None:
+        """Tell the core what earlier steps have computed of a request."""
+        if self._eager and tracked is not None and tracked.running and tracked.end_tokens:
+            self._manager.advance(tracked.id, tracked.computed_tokens)
+
+    # ------------------------------------------------------------------ preemption
+
+    def _preempt_all(self, request_ids: Iterable[str]) -> None:
+        """Tell the core about preempted requests, once nothing can be found any more that they did not compute."""
+        found = (self.known.get(id_) for id_ in request_ids if id_ not in self._placed_again)
+        gone = [tracked for tracked in found if tracked is not None and tracked.placed]
+        for tracked in gone:
+            if tracked.running and tracked.end_tokens:
+                self._forget_uncomputed(tracked)
+        for tracked in gone:
+            self._preempt(tracked)
+
+    def _forget_uncomputed(self, tracked: Tracked) -> None:
+        """Take blocks out of vLLM's prefix cache that have a key, although nothing was computed into them.
+
+        vLLM gives blocks their keys when it schedules the step that fills them. With priority scheduling a request
+        can be preempted in the very step that had scheduled it; its blocks keep those keys (vLLM #57580), and
+        whoever hits them, or stores them, gets whatever they held before.
+        """
+        computed_tokens = tracked.computed_before_preemption()
+        for index, group in enumerate(self._layout.geometry.groups):
+            first = computed_tokens // group.block_tokens
+            self._device.forget(index, tracked.own[index][first:], tracked.keys[index][first:])
+
+    def _preempt(self, tracked: Tracked) -> None:
+        """Its blocks are gone, but until someone else writes to them they can be found by key."""
+        if tracked.running and self._eager and tracked.end_tokens:
+            self._manager.advance(tracked.id, tracked.computed_before_preemption())
+        self._remember_parents(tracked)
+        self.restart(tracked)
+
+    def restart(self, tracked: Tracked) -> None:
+        """Let the core expect the request to be matched again."""
+        self._manager.preempt(tracked.id)
+        self.holding.discard(tracked.id)
+        tracked.placed = tracked.loading = tracked.decoding = False
+        tracked.end_tokens = 0
+
+    def _remember_parents(self, tracked: Tracked) -> None:
+        if not self._eager:
+            for table, keys in zip(tracked.tables, tracked.keys, strict=True):
+                self._device.remember_parents(table[:], keys[:])

@@ -1,4 +1,4 @@
-"""vLLM's resolved configuration as part of a namespace: all of it but what `ignored.py` names (F23)."""
+"""vLLM's resolved configuration as part of a namespace: all of it but what `settings_left_out.py` names (F23)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hashlib import blake2b
 from typing import Any
 
 from kvtide.errors import ConfigError
-from kvtide.vllm import ignored
+from kvtide.vllm import settings_left_out
 
-LOOKED_AT: Mapping[str, tuple[str, ignored.Reasons]] = {
-    "model_config": ("model", ignored.MODEL),
-    "cache_config": ("cache", ignored.CACHE),
-    "parallel_config": ("parallel", ignored.PARALLEL),
-    "attention_config": ("attention", ignored.ATTENTION),
-    "lora_config": ("lora", ignored.LORA),
-    "load_config": ("load", ignored.LOAD),
-    "kernel_config": ("kernel", ignored.KERNEL),
-    "mamba_config": ("mamba", ignored.MAMBA),
+LOOKED_AT: Mapping[str, tuple[str, settings_left_out.Reasons]] = {
+    "model_config": ("model", settings_left_out.MODEL),
+    "cache_config": ("cache", settings_left_out.CACHE),
+    "parallel_config": ("parallel", settings_left_out.PARALLEL),
+    "attention_config": ("attention", settings_left_out.ATTENTION),
+    "lora_config": ("lora", settings_left_out.LORA),
+    "load_config": ("load", settings_left_out.LOAD),
+    "kernel_config": ("kernel", settings_left_out.KERNEL),
+    "mamba_config": ("mamba", settings_left_out.MAMBA),
     "diffusion_config": ("diffusion", {}),
 }
 """Parts of `VllmConfig`: what their fields are called in a namespace, and which of them are left out."""
@@ -43,7 +43,7 @@ def settings_of(vllm_config: Any) -> tuple[tuple[str, str], ...]:
     if (more := getattr(vllm_config, "additional_config", None)) is not None:
         found["additional"] = digest(text_of(more))  # whatever people wrote: maybe a secret
     if draft_model_of(vllm_config) is not None:
-        found.update(_settings("speculative", vllm_config.speculative_config, ignored.SPECULATIVE))
+        found.update(_settings("speculative", vllm_config.speculative_config, settings_left_out.SPECULATIVE))
     return _cut(found)
 
 
@@ -54,20 +54,20 @@ def draft_model_of(vllm_config: Any) -> Any:
     return None if draft is getattr(speculative, "target_model_config", None) else draft
 
 
-def _settings(prefix: str, config: Any, reasons: ignored.Reasons) -> Iterator[tuple[str, str]]:
+def _settings(prefix: str, config: Any, reasons: settings_left_out.Reasons) -> Iterator[tuple[str, str]]:
     """Yield the settings of one configuration that are not None. Older versions of vLLM have fewer of them."""
     if config is None:
         return
-    left_out = ignored.fields_of(reasons)
+    left_out = settings_left_out.fields_of(reasons)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
         if field.name in left_out or value is None:
             continue
         if field.name == "multimodal_config":
-            yield from _settings(f"{prefix}.multimodal", value, ignored.MULTIMODAL)
+            yield from _settings(f"{prefix}.multimodal", value, settings_left_out.MULTIMODAL)
         elif field.name == "draft_model_config":
             yield f"{prefix}.draft.model", f"{value.model} of {value.dtype}"
-            yield from _settings(f"{prefix}.draft", value, ignored.MODEL)
+            yield from _settings(f"{prefix}.draft", value, settings_left_out.MODEL)
         elif field.name == "hf_config":
             yield from ((f"{prefix}.hf.{name}", text_of(part)) for name, part in _hf_parts(value).items())
         elif field.name == "hf_text_config":

@@ -9,24 +9,26 @@ from __future__ import annotations
 import functools
 import pkgutil
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from kvtide.errors import StillCopying
 from kvtide.vllm.log import logger
-from kvtide.vllm.worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    from kvtide.vllm.connector import KVTideConnector
 
 COPIES_WAIT_S = 30.0
 """How long a worker that shall sleep waits for its copies: more than all of a large pool takes."""
 GIVES_MEMORY_BACK = ("sleep", "discard")
 """Methods of a worker that unmap the KV cache. `discard` is since 0.31."""
 
-_sides: WeakSet[WorkerSide] = WeakSet()
+_connectors: WeakSet[KVTideConnector] = WeakSet()
 
 
-def wait_before_sleep(worker_class: str, side: WorkerSide) -> None:
-    """Let workers of this class, by its full name, wait for the copies of `side` before they sleep."""
-    _sides.add(side)
+def wait_before_sleep(worker_class: str, connector: KVTideConnector) -> None:
+    """Let workers of this class, by its full name, wait for the copies of `connector` before they sleep."""
+    _connectors.add(connector)
     try:
         found = pkgutil.resolve_name(worker_class)
     except (ImportError, AttributeError, ValueError) as error:
@@ -52,7 +54,7 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def wait_for_copies() -> None:
     """Return when no copy of this process reads or writes the KV cache; raise if that takes too long."""
-    if not all(side.settle(COPIES_WAIT_S) for side in tuple(_sides)):
+    if not all(connector.settle(COPIES_WAIT_S) for connector in tuple(_connectors)):
         raise StillCopying(
             f"KV blocks are still being copied after {COPIES_WAIT_S:.0f} s, so their memory cannot be given back; "
             "this worker stays awake: ask again later, or wake the engine up"

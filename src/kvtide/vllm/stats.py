@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from kvtide.copy import Direction, Traffic
 from kvtide.core import Metrics, OffloadManager
+from kvtide.tiers import LATENCY_BOUNDS_S, Tier, TierStats
 
-if TYPE_CHECKING:
-    from kvtide.tiers import Tier, TierStats
-
-BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Of the histograms that tiers keep: those of `kvtide.tiers.LATENCY_BOUNDS_S`, whose package needs more packages."""
-_MIDDLES_S = [(low + high) / 2 for low, high in zip((0.0, *BOUNDS_S), (*BOUNDS_S, 30.0), strict=True)]
-
+_MIDDLES_S = [(low + high) / 2 for low, high in zip((0.0, *LATENCY_BOUNDS_S), (*LATENCY_BOUNDS_S, 30.0), strict=True)]
+"""Of the buckets of the histograms that tiers keep."""
 INTERVAL_S = 1.0
 """The scheduler side's numbers are handed over this often; looking at all gauges takes time."""
-
-_COUNTS = (
-    "requests",
-    "loaded_tokens",
-    "loaded_blocks",
-    "loads_failed",
-    "stored_blocks",
-    "stores_failed",
-    "evicted_blocks",
-    "preemptions",
-    "resets",
-    "reports_unknown",
-    "reports_repeated",
-    "transfers_overdue",
-    "events_lost",
-    "lookups",
-    "fetched_blocks",
-    "fetch_missed_blocks",
-    "fetches_late",
-    "sunk_blocks",
-)
-_REASONS = ("not_stored", "not_loaded", "not_sunk")
 
 
 @dataclass
@@ -89,24 +64,39 @@ class StepStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type inf
         return not any(self.data.values())
 
 
-class Snapshot:
-    """Remembers what the scheduler side has told already."""
+class _Totals:
+    """Running totals: what they have grown by since the last time, now and then."""
 
     def __init__(self) -> None:
-        self._told: dict[str, int] = {}
+        self._told: dict[str, float] = {}
         self._next_s = 0.0
+
+    def _is_time(self, *, at_once: bool = False) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._next_s and not at_once:
+            return False
+        self._next_s = now_s + INTERVAL_S
+        return True
+
+    def _news(self, name: str, total: float) -> float:
+        news = total - self._told.get(name, 0)
+        self._told[name] = total
+        return news
+
+    def _count(self, stats: StepStats, name: str, total: float) -> None:
+        stats.count(name, self._news(name, total))
+
+
+class CoreStats(_Totals):
+    """The totals of the core as counters and gauges."""
 
     def take(self, manager: OffloadManager, count_pins: Callable[[], int], *, idle: bool) -> StepStats | None:
         """Return what changed since the last call; None before the interval is over, unless all work is done."""
-        now_s = time.monotonic()
-        if now_s < self._next_s and (not idle or manager.busy):
+        if not self._is_time(at_once=idle and not manager.busy):
             return None
-        self._next_s = now_s + INTERVAL_S
-        counts = _counts(manager.metrics)
         stats = StepStats()
-        for name, count in counts.items():
-            stats.count(name, count - self._told.get(name, 0))
-        self._told = counts
+        for name, count in _counts(manager.metrics).items():
+            self._count(stats, name, count)
         gauges = manager.gauges()
         stats.data["gauges"] = {name: getattr(gauges, name) for name in gauges.__slots__}
         stats.data["gauges"]["pinned_blocks"] = count_pins()
@@ -114,10 +104,13 @@ class Snapshot:
 
 
 def _counts(metrics: Metrics) -> dict[str, int]:
-    counts = {name: getattr(metrics, name) for name in _COUNTS}
-    for name in _REASONS:
-        for reason, count in getattr(metrics, name).items():
-            counts[f"{name}/{reason.value}"] = count
+    counts: dict[str, int] = {}
+    for name in (number.name for number in fields(metrics)):
+        value = getattr(metrics, name)
+        if isinstance(value, Counter):
+            counts.update((f"{name}/{reason.value}", count) for reason, count in value.items())
+        else:
+            counts[name] = value
     return counts
 
 
@@ -131,26 +124,36 @@ def summary(metrics: Metrics) -> str:
     )
 
 
-class TiersStats:
-    """Turns the running totals of a rank's tiers into counters, gauges and times."""
+class RankStats(_Totals):
+    """The totals of a rank's copy engine and tiers as counters, gauges and times."""
 
     def __init__(self, rank: int) -> None:
+        super().__init__()
         self._rank = rank
-        self._told: dict[str, float] = {}
-        self._next_s = 0.0
+        self._stats = StepStats()
 
     def take(self, tiers: Sequence[Tier]) -> StepStats | None:
-        """Return what changed since the last call; None before the interval is over."""
-        now_s = time.monotonic()
-        if not tiers or now_s < self._next_s:
+        """Return what was not told yet: at once what was copied, and now and then what the tiers did."""
+        if tiers and self._is_time():
+            for position, tier in enumerate(tiers):
+                self._add_tier(f"{position}", tier.stats())
+        if self._stats.is_empty():
             return None
-        self._next_s = now_s + INTERVAL_S
-        stats = StepStats()
-        for position, tier in enumerate(tiers):
-            self._add(stats, f"{position}", tier.stats())
+        stats, self._stats = self._stats, StepStats()
         return stats
 
-    def _add(self, stats: StepStats, tier: str, now: TierStats) -> None:
+    def copied(self, direction: Direction, now: Traffic) -> None:
+        """Take new totals. Transfers that ended since the last time share their time evenly."""
+        label = direction.value
+        transfers = int(self._news(f"ended/{label}", now.transfers))
+        if transfers:
+            self._stats.count(f"transfers/{label}", transfers)
+            self._count(self._stats, f"transfer_bytes/{label}", now.bytes)
+            seconds = self._news(f"busy/{label}", now.busy_s) / transfers
+            self._stats.data["observations"].setdefault(f"transfer_seconds/{label}", []).extend([seconds] * transfers)
+
+    def _add_tier(self, tier: str, now: TierStats) -> None:
+        stats = self._stats
         for (call, verdict), keys in now.keys.items():
             self._count(stats, f"tier_keys/{tier}/{call}/{verdict}", keys)
         self._count(stats, f"tier_bytes/{tier}/put", now.bytes_put)
@@ -167,38 +170,3 @@ class TiersStats:
             gauges[f"tier_bytes_used/{tier}/{self._rank}"] = now.bytes_used
         if now.bytes_budget is not None:
             gauges[f"tier_bytes_budget/{tier}/{self._rank}"] = now.bytes_budget
-
-    def _count(self, stats: StepStats, name: str, total: float) -> None:
-        stats.count(name, self._news(name, total))
-
-    def _news(self, name: str, total: float) -> float:
-        news = total - self._told.get(name, 0)
-        self._told[name] = total
-        return news
-
-
-class TrafficStats:
-    """Turns a copy engine's running totals into counters and transfer times."""
-
-    def __init__(self) -> None:
-        self._told = dict.fromkeys(Direction, Traffic())
-        self._stats = StepStats()
-
-    def update(self, direction: Direction, now: Traffic) -> None:
-        """Take new totals. Transfers that ended since the last time share their time evenly."""
-        before = self._told[direction]
-        self._told[direction] = now
-        transfers = now.transfers - before.transfers
-        if transfers:
-            label = direction.value
-            self._stats.count(f"transfers/{label}", transfers)
-            self._stats.count(f"transfer_bytes/{label}", now.bytes - before.bytes)
-            seconds = (now.busy_s - before.busy_s) / transfers
-            self._stats.data["observations"].setdefault(f"transfer_seconds/{label}", []).extend([seconds] * transfers)
-
-    def take(self) -> StepStats | None:
-        """Return what was not told yet."""
-        if self._stats.is_empty():
-            return None
-        stats, self._stats = self._stats, StepStats()
-        return stats

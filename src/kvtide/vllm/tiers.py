@@ -1,23 +1,48 @@
-"""Tiers below host memory on vLLM: all that the bytes of a block depend on (F23)."""
+"""Tiers below host memory on vLLM: how they are opened, and all that the bytes of a block depend on (F23)."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import vllm.v1.core.kv_cache_utils as cache_utils
 from vllm.version import __version__
 
 from kvtide.errors import ConfigError
 from kvtide.tiers import Namespace, TierConfig, hashing_part, unstable_keys
+from kvtide.tiers.stack import TierStack, open_stack
 from kvtide.vllm import versions
 from kvtide.vllm.settings import draft_model_of, settings_of, shortened, text_of
 from kvtide.vllm.weights import weights_part
 
 TEXT_CHARS_MAX = 400
 """Of parts that name every layer: large models have many."""
+
+OpenTiers = Callable[[int, npt.NDArray[np.uint8], Callable[[], str]], TierStack | None]
+"""Opens the tiers of a rank, from the rank, its host slots as rows of bytes, and what says what is where in a slot."""
+
+
+def no_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str]) -> None:
+    """Open nothing: there is nothing below host memory."""
+
+
+def tiers_opener(
+    configs: tuple[TierConfig, ...], vllm_config: Any, kv_cache_config: Any, block_bytes: int
+) -> OpenTiers:
+    """Return what opens the tiers of a rank."""
+    if not configs:
+        return no_tiers
+    refuse_unstable_keys(configs, vllm_config)
+
+    def open_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str]) -> TierStack:
+        namespace = namespace_of(vllm_config, kv_cache_config, block_bytes, layout())
+        return open_stack(configs, namespace, rank, memory)
+
+    return open_tiers
 
 
 def refuse_unstable_keys(configs: Sequence[TierConfig], vllm_config: Any) -> None:
@@ -38,7 +63,7 @@ def refuse_unstable_keys(configs: Sequence[TierConfig], vllm_config: Any) -> Non
 def namespace_of(vllm_config: Any, kv_cache_config: Any, block_bytes: int, layout: str) -> Namespace:
     """Return the namespace of this server's blocks, as its configuration was resolved. Only ranks differ.
 
-    `layout`: where the numbers of each layer are in a slot (`memory.layout_of`), for that is where truth is known.
+    `layout`: where the numbers of each layer are in a slot (`kv_tensors.layout_of`), for that is where truth is known.
     """
     model = vllm_config.model_config
     draft = draft_model_of(vllm_config)

@@ -10,7 +10,7 @@ import torch
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec, RSWASpec
 
 from kvtide.errors import ConfigError
-from kvtide.vllm.groups import read_layout
+from kvtide.vllm.layout import read_layout
 from tests.vllm.world import BLOCK_TOKENS, World, full, make_kv_cache_config, replayed
 
 SHAPE: dict[str, Any] = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}

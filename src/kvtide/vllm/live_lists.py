@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from kvtide.core import NULL_BLOCK, Key
+from kvtide.core import NULL_BLOCK, FullAttention, Group, Key, StateSpace
 
 
 class CoarseKeys(Sequence[Key]):
@@ -116,3 +116,12 @@ class Nulls(Sequence[int]):
         if isinstance(index, slice):
             return [NULL_BLOCK] * len(range(*index.indices(len(self))))
         return NULL_BLOCK
+
+
+def table_for_stores(
+    group: Group, blocks: Sequence[int], keys: Sequence[Key], find: Callable[[Key], int | None]
+) -> Sequence[int]:
+    """Return where a request's blocks are to be stored from, in one group."""
+    if isinstance(group, FullAttention):
+        return blocks
+    return FoundTable(Nulls(keys) if isinstance(group, StateSpace) else blocks, keys, find)

@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 from kvtide.core import Removed, Stored
 from kvtide.core.events import CacheEvent
-from kvtide.vllm.groups import Layout
+from kvtide.vllm.layout import Layout
 
 MEDIUM = "CPU"
 
