@@ -141,6 +141,8 @@ class World:
         """Errands that were planned and are not answered, oldest first."""
         self.below: dict[tuple[int, Name], KV] = {}
         """What is below host memory, by rank and name."""
+        self._below_of: dict[int, dict[tuple[int, Name], KV]] = {}
+        """What was below when an errand began: it is about that, also when there was a clear since."""
 
     # ------------------------------------------------------------------ requests
 
@@ -294,7 +296,11 @@ class World:
             for copy in copies:
                 self._check_new(copy)
                 self.pending[copy.id] = Pending(copy, is_load, set(range(self.ranks)))
-        self.errands.update({errand.id: errand for errand in plan.errands})
+        for errand in plan.errands:
+            if isinstance(errand, Clear):
+                self.below = {}  # tiers call everything by other names from now on
+            self.errands[errand.id] = errand
+            self._below_of[errand.id] = self.below
         return plan
 
     def drain_copies(self) -> None:
@@ -314,15 +320,14 @@ class World:
     def _errand(self, errand: Errand, rank: int) -> Iterator[int]:
         """Do an errand on one rank; yield the positions that were hits."""
         if isinstance(errand, Clear):
-            self.below = {at: kv for at, kv in self.below.items() if at[0] != rank}
-            yield 0
             return
+        below = self._below_of[errand.id]
         for position, name in enumerate(errand.names):
             if isinstance(errand, Sink):
-                self.below[rank, name] = self.host[rank, errand.slots[position]]
-            elif isinstance(errand, Fetch) and (rank, name) in self.below:
-                self.host[rank, errand.slots[position]] = self.below[rank, name]
-            if (rank, name) in self.below:
+                below[rank, name] = self.host[rank, errand.slots[position]]
+            elif isinstance(errand, Fetch) and (rank, name) in below:
+                self.host[rank, errand.slots[position]] = below[rank, name]
+            if (rank, name) in below:
                 yield position
 
     def run(self, copy: Copy, *, ranks: Iterable[int] | None = None, why: str | None = None) -> Outcome:

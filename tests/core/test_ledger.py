@@ -18,6 +18,7 @@ from kvtide.core.ledger import (
     StoreEntry,
 )
 from kvtide.core.messages import Answer
+from kvtide.core.requests import Request, Search
 
 
 def started(ranks: int, count: int = 1) -> tuple[Ledger, list[Entry], Metrics]:
@@ -102,7 +103,7 @@ def test_transfers_are_listed_oldest_first() -> None:
 
 
 def test_a_transfer_is_told_as_pairs() -> None:
-    load = LoadEntry(7, blocks=[3, 1], slots=[0, 5], request_id="r")
+    load = LoadEntry(7, blocks=[3, 1], slots=[0, 5], request=Request("r", [], []))
     assert load.as_copy() == Copy(7, (3, 1), (0, 5), request_id="r")
 
 
@@ -111,13 +112,14 @@ def test_a_store_says_whether_its_blocks_are_filled() -> None:
     assert StoreEntry(7, blocks=[3], slots=[0], filled=False).as_copy() == Copy(7, (3,), (0,), filled=False)
 
 
+SEARCH = Search(Request("r", [], []), 0, 12)
 NAMES = [(0, b"a"), (0, b"b"), (1, b"a")]
 
 
 @pytest.mark.parametrize(
     ("errand", "told"),
     [
-        (LookupEntry(7, names=NAMES), messages.Lookup(7, tuple(NAMES))),
+        (LookupEntry(7, names=NAMES, search=SEARCH), messages.Lookup(7, tuple(NAMES))),
         (FetchEntry(7, names=NAMES, slots=[4, 5, 6], waited_s=0.5), messages.Fetch(7, tuple(NAMES), (4, 5, 6), 0.5)),
         (SinkEntry(7, names=NAMES, slots=[4, 5, 6]), messages.Sink(7, tuple(NAMES), (4, 5, 6))),
         (
@@ -125,7 +127,7 @@ NAMES = [(0, b"a"), (0, b"b"), (1, b"a")]
             messages.Sink(7, tuple(NAMES), (4, 5, 6), leaving=True),
         ),
         (SinkEntry(7, names=NAMES, slots=[4, 5, 6], used=True), messages.Sink(7, tuple(NAMES), (4, 5, 6), used=True)),
-        (ClearEntry(7, names=[(0, b"")]), messages.Clear(7)),
+        (ClearEntry(7), messages.Clear(7)),
     ],
 )
 def test_an_errand_is_told_with_what_a_worker_needs(
@@ -136,7 +138,7 @@ def test_an_errand_is_told_with_what_a_worker_needs(
 
 def looking(ranks: int) -> tuple[Ledger, LookupEntry, Metrics]:
     ledger, _, metrics = started(ranks)
-    lookup = LookupEntry(ledger.next_id(), names=NAMES)
+    lookup = LookupEntry(ledger.next_id(), names=NAMES, search=SEARCH)
     ledger.start(lookup)
     return ledger, lookup, metrics
 

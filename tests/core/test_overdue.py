@@ -6,6 +6,7 @@ import pytest
 
 from kvtide.core import BelowConfig, Copy, Fetch, Lookup, Metrics, NotLoaded, Outcome, Report
 from kvtide.core.ledger import OVERDUE_S, Ledger, LoadEntry, StoreEntry
+from kvtide.core.requests import Request
 from kvtide.errors import ProtocolError
 from tests.support import FakeRequest, World, text
 
@@ -52,7 +53,7 @@ def is_busy(world: World) -> bool:
 def test_a_transfer_is_overdue_when_some_rank_has_been_silent_for_long() -> None:
     metrics = Metrics()
     ledger = Ledger(3, metrics)
-    first, second = StoreEntry(ledger.next_id()), LoadEntry(ledger.next_id())
+    first, second = StoreEntry(ledger.next_id()), LoadEntry(ledger.next_id(), request=Request("r", [], []))
     ledger.start(first)
     ledger.passed(1.0)
     ledger.start(second)
@@ -69,7 +70,7 @@ def test_a_transfer_is_overdue_when_some_rank_has_been_silent_for_long() -> None
 
 def test_why_a_rank_has_failed_is_told_although_another_is_silent() -> None:
     ledger = Ledger(2, Metrics())
-    load = LoadEntry(ledger.next_id())
+    load = LoadEntry(ledger.next_id(), request=Request("r", [], []))
     ledger.start(load)
     ledger.settle(Report(0, failed=((load.id, "no device"),)))
     for _ in range(STEPS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtide.core.groups import NULL_BLOCK
-from kvtide.core.loading.match import Match
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome
 from kvtide.engine import BlockPool, EngineStats
 from kvtide.engine.config import EngineConfig

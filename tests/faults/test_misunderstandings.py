@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtide.core import ChunkedLocal, FullAttention, Geometry, Group, OffloadConfig, SlidingWindow, StateSpace
+from kvtide.core.host_pool import NO_KEY
 from kvtide.errors import ConfigError
 from tests.support import World, text
 
@@ -89,10 +90,10 @@ def test_f24_a_hit_ends_where_one_group_cannot_resume(groups: tuple[Group, ...])
     key = request.keys[last][whole // groups[last].block_tokens - 1]
     slot = world.manager._host.cached_slot(last, key)
     assert slot is not None
-    world.manager._host._cached[slot] = 0
+    world.manager._host._key[slot] = NO_KEY
     shorter = world.match(request)
     assert shorter.tokens < whole or groups[last].first_needed(whole) * groups[last].block_tokens >= whole
-    world.manager._host._cached[slot] = 1
+    world.manager._host._key[slot] = key
 
 
 def test_f24_old_window_blocks_are_neither_needed_nor_loaded() -> None:

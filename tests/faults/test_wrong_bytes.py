@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.core import FullAttention, Group, NotStored, Plan, Report, SlidingWindow, StateSpace
+from kvtide.core import (
+    BelowConfig,
+    Fetch,
+    FullAttention,
+    Group,
+    Lookup,
+    NotStored,
+    Plan,
+    Report,
+    Sink,
+    SlidingWindow,
+    StateSpace,
+)
 from tests.support import NoRoomError, World, text
 
 
@@ -164,6 +176,48 @@ def test_f9_a_request_whose_load_a_reset_ended_goes_on_and_is_not_stored() -> No
     world.manager.finish("r")
     assert not world.plan().stores
     assert world.manager.metrics.not_stored == {NotStored.RESET: 4}
+
+
+def test_f9_nothing_of_the_old_weights_sinks_behind_the_clear() -> None:
+    """What sinks behind the clear is found again, so all of it has to be of the new weights. It is, because
+
+    only what is visible sinks, and the reset has forgotten all that was: what waited to sink, too;
+    what is being stored or fetched is abandoned, and never becomes visible; what was to be stored is not begun;
+    what is sinking began before the clear, and is found by nobody;
+    requests that run hold KV of the old weights, and nothing of theirs is stored.
+    """
+    below = BelowConfig(through=frozenset({"all"}), on_evict=frozenset({"all"}))
+    world = World(below=below, min_fetch_tokens=4, host_blocks=32, pin_budget=4)
+    world.serve("below", text("a", 16))
+    world.manager.reset(below=False)
+    world.pool.reset()
+    world.manager.reserve(world.match(world.add("fetching", text("a", 16))))
+    world.answer(world.plan().errands[0])
+    sinking, running, storing = (world.add(letter, text(letter, 32)) for letter in "bcd")
+    for request in (sinking, running, storing):
+        world.admit(request)
+    world.compute(sinking)
+    for _ in range(4):
+        world.plan()
+        world.drain_copies()
+    world.compute(running, 8)
+    world.compute(storing)
+    world.plan()
+    world.finish(storing)
+    gauges = world.manager.gauges()
+    assert {type(errand) for errand in world.errands.values()} == {Lookup, Fetch, Sink}
+    assert gauges.sink_queue_blocks
+    assert gauges.backlog_blocks
+    assert world.pending
+
+    world.reset()
+    world.step()
+    world.compute(running)
+    world.finish(running)
+    world.drain()
+    assert not world.below
+    world.serve("after", text("a", 16))
+    assert [kv.weights for kv in world.below.values()] == [1] * 4
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

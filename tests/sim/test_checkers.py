@@ -26,7 +26,7 @@ ALLOWED = {
     "kvtide.core.storing.second_use": {"Admission"},
     "kvtide.core.groups": {"NULL_BLOCK", "Key"},  # how a block that is not there is written,
     "kvtide.core.manager": {"OffloadManager"},  # the façade, of which gauges and counters are read,
-    "kvtide.core.loading.match": {"Match"},  # what it offers,
+    "kvtide.core.match": {"Match"},  # what it offers,
     "kvtide.core.metrics": {"Gauges", "Metrics"},
     "kvtide.core.reasons": {"NotLoaded", "NotStored", "NotSunk"},
     "kvtide.core.messages": None,  # and the messages, all of them.

@@ -102,8 +102,7 @@ def test_f19_what_computing_and_loading_take_is_learned(llama: Path, llama_says:
         for _ in range(2):
             assert_same(offloading.generate(*PROMPTS), llama_says(*PROMPTS))
         offloading.check_at_rest()
-        even = offloading.side.manager._load_break_even
-        assert even is not None
+        even = offloading.side.manager._loads.break_even
         assert even._loads, "loads were timed"
         assert even._loads.mean[1] > 0
         assert even._compute, "steps were timed"

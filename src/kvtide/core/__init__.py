@@ -20,8 +20,8 @@ from kvtide.core.groups import (
     common_boundary,
     longest_resumable,
 )
-from kvtide.core.loading.match import Match
 from kvtide.core.manager import OffloadManager
+from kvtide.core.match import Match
 from kvtide.core.messages import Answer, Clear, Copy, Errand, Fetch, Lookup, Name, Outcome, Plan, Report, Sink
 from kvtide.core.metrics import Gauges, Metrics
 from kvtide.core.reasons import NotLoaded, NotStored, NotSunk

@@ -2,7 +2,7 @@
 
 What it costs to compute a token is learned from the steps of the engine, and what it costs to bring some back from what
 happens: that differs between host memory and what is below. As long as one of them is not known, it is tried. Now and
-then it is tried although it does not seem to pay, lest one bad hour is believed for ever.
+then it is tried although it does not seem to pay, so that one bad hour is not believed for ever.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from kvtide.core.linear_fit import LinearFit
 
 RETRY_EVERY = 64
 """Of so many that do not seem to pay one is tried, to see whether that is still so."""
-_WEIGHT = 0.1
-"""Of a new observation, in the running mean."""
 _HALF_LIFE_TOKENS = 16_384
 """After so many tokens more, what was seen before counts half."""
 
 
 def fade(tokens: float) -> float:
-    """Return what older observations still weigh after one of so many tokens: a few tokens make little forgotten."""
+    """Return the weight that older observations keep after one of so many tokens: the more tokens, the less."""
     return math.exp(-math.log(2) * tokens / _HALF_LIFE_TOKENS)
 
 
@@ -62,8 +60,3 @@ class BreakEven(ABC):
     @abstractmethod
     def _cost_s(self, tokens: int) -> float | None:
         """Return the seconds that bringing so many tokens back is likely to take; None if that is not known."""
-
-
-def running_mean(mean: float, value: float) -> float:
-    """Return a mean that follows what it is told, the latest a little more than those before."""
-    return mean + _WEIGHT * (value - mean)

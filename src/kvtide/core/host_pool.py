@@ -24,6 +24,14 @@ from kvtide.core.metrics import Metrics
 from kvtide.core.orphans import Orphans
 
 
+class _NoKey(bytes):
+    """For one object that is none of the keys that people give."""
+
+
+NO_KEY = _NoKey()
+"""In place of the key of a slot that is not cached."""
+
+
 class HostPool:
     """Slots with keys, pins and an eviction order. Per-slot data is in flat lists: a million slots are usual."""
 
@@ -42,9 +50,9 @@ class HostPool:
         self.slots = 0
         self._block_tokens = [group.block_tokens for group in groups]
         self._slot_of: list[dict[Key, int]] = [{} for _ in groups]
-        self._key: list[Key] = [b""] * slots
+        self._key: list[Key] = [NO_KEY] * slots
+        """What each cached slot holds. NO_KEY for the others: so it also says which ones are cached."""
         self._group = bytearray(slots)
-        self._cached = bytearray(slots)
         self._pins = [0] * slots
         self._free: list[int] = []
         self._num_cached = 0
@@ -78,6 +86,7 @@ class HostPool:
 
     def has_none(self, group: int, keys: Sequence[Key]) -> bool:
         """Whether none of the keys is cached or being written."""
+        hash(tuple(keys))  # all at once: lookups in a row then wait for memory together, not one after the other
         return self._slot_of[group].keys().isdisjoint(keys)
 
     def slot_of(self, group: int, key: Key) -> int | None:
@@ -95,7 +104,7 @@ class HostPool:
     def cached_slot(self, group: int, key: Key) -> int | None:
         """Return the slot of a key, if it is visible."""
         slot = self.slot_of(group, key)
-        return slot if slot is not None and self._cached[slot] else None
+        return slot if slot is not None and self._key[slot] is not NO_KEY else None
 
     def leading_slots(self, group: int, keys: Sequence[Key]) -> list[int]:
         """Return the slots of the first keys, up to the first one that is not cached.
@@ -104,14 +113,14 @@ class HostPool:
         the last cached key is searched for by halving, and the slots before it are asked of the eviction policy, which
         keeps prefixes whole. Only where it does not, every key is looked up.
         """
-        slot_of, cached = self._slot_of[group], self._cached
         count, last = self._search_leading(group, keys)
         slots = self._policy.ancestors(last, count) if count else []
         if slots is not None:
             return slots
         slots = []
-        for slot in map(slot_of.get, keys):
-            if slot is None or not cached[slot]:
+        for key in keys:
+            slot = self.cached_slot(group, key)
+            if slot is None:
                 break
             slots.append(slot)
         return slots
@@ -148,12 +157,12 @@ class HostPool:
 
     def unpin(self, slots: Sequence[int]) -> None:
         """Return pins. A slot that was forgotten meanwhile (reset) is free once nobody reads it any more."""
-        pins, cached = self._pins, self._cached
+        pins, keys = self._pins, self._key
         released = []
         for slot in slots:
             left = pins[slot] = pins[slot] - 1
             if not left:
-                if cached[slot]:
+                if keys[slot] is not NO_KEY:
                     released.append(slot)
                 else:
                     self._free.append(slot)
@@ -168,7 +177,7 @@ class HostPool:
 
         `end_tokens` is where the first key ends.
         """
-        cached, block_tokens = self._cached, self._block_tokens[group]
+        block_tokens = self._block_tokens[group]
         leading = self.leading_slots(group, keys)
         if len(leading) == len(keys):
             if leading:
@@ -177,7 +186,7 @@ class HostPool:
         slots = self.slots_of(group, keys)
         run: list[int] = []
         for index, slot in enumerate(slots):
-            if slot is not None and cached[slot]:
+            if slot is not None and self._key[slot] is not NO_KEY:
                 run.append(slot)
             elif run:
                 self._policy.renew(run, end_tokens + (index - len(run)) * block_tokens, block_tokens)
@@ -205,9 +214,6 @@ class HostPool:
     def assign(self, chain: Chain) -> None:
         """Let the slots of a chain be written. Its keys must be unknown so far."""
         self._slot_of[chain.group].update(zip(chain.keys, chain.slots, strict=True))
-        keys = self._key
-        for slot, key in zip(chain.slots, chain.keys, strict=True):
-            keys[slot] = key
         if len(self._slot_of) > 1:  # otherwise there is nothing to tell apart
             groups, group = self._group, chain.group
             for slot in chain.slots:
@@ -215,9 +221,9 @@ class HostPool:
 
     def commit(self, chain: Chain) -> None:
         """Make a chain visible: every rank has every byte of it."""
-        cached = self._cached
-        for slot in chain.slots:
-            cached[slot] = 1
+        keys = self._key
+        for slot, key in zip(chain.slots, chain.keys, strict=True):
+            keys[slot] = key
         self._num_cached += len(chain.slots)
         parent = self.cached_slot(chain.group, chain.parent) if chain.parent is not None else None
         continues = NO_PARENT if parent is None else parent
@@ -241,8 +247,8 @@ class HostPool:
         """Forget every key. Slots with copies in flight are freed when those end: `unpin`, `abandon`."""
         for slot_of in self._slot_of:
             for slot in slot_of.values():
-                if self._cached[slot]:
-                    self._cached[slot] = 0
+                if self._key[slot] is not NO_KEY:
+                    self._key[slot] = NO_KEY
                     if not self._pins[slot]:
                         self._free.append(slot)
             slot_of.clear()
@@ -252,48 +258,50 @@ class HostPool:
         self._events.add(Cleared())
 
     def name(self, slot: int) -> Name:
-        """Return the group and key of a cached slot, or of one that was detached just now."""
+        """Return the group and key of a cached slot."""
         return self._group[slot], self._key[slot]
 
     def holds(self, slot: int, name: Name) -> bool:
         """Whether a slot is cached and holds this block."""
-        return self._cached[slot] == 1 and (self._group[slot], self._key[slot]) == name
+        return (self._group[slot], self._key[slot]) == name
 
-    def detach(self, count: int) -> list[int]:
+    def detach(self, count: int) -> dict[int, Name]:
         """Evict up to `count` slots whose bytes are still needed: they are the caller's until it frees them."""
-        return self._forget(count)
+        victims = self._policy.evict(count)
+        names = {slot: self.name(slot) for slot in victims}
+        self._forget(victims)
+        return names
 
     def free(self, slots: Sequence[int]) -> None:
         """Take detached slots back."""
         self._free.extend(slots)
 
     def _evict(self, count: int) -> None:
-        victims = self._forget(count)
+        victims = self._policy.evict(count)
+        self._forget(victims)
         self._free.extend(victims)  # tails first, and taken from the end: runs of slots stay in order
         if self.evicting is not None:
             self.evicting(victims)
 
-    def _forget(self, count: int) -> list[int]:
-        """Remove what the policy gives up from the index; return its slots."""
-        victims = self._policy.evict(count)
-        keys, cached = self._key, self._cached
+    def _forget(self, victims: Sequence[int]) -> None:
+        """Remove what the policy gave up from the index."""
+        if self._events.enabled:
+            self._announce_removed(victims)
+        keys = self._key
         if len(self._slot_of) == 1:
             slot_of = self._slot_of[0]
             for slot in victims:
                 del slot_of[keys[slot]]
-                cached[slot] = 0
+                keys[slot] = NO_KEY
         else:
             for slot in victims:
                 del self._slot_of[self._group[slot]][keys[slot]]
-                cached[slot] = 0
+                keys[slot] = NO_KEY
         if self._orphans:
             for slot in victims:
                 self._orphans.drop(slot)
-        if self._events.enabled:
-            self._announce_removed(victims)
         self._num_cached -= len(victims)
         self._metrics.evicted_blocks += len(victims)
-        return victims
 
     def _adopt(self, chain: Chain) -> None:
         for slot, key in zip(chain.slots, chain.keys, strict=True):

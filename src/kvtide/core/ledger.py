@@ -1,4 +1,8 @@
-"""The ledger of transfers: which are in flight, and which ranks have not reported yet (F10, F16)."""
+"""The ledger of transfers: which are in flight, and which ranks have not reported yet (F10, F16).
+
+A transfer is whatever a plan starts and every rank reports: a copy between device and host, or an errand below host
+memory. The ledger has one entry for each.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,16 @@ from kvtide.core import messages
 from kvtide.core.chain import Chain
 from kvtide.core.messages import Answer, Copy, Errand, Name, Report
 from kvtide.core.metrics import Metrics
-from kvtide.core.requests import Search
+from kvtide.core.requests import Request, Search
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Pairs of device block and host slot going one way, and what is left to be heard of them."""
+    """A transfer, and what is left to be heard of it."""
 
     id: int
-    blocks: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+    """Host slots that it reads or writes."""
     ranks_left: int = 0
     """Bit r is set while rank r has not reported."""
     failure: str | None = None
@@ -31,7 +35,14 @@ class Entry:
 
 
 @dataclass(slots=True, eq=False)
-class StoreEntry(Entry):
+class CopyEntry(Entry):
+    """Pairs of device block and host slot going one way."""
+
+    blocks: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class StoreEntry(CopyEntry):
     """Device to host."""
 
     chains: list[Chain] = field(default_factory=list)
@@ -45,10 +56,10 @@ class StoreEntry(Entry):
 
 
 @dataclass(slots=True, eq=False)
-class LoadEntry(Entry):
+class LoadEntry(CopyEntry):
     """Host to device, for one request."""
 
-    request_id: str = ""
+    request: Request = field(kw_only=True)
     boundary: int = 0
     """Tokens that count as computed once it is done."""
     tokens: int = 0
@@ -56,7 +67,7 @@ class LoadEntry(Entry):
 
     def as_copy(self) -> Copy:
         """Return what workers are told."""
-        return Copy(self.id, tuple(self.blocks), tuple(self.slots), self.request_id)
+        return Copy(self.id, tuple(self.blocks), tuple(self.slots), self.request.id)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +100,7 @@ class ErrandEntry(Entry, ABC):
 class LookupEntry(ErrandEntry):
     """Asks what is there, for one request."""
 
-    search: Search | None = None
+    search: Search = field(kw_only=True)
 
     def as_errand(self) -> Errand:
         """Return what workers are told."""
@@ -102,7 +113,7 @@ class FetchEntry(ErrandEntry):
 
     chains: list[Chain] = field(default_factory=list)
     waited_s: float = 0.0
-    waiting: list[Search] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
     """The requests that wait for it: the one that asked first, and those that need the same blocks."""
     queued_tokens: float = 0.0
     """Tokens that were on their way up when it began, its own among them: they have come when it has."""
@@ -130,7 +141,7 @@ class SinkEntry(ErrandEntry):
 
 @dataclass(slots=True, eq=False)
 class ClearEntry(ErrandEntry):
-    """Empties the tiers. Its one name stands for all."""
+    """Empties the tiers. That every rank has heard of it is all there is to know."""
 
     def as_errand(self) -> Errand:
         """Return what workers are told."""
@@ -146,8 +157,8 @@ STEP_S_MAX = 1.0
 class Ledger:
     """Transfers from the plan that starts them to the last rank's report.
 
-    One that is overdue is failed, and nobody waits for it; but its pins stay until every rank has said that it does not
-    copy any more, for until then its blocks and slots may be read or written. The ranks are asked (`Plan.ask`).
+    One that is overdue is failed, and nobody waits for it; but its pins stay until every rank has said that it is not
+    under way any more, for until then its blocks and slots may be read or written. The ranks are asked (`Plan.ask`).
     """
 
     def __init__(self, ranks: int, metrics: Metrics) -> None:
@@ -169,23 +180,23 @@ class Ledger:
 
     @property
     def overdue(self) -> Collection[Entry]:
-        """Transfers that nobody waits for any more, and that may still be copied."""
+        """Transfers that nobody waits for any more, and that may still be under way."""
         return self._overdue.values()
 
     def passed(self, seconds: float) -> list[Entry]:
         """Let time pass; return the transfers that are overdue from now on."""
         self._now_s += min(seconds, STEP_S_MAX)
-        late: list[Entry] = []
+        overdue: list[Entry] = []
         for transfer in self._in_flight.values():
             if self._now_s - transfer.since_s < OVERDUE_S:
                 break
-            late.append(transfer)
-        for transfer in late:
+            overdue.append(transfer)
+        for transfer in overdue:
             silent = ", ".join(str(rank) for rank in range(self._ranks) if transfer.ranks_left >> rank & 1)
             transfer.failure = transfer.failure or f"rank {silent}: no report for {OVERDUE_S:.0f} s"
             self._overdue[transfer.id] = self._in_flight.pop(transfer.id)
             self._metrics.transfers_overdue += 1
-        return late
+        return overdue
 
     def next_id(self) -> int:
         """Return an id that was never used."""
@@ -197,6 +208,11 @@ class Ledger:
         transfer.ranks_left = (1 << self._ranks) - 1
         transfer.since_s = self._now_s
         self._in_flight[transfer.id] = transfer
+
+    def abandon(self) -> None:
+        """Let everything that is under way come to nothing."""
+        for transfer in (*self._in_flight.values(), *self._overdue.values()):
+            transfer.abandoned = True
 
     def settle(self, report: Report) -> list[Entry]:
         """Take a report; return the transfers of which every rank has reported now.
@@ -217,8 +233,8 @@ class Ledger:
         transfer = self.get(transfer_id)
         if isinstance(transfer, ErrandEntry) and failure is not None and transfer_id in self._overdue:
             answer = Answer(transfer_id)  # it was asked, and knows nothing of it: so it has found nothing
-        known = transfer is not None and isinstance(transfer, ErrandEntry) == (answer is not None)
-        if transfer is None or not known or not 0 <= rank < self._ranks:
+        understood = isinstance(transfer, ErrandEntry) == (answer is not None)
+        if transfer is None or not understood or not 0 <= rank < self._ranks:
             self._metrics.reports_unknown += 1
             return None
         if not transfer.ranks_left >> rank & 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class LinearFit:
-    """Seconds over tokens: so much for any number, and so much more for each.
+    """A straight line through pairs of tokens and seconds: a fixed time, and a time per token.
 
     Example:
         >>> fit = LinearFit()

@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
-from kvtide.core.below.searches import Searches
-from kvtide.core.below.sinks import Sinks
+from kvtide.core.below.below import Below
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.events import CacheEvent, EventStream
 from kvtide.core.groups import Key
 from kvtide.core.host_pool import HostPool
-from kvtide.core.ledger import (
-    ClearEntry,
-    Entry,
-    ErrandEntry,
-    FetchEntry,
-    Ledger,
-    LoadEntry,
-    LookupEntry,
-    SinkEntry,
-    StoreEntry,
-)
-from kvtide.core.loading.load_break_even import LoadBreakEven
+from kvtide.core.ledger import Entry, Ledger, LoadEntry, StoreEntry
 from kvtide.core.loading.loads import Loads
-from kvtide.core.loading.match import Match, Matcher
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.core.metrics import Gauges, Metrics
-from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Request, RequestEvent, State
 from kvtide.core.storing.eager import EagerPlanner
 from kvtide.core.storing.lazy import LazyPlanner
 from kvtide.core.storing.planner import StorePlanner
 from kvtide.core.storing.stores import Stores
 from kvtide.errors import ProtocolError
-
-ClearState = Literal["done", "due", "begun", "failed"]
-"""Whether the tiers are as empty as the last reset wants them."""
 
 
 class OffloadManager:
@@ -66,32 +49,17 @@ class OffloadManager:
         )
         self._slots_ready = [self._host.slots] * geometry.ranks
         self._ledger = Ledger(geometry.ranks, self.metrics)
-        self._sinks = Sinks(config.below, self._host, self._ledger, self.metrics)
-        self._searches = Searches(config, self._host, self._sinks, self._ledger, self.metrics)
-        self._stores = Stores(config, device, self._host, sinks=self._sinks, ledger=self._ledger, metrics=self.metrics)
-        self._load_break_even = LoadBreakEven() if config.min_load_tokens is None else None
-        pays = self._load_break_even.pays if self._load_break_even is not None else None
-        matcher = Matcher(geometry.groups, self._host, config.min_load_tokens or 0, pays)
-        self._loads = Loads(
-            device,
-            self._host,
-            matcher=matcher,
-            searches=self._searches,
-            sinks=self._sinks,
-            ledger=self._ledger,
-            metrics=self.metrics,
-        )
+        self._below = Below(config, self._host, self._ledger, self.metrics)
+        self._stores = Stores(config, device, self._host, below=self._below, ledger=self._ledger, metrics=self.metrics)
+        self._loads = Loads(config, device, self._host, below=self._below, ledger=self._ledger, metrics=self.metrics)
         self._planner = self._make_planner(device)
         self._requests: dict[str, Request] = {}
-        self._clear: ClearState = "done"
-        self._overdue: list[LoadEntry] = []
-        """Loads that are overdue since the last report."""
         self._step = 0
 
     def _make_planner(self, device: DevicePool) -> StorePlanner:
         geometry = self.config.geometry
         if self.config.mode == "eager":
-            return EagerPlanner(geometry.groups, device, self._host, self._stores, self._searches)
+            return EagerPlanner(geometry.groups, device, self._host, self._stores, self._below)
         return LazyPlanner(geometry, device, self._host, self._stores)
 
     # ------------------------------------------------------------------ requests
@@ -145,12 +113,7 @@ class OffloadManager:
 
         Returns whether a load is under way: then the request must not run until `report` names it.
         """
-        request = self._request(request_id)
-        declined = request.reservation is not None and NotLoaded.BELOW_BREAK_EVEN in request.reservation.missed
-        loads = self._loads.admit(request, accepted_tokens)
-        if self._load_break_even is not None and (loads or declined):
-            self._load_break_even.decided(tried=loads)
-        return loads
+        return self._loads.admit(self._request(request_id), accepted_tokens)
 
     def arrived(self, request_id: str) -> bool:
         """Tell that all ranks are certain of a request's load, before they report it: compute will wait for its end.
@@ -162,7 +125,7 @@ class OffloadManager:
         load = self._ledger.get(request.load_id) if request.load_id is not None else None
         if not isinstance(load, LoadEntry):
             raise ProtocolError(f"request {request_id!r} has no load under way")
-        return self._loads.arrive(load, request)
+        return self._loads.arrive(load)
 
     def advance(self, request_id: str, computed_tokens: int) -> None:
         """Tell that the KV of the first `computed_tokens` tokens has really been computed (no placeholders)."""
@@ -183,7 +146,7 @@ class OffloadManager:
         request.handle(RequestEvent.PREEMPT)
         self.metrics.preemptions += not (request.load_failed and request.computed_tokens == 0)
         self._planner.preempted(request)
-        self._searches.drop(request)
+        self._below.drop(request)
         self._loads.release(request)
         request.load_id = None
         request.computed_tokens = 0
@@ -193,8 +156,9 @@ class OffloadManager:
         """Tell that the request is over (done or aborted, in whatever state). Call before its blocks are freed."""
         request = self._request(request_id)
         self._planner.finished(request)
-        self._searches.drop(request)
+        self._below.drop(request)
         self._loads.release(request)
+        request.load_id = None
         del self._requests[request_id]
 
     def evicted(self, group: int, key: Key) -> None:
@@ -214,24 +178,10 @@ class OffloadManager:
         self._planner.plan(sum(len(load.blocks) for load in loading))
         loads = tuple(load.as_copy() for load in loading)
         stores = tuple(store.as_copy() for store in self._stores.take_planned())
-        errands = tuple(errand.as_errand() for errand in self._take_errands(idle)) if self.config.below else ()
+        errands = self._below.plan()
         oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
         ask = tuple(transfer.id for transfer in self._ledger.overdue)
         return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands, ask)
-
-    def _take_errands(self, idle: bool) -> list[ErrandEntry]:
-        """Return what is to be done below host memory; from now on answers are expected.
-
-        Emptying the tiers again after it has failed can wait until the engine has something to do, lest a dead store
-        keeps it from coming to rest.
-        """
-        errands: list[ErrandEntry] = [*self._searches.take_planned(), *self._sinks.plan()]
-        if self._clear == "due" or (self._clear == "failed" and not idle):
-            self._clear = "begun"
-            errands.append(ClearEntry(self._ledger.next_id(), names=[(0, b"")]))
-        for errand in errands:
-            self._ledger.start(errand)
-        return errands
 
     def report(self, *reports: Report) -> Outcome:
         """Take the workers' reports; return the requests whose loads are complete or failed.
@@ -245,20 +195,16 @@ class OffloadManager:
                 self._slots_ready[report.rank] = report.slots_ready
                 self._host.grow(min(self._slots_ready))
             for fetch_id in report.late:
-                self._searches.late(fetch_id)
-        loaded: list[str] = []
-        failed: list[str] = []
-        overdue = self._fail_overdue()
+                self._below.late(fetch_id)
         for transfer in settled:
             if isinstance(transfer, StoreEntry):
                 self._stores.settle(transfer)
             elif isinstance(transfer, LoadEntry):
-                succeeded = self._loads.settle(transfer, self._requests.get(transfer.request_id))
-                if succeeded is not None:
-                    (loaded if succeeded else failed).append(transfer.request_id)
+                self._loads.settle(transfer)
             else:
-                self._settle_errand(transfer)
-        return Outcome(tuple(loaded), (*failed, *overdue), overdue)
+                for chain in self._below.settle(transfer):
+                    self._stores.take_over(chain, lost=transfer.abandoned)
+        return self._loads.take_outcome()
 
     def passed(self, seconds: float) -> None:
         """Tell how much time has passed since the last call, once per step. Optional: without it nothing is overdue.
@@ -268,52 +214,24 @@ class OffloadManager:
         nothing else is loaded or stored (I8).
         """
         for transfer in self._ledger.passed(seconds):
-            if isinstance(transfer, LoadEntry):
-                self._overdue.append(transfer)
-            self._searches.overdue(transfer)
-
-    def _fail_overdue(self) -> tuple[str, ...]:
-        """Return the requests that need not wait any longer for loads that do not come."""
-        overdue, self._overdue = self._overdue, []
-        waiting = [(load, self._requests.get(load.request_id)) for load in overdue if load.ranks_left]
-        waiting = [(load, request) for load, request in waiting if request is not None and request.load_id == load.id]
-        for load, request in waiting:
-            assert request is not None
-            self._loads.arrive(load, request)
-        return tuple(load.request_id for load, _ in waiting)
+            self._below.late(transfer.id)
 
     @property
     def overdue(self) -> str | None:
         """What some rank has not said for too long, so that nothing is loaded or stored; None if all is well."""
         return next((f"transfer {each.id}: {each.failure}" for each in self._ledger.overdue), None)
 
-    def _settle_errand(self, errand: Entry) -> None:
-        if isinstance(errand, LookupEntry):
-            self._searches.looked_up(errand)
-        elif isinstance(errand, FetchEntry):
-            self._searches.fetched(errand)
-            for chain in self._searches.take_unkept():
-                self._stores.take_over(chain, lost=errand.abandoned)
-        elif isinstance(errand, SinkEntry):
-            self._sinks.settle(errand)
-        elif isinstance(errand, ClearEntry) and not errand.abandoned:
-            # What could not be emptied is not used, and emptied first thing when it is there again.
-            self._clear = "done" if errand.hits else "failed"
-            self._sinks.open = bool(errand.hits)
-
     def computed(self, tokens: int, seconds: float) -> None:
         """Tell what computing costs: a step of so many tokens of prompts took so long. Optional.
 
         Without it, what is below host memory is always worth waiting for, and what is on the host worth loading.
         """
-        self._searches.break_even.computed(tokens, seconds)
-        if self._load_break_even is not None:
-            self._load_break_even.computed(tokens, seconds)
+        self._below.computed(tokens, seconds)
+        self._loads.break_even.computed(tokens, seconds)
 
     def loaded(self, tokens: int, seconds: float) -> None:
         """Tell what a load cost: for so many tokens its request had to wait so long. Optional, as `computed` is."""
-        if self._load_break_even is not None:
-            self._load_break_even.loaded(tokens, seconds)
+        self._loads.break_even.loaded(tokens, seconds)
 
     def reset(self, *, below: bool = True) -> None:
         """Forget everything that is cached: the weights have changed (F9). `below`: also in the tiers below the host.
@@ -324,15 +242,10 @@ class OffloadManager:
         """
         self._stores.reset()
         self._loads.reset()
-        self._searches.reset()
-        self._sinks.reset()
-        if self.config.below is not None and below:
-            self._clear = "due"
-            self._sinks.open = False
-        for transfer in (*self._ledger, *self._ledger.overdue):
-            transfer.abandoned = True
+        self._below.reset(clear=below)
+        self._ledger.abandon()
         for request in self._requests.values():
-            self._searches.drop(request)
+            self._below.drop(request)
             request.stale = request.state in (State.LOADING, State.RUNNING)
             if request.reservation is not None:
                 request.handle(RequestEvent.GIVE_UP)
@@ -352,10 +265,10 @@ class OffloadManager:
     @property
     def busy(self) -> bool:
         """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
-        soon = self._loads.waiting or self._stores.waiting or self._searches.waiting or self._clear == "due"
+        soon = self._loads.waiting or self._stores.waiting or self._below.waiting
         if self._ledger.overdue or self._stores.stopped:  # what has to wait for that keeps no idle engine from resting
             return bool(len(self._ledger) or soon)
-        return bool(len(self._ledger) or soon or self._planner.waiting or self._sinks.waiting_blocks)
+        return bool(len(self._ledger) or soon or self._planner.waiting or self._below.sink_queue_blocks)
 
     # ------------------------------------------------------------------ looking
 
@@ -372,8 +285,8 @@ class OffloadManager:
             transfers=len(self._ledger),
             transfers_unanswered=len(self._ledger.overdue),
             backlog_blocks=self._stores.backlog_blocks,
-            sink_queue_blocks=self._sinks.waiting_blocks,
-            searches=len(self._searches),
+            sink_queue_blocks=self._below.sink_queue_blocks,
+            searches=self._below.searches,
         )
 
     def is_cached(self, group: int, key: Key) -> bool:

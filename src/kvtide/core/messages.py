@@ -1,4 +1,8 @@
-"""What scheduler and workers say to each other. Plain data, small, picklable."""
+"""What scheduler and workers say to each other. Plain data, small, picklable.
+
+A plan starts transfers: copies between device and host, and errands below host memory. Each has an id, and every rank
+reports it once.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ Name = tuple[int, Key]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One transfer as a worker sees it: device block `blocks[i]` and host slot `slots[i]` belong together."""
+    """A copy between device and host: device block `blocks[i]` and host slot `slots[i]` belong together."""
 
     id: int
     blocks: tuple[int, ...]
@@ -61,7 +65,10 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Empties every tier of this namespace (F9). Until it is done nothing else is asked of them."""
+    """Empties every tier of this namespace: no errand behind it finds what was there before (F9).
+
+    Answered at once. Whether the bytes can be removed now or later is the worker's affair.
+    """
 
     id: int
 
@@ -88,7 +95,7 @@ class Plan:
     errands: tuple[Errand, ...] = ()
     """Below host memory. They touch no device block, so there is nothing to wait for."""
     ask: tuple[int, ...] = ()
-    """Transfers that are overdue. A rank that does not copy them (any more) says that they failed."""
+    """Transfers that are overdue. A rank that has none of them under way (any more) says that they failed."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
@@ -101,19 +108,19 @@ class Answer:
 
     id: int
     hits: tuple[int, ...] = ()
-    """Positions among its names that were found, have come, or were kept. Clear: (0,) when it is done."""
+    """Positions among its names that were found, have come, or were kept."""
     seconds: float = 0.0
     """How long it took."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one worker says back. Each transfer is reported once by each rank, as done or as failed."""
+    """What one worker says back: copies are done or failed, errands are answered."""
 
     rank: int
     done: tuple[int, ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
-    """Pairs of transfer id and why it failed."""
+    """Pairs of id and why: copies that failed, and errands that were asked for and are not under way."""
     slots_ready: int | None = None
     """How many host slots, from slot 0 on, this rank can use by now. None: no news.
 

@@ -65,4 +65,4 @@ class NotSunk(str, Enum):
     QUEUE_FULL = "queue_full"
     """Too many blocks were waiting to sink."""
     RESET = "reset"
-    """The cache was reset, or the tiers were not emptied yet after that."""
+    """The cache was reset while it waited to sink, or was sinking."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from kvtide.core.groups import Key
+from kvtide.core.match import Match
 from kvtide.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from kvtide.core.loading.match import Match
 
 
 class State(Enum):
@@ -69,9 +66,10 @@ TRANSITIONS: dict[State, dict[RequestEvent, State]] = {
 class Search:
     """A request waits for what may be below host memory. It does so at most once."""
 
-    request_id: str
+    request: Request
     device_tokens: int
-    num_tokens: int
+    limit: int
+    """Up to where it could resume: one token is left to compute."""
     errands: set[int] = field(default_factory=set)
     """What it waits for: one lookup, or fetches."""
     slots: list[int] = field(default_factory=list)
@@ -79,6 +77,12 @@ class Search:
     over: bool = False
     late: bool = False
     """A tier was too slow."""
+
+    @property
+    def on_host(self) -> int:
+        """Up to where it could resume with what is reserved for it."""
+        reservation = self.request.reservation
+        return self.device_tokens + (reservation.tokens if reservation is not None else 0)
 
 
 @dataclass(slots=True, eq=False)

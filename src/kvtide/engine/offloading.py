@@ -9,8 +9,8 @@ from kvtide.copy import CopyEngine, DeviceCache, HostArena, ThreadedCopyEngine
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import Key
-from kvtide.core.loading.match import Match
 from kvtide.core.manager import OffloadManager
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.engine.config import EngineConfig
 from kvtide.engine.keys import tier_namespace

@@ -7,7 +7,7 @@ from bisect import insort
 from collections import deque
 from typing import NamedTuple
 
-from kvtide.core.loading.match import Match
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome
 from kvtide.engine.block_pool import BlockPool
 from kvtide.engine.block_tables import BlockTables

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtide.core.groups import Key
-from kvtide.core.loading.match import Match
 from kvtide.core.manager import OffloadManager
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.sim.configuration import config_of
 from kvtide.sim.pool import SimPool

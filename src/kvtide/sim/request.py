@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from kvtide.core.groups import Key
-from kvtide.core.loading.match import Match
+from kvtide.core.match import Match
 from kvtide.sim.attention import Layout
 from kvtide.sim.tokens import Tokens, stamps
 from kvtide.sim.traffic import Arrival

@@ -20,7 +20,7 @@ HANG_TICKS_MAX = 60 * TICKS_PER_STEP
 FETCH_IN_VAIN = 64
 """How often in 256 a fetch takes long and brings nothing, where engines do not wait for it."""
 CLEAR_FAILS = 160
-"""How often in 256 emptying a tier fails, where it often does."""
+"""How often in 256 the bytes of a tier cannot be removed, where it often happens. Nothing depends on it."""
 
 DAMAGED = -3
 """The stamp of a record whose bytes are not what was put."""
@@ -87,6 +87,8 @@ class TierJob:
     errand: Errand
     begun_tick: int
     fails: bool
+    records: dict[Name, int]
+    """What the names stood for when it began: after a clear they stand for something else."""
     seen: tuple[int, ...] = ()
     """Sink: what was in the slots when it began."""
     over: bool = False
@@ -119,7 +121,6 @@ class SimTier:
         self._fault_counts = fault_counts
         self._log = log
         self._has_news = has_news
-        self._busy_until = 0
         self._fetch_in_vain = FETCH_IN_VAIN if tries_patience else 0
         self._hangs = hangs
         self._clear_fails = CLEAR_FAILS if clears_fail else 0
@@ -140,7 +141,9 @@ class SimTier:
         if isinstance(errand, Fetch) and self._draw.chance(self._hangs):
             self._fault_counts["silent_rank"] += 1
             ticks = self._draw.between(SLOW_TICKS_MAX, HANG_TICKS_MAX)
-        job = TierJob(errand, self._clock.now, fails=self._happens("tier_fails") or in_vain)
+        if isinstance(errand, Clear):
+            self.records = {}
+        job = TierJob(errand, self._clock.now, self._happens("tier_fails") or in_vain, self.records)
         self.jobs[errand.id] = job
         if isinstance(errand, Sink):
             job.seen = tuple(self._host[slot] for slot in errand.slots)
@@ -149,17 +152,10 @@ class SimTier:
                 self._host[slot] = MOVING
         if isinstance(errand, Lookup | Fetch) and ticks > DEADLINE_TICKS:
             self._clock.after(DEADLINE_TICKS, self._at_deadline, job)
-        if isinstance(errand, Clear):
-            ticks += self._barrier_ticks()
-            if self._draw.chance(self._clear_fails):
-                job.fails = True
-                self._fault_counts["clear_fails"] += 1
-        self._busy_until = max(self._busy_until, self._clock.now + ticks)
+        if isinstance(errand, Clear) and self._draw.chance(self._clear_fails):
+            job.fails = True
+            self._fault_counts["clear_fails"] += 1
         self._clock.after(ticks, self._end, job)
-
-    def _barrier_ticks(self) -> int:
-        """Return how long a clear waits at least: what was put before, and has not ended, ends before."""
-        return max(0, self._busy_until - self._clock.now) if self._clear_fails else SLOW_TICKS_MAX
 
     def poll(self) -> tuple[tuple[Answer, ...], tuple[int, ...]]:
         """Return what is over, and what is late."""
@@ -185,19 +181,17 @@ class SimTier:
             return
         errand = job.errand
         if isinstance(errand, Clear):
-            if not job.fails:
-                self.records.clear()
             self._answer(job, () if job.fails else (0,))
         elif isinstance(errand, Sink):
             self._answer(job, () if job.fails else self._keep(job, errand))
         elif isinstance(errand, Fetch):
             self._answer(job, self._bring(job, errand))
         else:
-            self._answer(job, () if job.fails else self._find(errand))
+            self._answer(job, () if job.fails else self._find(job, errand))
 
-    def _find(self, lookup: Lookup) -> tuple[int, ...]:
+    def _find(self, job: TierJob, lookup: Lookup) -> tuple[int, ...]:
         return tuple(
-            position for position, name in enumerate(lookup.names) if name in self.records or self._happens("tier_lies")
+            position for position, name in enumerate(lookup.names) if name in job.records or self._happens("tier_lies")
         )
 
     def _bring(self, job: TierJob, fetch: Fetch) -> tuple[int, ...]:
@@ -205,8 +199,8 @@ class SimTier:
         hits = []
         for position, (name, slot) in enumerate(zip(fetch.names, fetch.slots, strict=True)):
             if self._happens("tier_forgets"):
-                self.records.pop(name, None)
-            content = self.records.get(name)
+                job.records.pop(name, None)
+            content = job.records.get(name)
             if content is not None and not job.fails and self.verifies(content):
                 self._host[slot] = content
                 hits.append(position)
@@ -219,9 +213,9 @@ class SimTier:
     def _keep(self, job: TierJob, sink: Sink) -> tuple[int, ...]:
         for name, slot, seen in zip(sink.names, sink.slots, job.seen, strict=True):
             content = seen if self._host[slot] == seen else TORN
-            self.records[name] = DAMAGED if self._happens("tier_damage") else content
-            while len(self.records) > self._world.records_max:
-                del self.records[next(iter(self.records))]
+            job.records[name] = DAMAGED if self._happens("tier_damage") else content
+            while len(job.records) > self._world.records_max:
+                del job.records[next(iter(job.records))]
         return tuple(range(len(sink.names)))
 
     def _answer(self, job: TierJob, hits: tuple[int, ...]) -> None:

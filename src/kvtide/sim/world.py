@@ -77,7 +77,7 @@ class Habits:
     resets_while_loading: bool
     """Weights change more often, best when some request is loading or about to, and requests go on if they can."""
     clears_fail: bool
-    """Emptying what is below the host fails more often than not."""
+    """The bytes below the host cannot be removed more often than not. They must not be found all the same."""
     tells_time_last: bool = False
     """Tells the time (`World.step_s`) right before the plan, when requests are admitted, and not before the reports."""
 

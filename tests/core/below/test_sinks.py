@@ -216,17 +216,6 @@ def test_what_leaves_is_told_by_whether_it_was_of_use(monkeypatch: pytest.Monkey
     assert [(len(sink.slots), sink.used) for sink in sinks_of(world)] == [(2, True), (3, False)]
 
 
-def test_nothing_leaves_for_tiers_that_are_not_empty_yet() -> None:
-    """F9."""
-    world = world_of(on_evict=("all",), host_blocks=80, device_blocks=128, pin_budget=128)
-    world.reset()
-    store(world, "r", text("a", 4 * 80))
-    (clear,) = world.errands.values()
-    world.answer(clear)
-    world.plan()
-    assert sum(len(sink.slots) for sink in sinks_of(world)) == 5
-
-
 def test_what_was_of_use_and_has_sunk_is_no_loss_when_it_is_evicted() -> None:
     world = world_of(through=("second-use",), host_blocks=8)
     world.serve("r", A)
@@ -351,18 +340,6 @@ def test_what_found_the_queue_full_is_not_counted_again_when_it_is_evicted() -> 
     assert world.manager.metrics.stored_blocks == counted(world)
 
 
-def test_what_came_before_the_tiers_were_emptied_is_not_counted_again_when_it_is_evicted() -> None:
-    world = world_of(through=("all",), host_blocks=8)
-    world.reset()
-    world.plan()
-    store(world, "a", A)
-    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 8}
-    world.drain()
-    world.serve("b", B)
-    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 8}
-    assert counted(world) == 16
-
-
 @given(
     host_blocks=st.integers(1, 12),
     script=st.lists(st.sampled_from(["store", "answer", "refuse", "reset", "copy"]), max_size=20),
@@ -382,8 +359,6 @@ def test_written_through_every_block_sinks_or_is_counted_once(host_blocks: int, 
             world.drain_copies()
         elif world.errands:
             world.answer(next(iter(world.errands.values())), misses=range(number) if action == "refuse" else ())
-    world.drain()
-    world.step()  # tiers that could not be emptied are, now
     world.drain()
     assert counted(world) == world.manager.metrics.stored_blocks
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from kvtide.core.break_even import BreakEven, fade, running_mean
+from kvtide.core.break_even import BreakEven, fade
+
+_NEWEST = 0.1
+"""The weight of the last lookup in the mean of all."""
 
 
 class FetchBreakEven(BreakEven):
-    """A fetch costs a lookup, and as much again for each token."""
+    """Fetching takes the time of a lookup, and the same time for each token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -15,7 +18,7 @@ class FetchBreakEven(BreakEven):
 
     def looked_up(self, seconds: float) -> None:
         """A lookup took so long."""
-        self._lookup_s = running_mean(self._lookup_s, seconds)
+        self._lookup_s += _NEWEST * (seconds - self._lookup_s)
 
     def fetched(self, tokens: float, seconds: float) -> None:
         """So many tokens have come up in so much time.

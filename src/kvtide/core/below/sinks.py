@@ -9,12 +9,13 @@ when slots are needed at once they are taken, and what had no time to sink is co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvtide.core.chain import Chain
 from kvtide.core.config import Admission, BelowConfig
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, SinkEntry
+from kvtide.core.messages import Name
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotSunk
 
@@ -37,21 +38,19 @@ class Sinks:
         self._host = host
         self._ledger = ledger
         self._metrics = metrics
-        self._queue: deque[tuple[int, bytes, int, bool]] = deque()
-        """Group, key, slot, and whether it was of use. At most as many as there are slots: what waits is not pinned,
+        self._queue: deque[tuple[int, Name, bool]] = deque()
+        """Slot, name, and whether it was of use. At most as many as there are slots: what waits is not pinned,
         so the rest of a longer queue would be evicted before its turn comes.
         """
         self._in_flight_blocks = 0
         self._leaving_blocks = 0
         self._marks = bytearray(host.slots_max if config is not None else 0)
         """What is known of the content of each cached slot."""
-        self.open = True
-        """False while the tiers are being emptied."""
         if config is not None:
             host.evicting = self._evicted
 
     @property
-    def waiting_blocks(self) -> int:
+    def queue_blocks(self) -> int:
         """Blocks that wait for their turn."""
         return len(self._queue)
 
@@ -82,12 +81,7 @@ class Sinks:
 
     def plan(self) -> list[SinkEntry]:
         """Return what begins to sink now."""
-        if not self.open:
-            return []
-        sinks = self._from_queue()
-        if self._config.on_evict:
-            sinks += self._ahead()
-        return sinks
+        return [*self._batches(self._from_queue(), leaving=False), *self._batches(self._ahead(), leaving=True)]
 
     def settle(self, sink: SinkEntry) -> None:
         """Every rank has answered."""
@@ -106,7 +100,7 @@ class Sinks:
 
     def reset(self) -> None:
         """Forget what waits. What was evicted before its turn has been counted."""
-        self._lose(NotSunk.RESET, sum(self._host.holds(slot, (group, key)) for group, key, slot, _ in self._queue))
+        self._lose(NotSunk.RESET, sum(self._host.holds(slot, name) for slot, name, _ in self._queue))
         self._queue.clear()
 
     def _evicted(self, slots: Sequence[int]) -> None:
@@ -121,60 +115,49 @@ class Sinks:
             self._lose(NotSunk.EVICTED, sum(mark & (done | wanted) == wanted for mark in marks))
 
     def _enqueue(self, group: int, keys: Sequence[bytes], slots: Sequence[int], *, used: bool) -> None:
-        room = self._host.slots - len(self._queue) if self.open else 0
-        self._lose(NotSunk.QUEUE_FULL if self.open else NotSunk.RESET, len(slots) - room)
+        room = self._host.slots - len(self._queue)
+        self._lose(NotSunk.QUEUE_FULL, len(slots) - room)
         self._mark(slots[room:], DONE_THROUGH)
         for key, slot in zip(keys[:room], slots[:room], strict=True):
-            self._queue.append((group, key, slot, used))
+            self._queue.append((slot, (group, key), used))
 
-    def _from_queue(self) -> list[SinkEntry]:
+    def _from_queue(self) -> Iterator[tuple[int, Name, bool]]:
         """Take from the queue what is still there and may be pinned now: at most an eighth of the host."""
-        sinks: list[SinkEntry] = []
-        host = self._host
-        room = max(1, host.slots // 8) - self._in_flight_blocks
+        room = max(1, self._host.slots // 8) - self._in_flight_blocks
         while self._queue and room > 0:
-            group, key, slot, used = self._queue.popleft()
-            if not host.holds(slot, (group, key)):
-                continue  # evicted before its turn came, which is counted where that happens
-            sink = sinks[-1] if sinks else None
-            if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
-                sink = self._begin(leaving=False, used=used)
-                sinks.append(sink)
-            self._add(sink, slot)
-            host.pin((slot,))
-            room -= 1
-        return sinks
+            slot, name, used = self._queue.popleft()
+            if self._host.holds(slot, name):  # otherwise it was evicted, and counted where that happens
+                self._host.pin((slot,))
+                room -= 1
+                yield slot, name, used
 
-    def _ahead(self) -> list[SinkEntry]:
+    def _ahead(self) -> Iterator[tuple[int, Name, bool]]:
         """Keep some slots free, by letting what is evicted next sink first."""
-        host = self._host
+        host, on_evict = self._host, self._config.on_evict
         target = min(AHEAD_BLOCKS_MAX, max(1, host.slots // 16))
         count = target - host.num_free - self._leaving_blocks
-        victims = host.detach(count) if count > 0 and host.slots > 1 else []
-        self._lose_unsunk(victims, self._config.through, DONE_THROUGH)  # to tiers that are not written on evict
-        sinks: list[SinkEntry] = []
+        victims = host.detach(count) if on_evict and count > 0 and host.slots > 1 else {}
+        self._lose_unsunk(list(victims), self._config.through, DONE_THROUGH)  # to tiers that are not written on evict
         clean = []
-        for slot in reversed(victims):  # heads first: a tail is of no use without
+        for slot, name in reversed(victims.items()):  # heads first: a tail is of no use without
             used = bool(self._marks[slot] & USED)
-            if self._marks[slot] & DONE_LEAVING or ("all" not in self._config.on_evict and not used):
+            if self._marks[slot] & DONE_LEAVING or ("all" not in on_evict and not used):
                 clean.append(slot)
-                continue
-            sink = sinks[-1] if sinks else None
-            if sink is None or len(sink.slots) == SINK_BLOCKS_MAX or sink.used != used:
-                sink = self._begin(leaving=True, used=used)
-                sinks.append(sink)
-            self._add(sink, slot)
-            self._leaving_blocks += 1
+            else:
+                yield slot, name, used
         host.free(clean[::-1])
+
+    def _batches(self, blocks: Iterable[tuple[int, Name, bool]], *, leaving: bool) -> list[SinkEntry]:
+        """Let blocks sink together that are alike in whether they were of use."""
+        sinks: list[SinkEntry] = []
+        for slot, name, used in blocks:
+            if not sinks or len(sinks[-1].slots) == SINK_BLOCKS_MAX or sinks[-1].used != used:
+                sinks.append(SinkEntry(self._ledger.next_id(), leaving=leaving, used=used))
+            sinks[-1].slots.append(slot)
+            sinks[-1].names.append(name)
+            self._in_flight_blocks += 1
+            self._leaving_blocks += leaving
         return sinks
-
-    def _begin(self, *, leaving: bool, used: bool) -> SinkEntry:
-        return SinkEntry(self._ledger.next_id(), leaving=leaving, used=used)
-
-    def _add(self, sink: SinkEntry, slot: int) -> None:
-        sink.slots.append(slot)
-        sink.names.append(self._host.name(slot))
-        self._in_flight_blocks += 1
 
     def _mark(self, slots: Sequence[int], mark: int) -> None:
         for slot in slots:

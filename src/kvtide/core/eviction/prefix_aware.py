@@ -18,15 +18,16 @@ from kvtide.core.groups import Key
 _TICK = 1 << 24
 """Stamps within one tick are lowered by the position in the prefix; 16 million tokens fit between two ticks."""
 _SLOT_BITS = 32
+_QUEUED = 1 << 32
+"""Added to the children of a slot that is in the heap, so that one look tells whether it can become a victim."""
 
 
 class PrefixAware(EvictionPolicy):
     """A heap of leaves, kept lazily.
 
     Using a block only writes its stamp. A heap entry whose slot turns out to be used since, pinned or continued is
-    dealt with when it comes to the top. Every unpinned leaf has exactly one entry (`_queued`). Evicting a leaf
-    usually makes its parent the next victim, and then the heap is not touched at all: a whole conversation is
-    evicted at the cost of one entry.
+    dealt with when it comes to the top. Every unpinned leaf has exactly one entry. Evicting a leaf usually makes its
+    parent the next victim, and then the heap is not touched at all: a whole conversation costs one entry.
     """
 
     def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key] = ()) -> None:
@@ -34,7 +35,6 @@ class PrefixAware(EvictionPolicy):
         self._parent = [NO_PARENT] * slots
         self._children = [0] * slots
         self._stamp = array("q", bytes(8 * slots))
-        self._queued = bytearray(slots)
         self._heap: list[int] = []
         self._now = _TICK
 
@@ -72,15 +72,14 @@ class PrefixAware(EvictionPolicy):
 
     def release(self, slots: Sequence[int]) -> None:
         """Queue those that became evictable."""
-        children, queued = self._children, self._queued
         for slot in slots:
-            if not children[slot] and not queued[slot]:
+            if not self._children[slot]:
                 self._push(slot)
 
     def evict(self, count: int) -> list[int]:
         """Take leaves, least recently used first."""
         parents, children, stamps = self._parent, self._children, self._stamp
-        pins, queued, heap = self.pins, self._queued, self._heap
+        pins, heap = self.pins, self._heap
         victims: list[int] = []
         while len(victims) < count and (slot := self._pop_leaf()) != NO_PARENT:
             next_stamp = heap[0] >> _SLOT_BITS if heap else self._now
@@ -90,7 +89,7 @@ class PrefixAware(EvictionPolicy):
                 if slot == NO_PARENT:
                     break
                 left = children[slot] = children[slot] - 1
-                if left or pins[slot] or queued[slot]:
+                if left or pins[slot]:
                     break
                 if stamps[slot] > next_stamp:
                     self._push(slot)
@@ -105,11 +104,10 @@ class PrefixAware(EvictionPolicy):
 
     def clear(self) -> None:
         """Forget all slots."""
-        self._heap.clear()
-        self._queued[:] = bytes(self.slots)
+        self._heap.clear()  # the rest is written when slots are added again
 
     def _push(self, slot: int) -> None:
-        self._queued[slot] = 1
+        self._children[slot] += _QUEUED
         heappush(self._heap, self._stamp[slot] << _SLOT_BITS | slot)
 
     def _pop_leaf(self) -> int:
@@ -118,7 +116,7 @@ class PrefixAware(EvictionPolicy):
         while heap:
             entry = heappop(heap)
             slot = entry & ((1 << _SLOT_BITS) - 1)
-            self._queued[slot] = 0
+            self._children[slot] -= _QUEUED
             if self.pins[slot] or self._children[slot]:
                 continue  # comes back with `release`, or when its last child is evicted
             if self._stamp[slot] != entry >> _SLOT_BITS:

@@ -1,3 +1,3 @@
-"""From the host to the device: what a request can resume from, and the loads that bring it."""
+"""From the host to the device: the loads that bring what was matched, and when they are worth it."""
 
 from __future__ import annotations

@@ -25,3 +25,15 @@ class LoadBreakEven(BreakEven):
 
     def _cost_s(self, tokens: int) -> float | None:
         return self._loads.at(tokens, self._loads.s_per_token or 0.0) if self._loads else None
+
+
+class FixedBreakEven(LoadBreakEven):
+    """A number of tokens that was set by hand (`min_load_tokens`)."""
+
+    def __init__(self, min_tokens: int) -> None:
+        super().__init__()
+        self._min_tokens = min_tokens
+
+    def pays(self, tokens: int) -> bool:
+        """Whether these are enough, whatever they have cost so far."""
+        return tokens >= self._min_tokens

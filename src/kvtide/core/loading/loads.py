@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from kvtide.core.below.searches import Searches
-from kvtide.core.below.sinks import Sinks
+from kvtide.core.below.below import Below
+from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Ledger, LoadEntry
-from kvtide.core.loading.match import Match, Matcher, Piece
+from kvtide.core.loading.load_break_even import FixedBreakEven, LoadBreakEven
+from kvtide.core.match import Match, Matcher, Piece
+from kvtide.core.messages import Outcome
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Request, RequestEvent
 from kvtide.errors import ProtocolError
-
-_NOT_THERE = (NotLoaded.NOT_CACHED, NotLoaded.STILL_STORING)
 
 
 class Loads:
@@ -25,24 +24,27 @@ class Loads:
 
     def __init__(
         self,
+        config: OffloadConfig,
         device: DevicePool,
         host: HostPool,
         *,
-        matcher: Matcher,
-        searches: Searches,
-        sinks: Sinks,
+        below: Below,
         ledger: Ledger,
         metrics: Metrics,
     ) -> None:
         self._device = device
         self._host = host
-        self._matcher = matcher
-        self._searches = searches
-        self._sinks = sinks
+        least = config.min_load_tokens
+        self.break_even = LoadBreakEven() if least is None else FixedBreakEven(least)
+        self._block_tokens = [group.block_tokens for group in config.geometry.groups]
+        self._matcher = Matcher(config.geometry.groups, host, self.break_even.pays)
+        self._below = below
         self._ledger = ledger
         self._metrics = metrics
         self._planned: list[LoadEntry] = []
         self._settled_at_once: list[LoadEntry] = []
+        self._loaded: list[str] = []
+        self._failed: list[str] = []
 
     @property
     def waiting(self) -> bool:
@@ -54,20 +56,14 @@ class Loads:
         if request.load_failed or self._ledger.overdue:
             why = NotLoaded.NO_REPORT if self._ledger.overdue else NotLoaded.COPY_FAILED
             return Match(request.id, device_tokens, 0, (), {why: num_tokens - device_tokens}, num_tokens)
-        match = self._matcher.match(request.id, request.keys, device_tokens, num_tokens)
-        if self._searches.waits(request, match):
-            return replace(match, waits=True)
-        if request.search is not None and request.search.late:
-            missed = {NotLoaded.TIER_LATE if why in _NOT_THERE else why: n for why, n in match.missed.items()}
-            return replace(match, missed=missed)
-        return match
+        return self._below.matched(request, self._matcher.match(request.id, request.keys, device_tokens, num_tokens))
 
     def reserve(self, request: Request, match: Match) -> None:
         """Pin what was matched (F11), instead of what was reserved before."""
         self._host.pin(match.slots)
         self.release(request)
         request.reservation = match
-        self._searches.reserved(request, match)
+        self._below.reserved(request, match)
 
     def release(self, request: Request) -> None:
         """Unpin what is reserved, if anything is."""
@@ -77,7 +73,7 @@ class Loads:
 
     def admit(self, request: Request, accepted_tokens: int) -> bool:
         """Turn a reservation into a load of its first `accepted_tokens` tokens; return whether one is under way."""
-        self._searches.drop(request)
+        self._below.drop(request)
         match = request.reservation
         offered = match.tokens if match is not None else 0
         if not 0 <= accepted_tokens <= offered:
@@ -87,6 +83,8 @@ class Loads:
                 self._metrics.not_loaded[why] += tokens
             if accepted_tokens < offered:
                 self._metrics.not_loaded[NotLoaded.NOT_ACCEPTED] += offered - accepted_tokens
+            if accepted_tokens or NotLoaded.BELOW_BREAK_EVEN in match.missed:
+                self.break_even.decided(tried=accepted_tokens > 0)
         request.considered = [_leading_nulls(table) for table in request.blocks]
         if match is None or not accepted_tokens:
             request.handle(RequestEvent.ADMIT)
@@ -107,18 +105,29 @@ class Loads:
         settled, self._settled_at_once = self._settled_at_once, []
         return settled
 
-    def settle(self, load: LoadEntry, request: Request | None) -> bool | None:
-        """Every rank has reported. Returns whether the request has its tokens; None if it does not wait for them."""
+    def settle(self, load: LoadEntry) -> None:
+        """Every rank has reported."""
         self._device.unpin(load.blocks)
         self._host.unpin(load.slots)
         if load.failure is not None:
             self._metrics.loads_failed += 1
-        if request is None or request.load_id != load.id:
-            return None
-        return self.arrive(load, request)
+        if load.request.load_id == load.id:
+            (self._loaded if self.arrive(load) else self._failed).append(load.request.id)
 
-    def arrive(self, load: LoadEntry, request: Request) -> bool:
+    def take_outcome(self) -> Outcome:
+        """Return the requests that need not wait any longer, since the last time."""
+        overdue = []
+        for load in self._ledger.overdue:
+            if isinstance(load, LoadEntry) and load.request.load_id == load.id:
+                self.arrive(load)
+                overdue.append(load.request.id)
+        outcome = Outcome(tuple(self._loaded), (*self._failed, *overdue), tuple(overdue))
+        self._loaded, self._failed = [], []
+        return outcome
+
+    def arrive(self, load: LoadEntry) -> bool:
         """Let a request go on whose load is over, or certain to be. Returns whether it has its tokens."""
+        request = load.request
         succeeded = load.failure is None and not load.abandoned
         request.load_id = None
         request.handle(RequestEvent.LOAD_ENDED)
@@ -141,7 +150,7 @@ class Loads:
 
     def _start(self, request: Request, match: Match, accepted_tokens: int) -> None:
         boundary = match.device_tokens + accepted_tokens
-        load = LoadEntry(self._ledger.next_id(), request_id=request.id, boundary=boundary, tokens=accepted_tokens)
+        load = LoadEntry(self._ledger.next_id(), request=request, boundary=boundary, tokens=accepted_tokens)
         pieces = match.pieces
         if accepted_tokens < match.tokens:
             # A window ends elsewhere now: other blocks are needed than were offered, and they may not be there.
@@ -170,8 +179,8 @@ class Loads:
                     f"request {request.id!r}: group {group} has {len(request.blocks[group])} blocks in its table, "
                     f"and the load needs {first + len(slots)}"
                 )
-            self._host.use(group, slots, (first + 1) * self._matcher.block_tokens(group))
-            self._sinks.used(slots)
+            self._host.use(group, slots, (first + 1) * self._block_tokens[group])
+            self._below.used(slots)
             if NULL_BLOCK in blocks:
                 pairs = [pair for pair in zip(blocks, slots, strict=True) if pair[0] != NULL_BLOCK]
                 load.blocks += [block for block, _ in pairs]

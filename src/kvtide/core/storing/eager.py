@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtide.core.below.searches import Searches
+from kvtide.core.below.below import Below
 from kvtide.core.chain import Chain
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK, FullAttention, Group, Key
@@ -21,7 +21,7 @@ class EagerPlanner:
     """
 
     def __init__(
-        self, groups: tuple[Group, ...], device: DevicePool, host: HostPool, stores: Stores, searches: Searches
+        self, groups: tuple[Group, ...], device: DevicePool, host: HostPool, stores: Stores, below: Below
     ) -> None:
         self._groups = groups
         self._loses_blocks = [not isinstance(group, FullAttention) for group in groups]
@@ -29,7 +29,7 @@ class EagerPlanner:
         self._device = device
         self._host = host
         self._stores = stores
-        self._searches = searches
+        self._below = below
         self._ready: dict[str, Request] = {}
 
     @property
@@ -105,7 +105,7 @@ class EagerPlanner:
             self._stores.lose(NotStored.NOT_ADMITTED, slots[max(first, storable) :].count(None))
             if find is None:
                 self._count_out_of_window(request, index, first, storable)
-            self._searches.rely_on(slots)
+            self._below.rely_on(slots)
             there = slots.index(None) if None in slots else full
             if there >= storable:
                 continue
@@ -154,4 +154,4 @@ class EagerPlanner:
             gone = [key for block, key in zip(blocks, keys, strict=True) if block == NULL_BLOCK]
             slots = self._host.slots_of(index, gone)
             self._stores.lose(NotStored.OUT_OF_WINDOW, slots.count(None))
-            self._searches.rely_on(slots)
+            self._below.rely_on(slots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from kvtide.core.below.sinks import Sinks
+from kvtide.core.below.below import Below
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
@@ -39,7 +39,7 @@ class Stores:
         device: DevicePool,
         host: HostPool,
         *,
-        sinks: Sinks,
+        below: Below,
         ledger: Ledger,
         metrics: Metrics,
     ) -> None:
@@ -51,7 +51,7 @@ class Stores:
         self._backlog_max = config.geometry.device_blocks
         self._device = device
         self._host = host
-        self._sinks = sinks
+        self._below = below
         self._ledger = ledger
         self._metrics = metrics
         remembered = (config.slots + config.geometry.device_blocks) // len(groups)
@@ -230,7 +230,7 @@ class Stores:
             if store.failure is None and not store.abandoned:
                 self._host.commit(chain)
                 self._metrics.stored_blocks += len(chain)
-                self._sinks.stored(chain)
+                self._below.stored(chain)
             else:
                 self._host.abandon(chain)
             if chain.anchor is not None:

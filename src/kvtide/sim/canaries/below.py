@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtide.core.ledger import ClearEntry, Entry, ErrandEntry
+from kvtide.core.ledger import ErrandEntry
 from kvtide.core.manager import OffloadManager
-from kvtide.core.messages import Answer
+from kvtide.core.messages import Answer, Clear, Errand
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
 from kvtide.sim.tier import SimTier
 
@@ -26,14 +26,15 @@ def _tiers_keep_all() -> Patches:
 
 
 def _failed_clear_is_done() -> Patches:
-    settle = OffloadManager._settle_errand
+    take = SimTier.take
 
-    def believing(self: OffloadManager, errand: Entry) -> None:
-        if isinstance(errand, ClearEntry):
-            errand.missed.clear()
-        settle(self, errand)
+    def believing(self: SimTier, errand: Errand) -> None:
+        before = self.records
+        take(self, errand)
+        if isinstance(errand, Clear) and self.jobs[errand.id].fails:
+            self.records = before
 
-    return [(OffloadManager, "_settle_errand", believing)]
+    return [(SimTier, "take", believing)]
 
 
 def _one_rank_has_it() -> Patches:
@@ -47,7 +48,7 @@ BELOW = (
     Canary("F8", "unverified-tier", "what a tier brings is not verified", _unverified_tier, caught_by("I3")),
     Canary("F9", "tiers-keep-all", "a reset leaves the tiers as they were", _tiers_keep_all, caught_by("I3", "I8")),
     Canary(
-        "F9", "failed-clear", "tiers that could not be emptied are used", _failed_clear_is_done, caught_by("I3", "I8")
+        "F9", "failed-clear", "what could not be removed is found after a reset", _failed_clear_is_done, caught_by("I3")
     ),
     Canary(
         "F10",

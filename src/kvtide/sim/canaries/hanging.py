@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtide.core.ledger import Entry, Ledger, LoadEntry
 from kvtide.core.loading.loads import Loads
-from kvtide.core.loading.match import Match
 from kvtide.core.manager import OffloadManager
+from kvtide.core.match import Match
 from kvtide.core.messages import Answer
 from kvtide.core.requests import Request
 from kvtide.core.storing.stores import Stores
@@ -21,7 +21,7 @@ def _unkept_promise() -> Patches:
         release_loosely(self, request)
         request.reservation = match
         loose[request.id] = None
-        self._searches.reserved(request, match)
+        self._below.reserved(request, match)
 
     def release_loosely(self: Loads, request: Request) -> None:
         if request.id in loose:
@@ -79,7 +79,7 @@ def _finish_returns_pins() -> Patches:
     def hasty(self: OffloadManager, request_id: str) -> None:
         load_id = self._requests[request_id].load_id
         for transfer in self._ledger:
-            if transfer.id == load_id:
+            if transfer.id == load_id and isinstance(transfer, LoadEntry):
                 self._loads._device.unpin(transfer.blocks)
         finish(self, request_id)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvtide.core.below.sinks import Sinks
+from kvtide.core.below.below import Below
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.host_pool import HostPool
@@ -15,7 +15,7 @@ from kvtide.core.loading.loads import Loads
 from kvtide.core.manager import OffloadManager
 from kvtide.core.messages import Answer, Copy
 from kvtide.core.metrics import Metrics
-from kvtide.core.requests import Request, State
+from kvtide.core.requests import State
 from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
 from kvtide.sim.rank import Rank
@@ -44,12 +44,12 @@ def _unpinned_stores() -> Patches:
         device: DevicePool,
         host: HostPool,
         *,
-        sinks: Sinks,
+        below: Below,
         ledger: Ledger,
         metrics: Metrics,
     ) -> None:
         loose: Any = _Unpinned(device)
-        init(self, config, loose, host, sinks=sinks, ledger=ledger, metrics=metrics)
+        init(self, config, loose, host, below=below, ledger=ledger, metrics=metrics)
 
     return [(Stores, "__init__", unpinned)]
 
@@ -94,9 +94,9 @@ def _no_load_fence() -> Patches:
 def _failed_load_served() -> Patches:
     settle = Loads.settle
 
-    def believing(self: Loads, load: LoadEntry, request: Request | None) -> bool | None:
+    def believing(self: Loads, load: LoadEntry) -> None:
         load.failure = None
-        return settle(self, load, request)
+        settle(self, load)
 
     return [(Loads, "settle", believing)]
 

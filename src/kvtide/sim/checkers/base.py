@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtide.core.groups import Key
-from kvtide.core.loading.match import Match
 from kvtide.core.manager import OffloadManager
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan
 from kvtide.sim.checkers.flight import Flight
 from kvtide.sim.checkers.observed import Observed

@@ -30,8 +30,6 @@ class Flight:
     """There was a reset since: it comes to nothing."""
     missed: set[int] = field(default_factory=set)
     """Positions that at least one rank has not got."""
-    cleared: bool = True
-    """Clears: every rank could be emptied."""
     relied_on: set[int] = field(default_factory=set)
     """Fetches: contents that somebody has computed meanwhile, and that are not stored because they are to come."""
     since_s: float = 0.0

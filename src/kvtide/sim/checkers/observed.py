@@ -214,7 +214,6 @@ class Observed:
         if (flight.kind in ("store", "load")) != (hits is None):
             return  # a stray report, about something else with this id
         flight.missed.update(set(range(len(flight.slots))).difference(hits or ()) if hits is not None else ())
-        flight.cleared = flight.cleared and (flight.kind != "clear" or bool(hits))
         flight.ranks_left &= ~(1 << rank)
         flight.failed = flight.failed or failed
         if not flight.ranks_left:

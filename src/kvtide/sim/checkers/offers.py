@@ -5,7 +5,7 @@ What can be resumed from is found by the simulator's own rules among the keys th
 
 from __future__ import annotations
 
-from kvtide.core.loading.match import Match
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome
 from kvtide.core.reasons import NotLoaded
 from kvtide.sim.attention import boundaries_of

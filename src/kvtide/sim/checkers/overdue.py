@@ -6,7 +6,7 @@ in the books until every rank has spoken, so what I1, I2 and I5 say of transfers
 
 from __future__ import annotations
 
-from kvtide.core.loading.match import Match
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan
 from kvtide.core.reasons import NotLoaded
 from kvtide.sim.checkers.base import Checker

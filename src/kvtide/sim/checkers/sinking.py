@@ -48,9 +48,7 @@ class SinkingChecker(Checker):
         """Contents that were stored since the last look."""
         self._lost_by_eviction = 0
         """What the evictions since the last look have lost."""
-        self._idle = False
         self._clear_due = False
-        self._clearing: int | None = None
 
     # ------------------------------------------------------------------ what happens on the host
 
@@ -87,16 +85,12 @@ class SinkingChecker(Checker):
         self._counted, self._queue = counted, queue
         return moved
 
-    def _enqueued(self, contents: list[int], queued: int, *, opened: bool = False) -> None:
-        """The first of some contents were queued, until there was no room. The others were counted.
-
-        `opened`: the tiers were empty at last, in the midst of it, so it is the last ones that were queued.
-        """
-        first = len(contents) - queued if opened else 0
-        for content in contents[first : first + queued]:
+    def _enqueued(self, contents: list[int], queued: int) -> None:
+        """The first of some contents were queued, until there was no room. The others were counted."""
+        for content in contents[:queued]:
             self._waiting.add(content)
             self._entries.append((content, self.observed.visible[content]))
-        self._done_through.update(contents[:first] + contents[first + queued :])
+        self._done_through.update(contents[queued:])
 
     def _expect_lost(self, expected: int, when: str) -> None:
         lost, _ = self._move()
@@ -147,12 +141,7 @@ class SinkingChecker(Checker):
         if not self.observed.settled:
             return
         failed = void = 0
-        opened = False
         for flight in self.observed.settled:
-            if flight.kind == "clear" and flight.id == self._clearing:
-                self._clearing = None
-                self._clear_due = flight.cleared is False
-                opened = not self._clear_due
             if flight.kind != "sink":
                 continue
             if flight.orphaned:
@@ -171,7 +160,7 @@ class SinkingChecker(Checker):
                 f"{wanted} blocks are to sink, {failed} have not and {void} have in vain; {queued} are queued and "
                 f"{lost} counted; {self._sunk} have sunk so far and {self.manager.metrics.sunk_blocks} are counted",
             )
-        self._enqueued(stored, queued, opened=opened)
+        self._enqueued(stored, queued)
 
     # ------------------------------------------------------------------ plans and resets
 
@@ -179,10 +168,6 @@ class SinkingChecker(Checker):
         """What begins to sink waits no longer."""
         if flight.kind == "sink":
             self._waiting.difference_update(flight.stamps)
-
-    def before_plan(self, idle: bool) -> None:
-        """What failed to be emptied is not tried again as long as nobody wants anything of it."""
-        self._idle = idle
 
     def plan_made(self, plan: Plan) -> None:
         """Slots were taken for what the plan begins. What has left the queue sinks, is below, or has left the host."""
@@ -201,15 +186,12 @@ class SinkingChecker(Checker):
             self._waiting.clear()
 
     def _check_clear(self, plan: Plan) -> None:
-        """After a reset the tiers are emptied, again and again until that works."""
-        clears = [errand.id for errand in plan.errands if isinstance(errand, Clear)]
-        if self._clear_due and not clears and not self._idle:
-            raise Violation("I8", "the tiers are not empty after a reset, and nobody empties them")
-        if clears and not self._clear_due:
-            raise Violation("I6", "the tiers are emptied, and there was no reset")
-        if clears:
-            self._clear_due = False
-            self._clearing = clears[0]
+        """After a reset the tiers are emptied, once, before anything else is asked of them."""
+        clears = [position for position, errand in enumerate(plan.errands) if isinstance(errand, Clear)]
+        if clears != ([0] if self._clear_due else []):
+            when = "after" if self._clear_due else "without"
+            raise Violation("I8", f"{when} a reset, the plan empties the tiers at {clears} among its errands")
+        self._clear_due = False
 
     def before_reset(self) -> None:
         """Those that have left the host were counted when they did."""
@@ -226,4 +208,4 @@ class SinkingChecker(Checker):
             contents.clear()
         self._stored.clear()
         self._lost_by_eviction = 0
-        self._clear_due, self._clearing = self._clear_due or below, None
+        self._clear_due = self._clear_due or below

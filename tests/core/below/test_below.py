@@ -1,6 +1,8 @@
-"""Searches: a request waits for what is below host memory, once, and never for long."""
+"""What is below: a request waits for it once, and never for long; blocks come up once, and are kept."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,15 +15,15 @@ from kvtide.core import (
     Match,
     NotLoaded,
     NotStored,
-    NotSunk,
     Report,
+    Sink,
     SlidingWindow,
     StateSpace,
     Stored,
     ledger,
 )
-from kvtide.core.below import searches as searches_module
-from kvtide.core.below.searches import _runs
+from kvtide.core.below import below as below_module
+from kvtide.core.below import fetches as fetches_module
 from kvtide.core.break_even import RETRY_EVERY
 from kvtide.core.storing.stores import ATTEMPTS_MAX
 from tests.support import FakeRequest, World, text
@@ -281,7 +283,7 @@ def test_a_request_waits_for_what_others_fetch_and_for_its_own() -> None:
 
 
 def test_a_request_does_not_wait_for_what_others_fetch_and_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 7)
+    monkeypatch.setattr(fetches_module, "FETCH_BLOCKS_MAX", 7)
     world = with_tiers(groups=(FullAttention(4), StateSpace(4)), device_blocks=64)
     longer = A + text("more", 16)
     sunk(world, longer)
@@ -377,7 +379,7 @@ def test_what_the_device_has_is_not_asked_for() -> None:
 
 
 def test_of_a_long_prompt_the_beginning_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "LOOKUP_BLOCKS_MAX", 3)
+    monkeypatch.setattr(below_module, "LOOKUP_BLOCKS_MAX", 3)
     request, lookup = looking(with_tiers())
     assert lookup.names == tuple((0, key) for key in request.keys[0][:3])
 
@@ -532,7 +534,7 @@ def test_an_engine_goes_on_stepping_while_something_is_to_be_asked_for() -> None
 
 
 def test_what_has_come_is_kept_while_the_rest_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 3)
+    monkeypatch.setattr(fetches_module, "FETCH_BLOCKS_MAX", 3)
     world = with_tiers()
     sunk(world)
     request, fetches = fetching(world)
@@ -575,15 +577,23 @@ def test_now_and_then_it_is_tried_although_it_does_not_seem_to_pay() -> None:
     assert asked == [False] * (RETRY_EVERY - 1) + [True]
 
 
-def test_fetched_blocks_have_their_place_in_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("misses", "runs"),
+    [([], [(0, 7)]), ([0], [(1, 7)]), ([3], [(0, 3), (4, 7)]), ([2, 3, 6], [(0, 2), (4, 6)]), (range(7), [])],
+)
+def test_fetched_blocks_have_their_place_in_the_prefix(
+    misses: Sequence[int], runs: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes is cut where something is missing."""
     world = with_tiers()
     sunk(world)
     added: list[tuple[list[int], int, int, int]] = []
     monkeypatch.setattr(world.manager._host._policy, "add", lambda *chain: added.append(chain))
     request, (fetch,) = fetching(world)
-    world.answer(fetch, misses=[3])
+    world.answer(fetch, misses=misses)
     slots = world.manager._host.slots_of(0, request.keys[0])
-    assert added == [(slots[:3], -1, 4, 4), (slots[4:7], -1, 20, 4)]
+    assert added == [(slots[first:last], -1, 4 * first + 4, 4) for first, last in runs]
+    assert slots.count(None) == 1 + len(misses), "slots of what has not come are free again"
 
 
 @pytest.mark.parametrize(("slots", "fetched"), [(1, 1), (3, 1), (8, 4), (64, 7)])
@@ -648,11 +658,6 @@ def test_an_answer_that_nobody_waited_for_any_more_is_not_held_against_a_tier(ov
     assert ask(world, world.add("third", text("b", 32))).waits
 
 
-def test_what_comes_is_cut_where_something_is_missing() -> None:
-    assert list(_runs(2, 4, {2, 3, 5, 6, 7})) == [(0, 2), (2, 3), (3, 4)]
-    assert list(_runs(0, 2, {2})) == [(0, 2)]
-
-
 def test_what_has_come_is_kept_until_the_request_is_matched_again() -> None:
     """F11, below host memory."""
     world = with_tiers(host_blocks=14, pin_budget=8)
@@ -713,21 +718,23 @@ def test_what_was_going_to_be_asked_for_is_not_asked_for_after_a_reset() -> None
     assert [type(errand) for errand in world.plan().errands] == [Clear]
 
 
-def test_tiers_are_emptied_once_and_not_used_before_they_are() -> None:
-    """F9."""
+def test_tiers_are_emptied_once_and_before_anything_else_is_asked_of_them() -> None:
+    """F9: so nothing that is asked for after a reset can find what was there before."""
     world = with_tiers()
     world.serve("before", A)
     world.reset()
     assert world.manager.busy
-    (clear,) = world.plan().errands
-    assert isinstance(clear, Clear)
-    assert not ask(world, world.add("r", A)).waits
+    request = world.add("r", A)
+    assert ask(world, request).waits
+    clear, lookup = world.plan().errands
+    assert (type(clear), type(lookup)) == (Clear, Lookup)
+    world.answer(lookup)
     store(world, text("b", 16))
-    assert list(world.errands.values()) == [clear]
-    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 4}
-    world.answer(clear)
-    assert not world.plan().errands
-    assert ask(world, world.add("later", A)).waits
+    assert not ask(world, request).waits
+    assert [type(errand) for errand in world.errands.values()] == [Clear, Lookup, Sink], "nobody waits for the clear"
+    world.drain()
+    assert not world.manager.metrics.not_sunk
+    assert len(world.below) == 4
 
 
 def test_a_reset_of_the_host_alone_leaves_the_tiers_as_they_are() -> None:
@@ -740,36 +747,22 @@ def test_a_reset_of_the_host_alone_leaves_the_tiers_as_they_are() -> None:
     assert world.below
 
 
-def test_tiers_that_were_emptied_for_an_earlier_reset_are_emptied_again() -> None:
-    """F9: what sank between the two is of weights that are gone."""
+def test_every_reset_empties_the_tiers_but_two_before_one_plan_do_it_once() -> None:
+    """F9: what sank between two resets is of weights that are gone."""
     world = with_tiers()
     world.reset()
-    (first,) = world.plan().errands
+    assert [type(errand) for errand in world.plan().errands] == [Clear]
     world.reset()
-    (second,) = world.plan().errands
-    world.answer(first)
-    assert not ask(world, world.add("r", A)).waits
-    world.answer(second)
-    assert ask(world, world.add("later", A)).waits
-    assert not [errand for errand in world.plan().errands if isinstance(errand, Clear)]
+    world.reset()
+    assert [type(errand) for errand in world.plan().errands] == [Clear]
+    assert not world.plan().errands
 
 
-def test_tiers_that_could_not_be_emptied_are_not_used_until_they_are() -> None:
-    """F9: a store that was down when the weights changed."""
+def test_a_clear_that_a_reset_of_the_host_follows_is_still_due() -> None:
     world = with_tiers()
-    world.serve("before", A)
-    world.drain()
-    assert world.below
     world.reset()
-    (clear,) = world.plan().errands
-    world.answer(clear, misses=[0])
-    assert not world.manager.busy, "an idle engine comes to rest although the store is down"
-    assert not world.plan(idle=True).errands
-    request = world.add("r", A)
-    assert not ask(world, request).waits
-    (again,) = world.plan().errands
-    world.answer(again)
-    assert ask(world, request).waits
+    world.manager.reset(below=False)
+    assert [type(errand) for errand in world.plan().errands] == [Clear]
 
 
 def test_what_somebody_computed_while_it_was_on_its_way_up_is_stored_if_it_does_not_come() -> None:
@@ -868,7 +861,7 @@ def test_one_prompt_does_not_drive_everything_else_out_of_the_host() -> None:
 
 
 def test_large_fetches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 3)
+    monkeypatch.setattr(fetches_module, "FETCH_BLOCKS_MAX", 3)
     world = with_tiers()
     sunk(world)
     request, fetches = fetching(world)
@@ -880,11 +873,30 @@ def test_large_fetches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_as_many_search_at_a_time_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches_module, "SEARCHES_MAX", 1)
+    monkeypatch.setattr(below_module, "SEARCHES_MAX", 1)
     world = with_tiers()
     looking(world)
     assert not ask(world, world.add("second", text("b", 32))).waits
     assert world.manager.gauges().searches == 1
+
+
+def test_nothing_is_fetched_for_a_request_that_has_stopped_waiting() -> None:
+    world = with_tiers()
+    sunk(world)
+    request, lookup = looking(world)
+    world.finish(request)
+    world.answer(lookup)
+    assert not world.plan().errands
+
+
+def test_what_a_reset_ended_says_nothing_about_what_fetching_costs() -> None:
+    world = with_tiers()
+    sunk(world)
+    world.manager.computed(1_000, 0.001)
+    _, (fetch,) = fetching(world)
+    world.reset()
+    world.answer(fetch, seconds=10.0)
+    assert ask(world, world.add("second", text("b", 32))).waits
 
 
 def test_an_engine_may_go_on_without_waiting() -> None:
@@ -914,7 +926,7 @@ def test_what_does_not_pay_is_not_asked_for() -> None:
 
 def test_waiting_behind_other_fetches_is_not_held_against_a_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     """F19: what counts is the rate of the tier. Found by replaying a trace: tiers that paid were given up."""
-    monkeypatch.setattr(searches_module, "FETCH_BLOCKS_MAX", 1)
+    monkeypatch.setattr(fetches_module, "FETCH_BLOCKS_MAX", 1)
     world = with_tiers()
     sunk(world)
     world.manager.computed(28, 1.0)

@@ -21,7 +21,8 @@ from kvtide.core import (
 from kvtide.core.chain import Chain
 from kvtide.core.events import EventStream
 from kvtide.core.host_pool import HostPool
-from kvtide.core.loading.match import Matcher
+from kvtide.core.loading.load_break_even import FixedBreakEven
+from kvtide.core.match import Matcher
 from tests.support import World, keys_of, text
 
 Layout = tuple[Group, ...]
@@ -51,7 +52,7 @@ class Bench:
             for block, state in blocks[::-1] if tail_first else blocks:
                 if state != ABSENT:
                     self.put(index, block, state)
-        self.matcher = Matcher(groups, self.host, min_load_tokens)
+        self.matcher = Matcher(groups, self.host, FixedBreakEven(min_load_tokens).pays)
 
     def put(self, group: int, block: int, state: int) -> None:
         keys, size = self.keys[group], self.groups[group].block_tokens

@@ -48,20 +48,13 @@ class Matcher:
     have bounds the rest. The others then look for the best boundary below that.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        host: HostPool,
-        min_load_tokens: int,
-        pays: Callable[[int], bool] | None = None,
-    ) -> None:
-        """`pays` says whether loading so many tokens is worth it, beyond `min_load_tokens`."""
+    def __init__(self, groups: Sequence[Group], host: HostPool, pays: Callable[[int], bool]) -> None:
+        """`pays` says whether loading so many tokens is worth it."""
         self._groups = groups
         self._full = [index for index, group in enumerate(groups) if isinstance(group, FullAttention)]
         self._others = [index for index, group in enumerate(groups) if not isinstance(group, FullAttention)]
         self._host = host
         self._step = common_boundary(groups)
-        self._min_load_tokens = min_load_tokens
         self._pays = pays
 
     def match(self, request_id: str, keys: Sequence[Sequence[Key]], device_tokens: int, num_tokens: int) -> Match:
@@ -75,15 +68,12 @@ class Matcher:
             missed[self._why(keys, boundary)] = limit - boundary
         if boundary == limit < end and self._next_step_is_cached(keys, limit):
             missed[NotLoaded.LAST_TOKEN] = end - limit
-        if tokens and not self._is_worth(tokens):
+        if tokens and not self._pays(tokens):
             missed[NotLoaded.BELOW_BREAK_EVEN] = tokens
             tokens = 0
         pieces = self.pieces(keys, device_tokens, boundary, full_slots) if tokens else ()
         assert pieces is not None
         return Match(request_id, device_tokens, tokens, pieces, missed, num_tokens)
-
-    def _is_worth(self, tokens: int) -> bool:
-        return tokens >= self._min_load_tokens and (self._pays is None or self._pays(tokens))
 
     def pieces(
         self,
@@ -110,10 +100,6 @@ class Matcher:
             if slots:
                 pieces.append(Piece(index, first, slots))
         return tuple(pieces)
-
-    def block_tokens(self, group: int) -> int:
-        """Return the block size of a group."""
-        return self._groups[group].block_tokens
 
     def _longest(
         self, keys: Sequence[Sequence[Key]], device_tokens: int, limit: int
