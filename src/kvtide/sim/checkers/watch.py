@@ -20,6 +20,7 @@ from kvtide.sim.checkers.ownership import OwnershipChecker
 from kvtide.sim.checkers.pin_budget import PinBudgetChecker
 from kvtide.sim.checkers.prefixes import PrefixesChecker
 from kvtide.sim.checkers.progress import ProgressChecker
+from kvtide.sim.checkers.reports import ReportsChecker
 from kvtide.sim.checkers.single_writer import SingleWriterChecker
 from kvtide.sim.checkers.sinking import SinkingChecker
 from kvtide.sim.checkers.stopped import StoppedChecker
@@ -48,6 +49,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     SinkingChecker,
     OverdueChecker,
     StoppedChecker,
+    ReportsChecker,
 )
 
 Hook = Callable[..., None]
@@ -96,6 +98,7 @@ class Watch:
         self.compute_begins = self._hook("compute_begins")
         self.compute_ends = self._hook("compute_ends")
         self.copy_begins = self._hook("copy_begins")
+        self.polled = self._hook("polled")
         self.after_step = self._hook("after_step")
         self._at_rest = self._hook("at_rest")
         self.before_passed = self._hook("before_passed")
