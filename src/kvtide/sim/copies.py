@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.core.messages import Copy
@@ -25,24 +25,18 @@ class CopyCrash(Exception):
     """Raised in the middle of a copy, as a driver would."""
 
 
-class Luck(NamedTuple):
-    """What will become of one transfer on one rank."""
+@dataclass(slots=True, eq=False)
+class Job:
+    """One transfer on one rank, and what will become of it."""
 
+    copy: Copy
+    is_store: bool
     delay_ticks: int
     duration_ticks: int
     fails: bool
     crashes: bool
     refused: bool
     raises: bool
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One transfer on one rank."""
-
-    copy: Copy
-    is_store: bool
-    luck: Luck
     seen: list[int] = field(default_factory=list)
     """What was at the source when the copy began."""
     begun: bool = False
@@ -50,14 +44,14 @@ class Job:
     @property
     def is_certain(self) -> bool:
         """Whether it is a load that is going to end well: compute may be ordered behind it."""
-        return not (self.is_store or self.luck.fails or self.luck.crashes)
+        return not (self.is_store or self.fails or self.crashes)
 
 
-@dataclass(frozen=True, slots=True)
 class StepFence:
     """The compute of all steps up to one."""
 
-    step: int
+    def __init__(self, step: int) -> None:
+        self.step = step
 
     def __call__(self) -> None:
         """Do nothing: in virtual time nobody can wait here, so a copy begins when that compute has ended."""
@@ -86,7 +80,7 @@ class SimCopyEngine(CopyEngine):
         self._watch = run.watch
         self._fault_counts = run.fault_counts
         self._log = run.log
-        self._luck: dict[int, Luck] = {}
+        self._foreseen: dict[int, Job] = {}
         self._done: list[int] = []
         self._failed: list[tuple[int, str]] = []
         self._stored = self._loaded = 0
@@ -102,12 +96,14 @@ class SimCopyEngine(CopyEngine):
         if draw.chance(faults.silent_rank) and (not is_store or draw.chance(32)):
             self._fault_counts["silent_rank"] += 1
             speed = speed[0], draw.between(SLOW_COPY_TICKS_MAX, HANG_TICKS_MAX)
-        self._luck[copy.id] = Luck(
+        self._foreseen[copy.id] = Job(
+            copy,
+            is_store,
             *speed,
-            fails=draw.chance(faults.failed_copy),
-            crashes=draw.chance(faults.copy_crash),
-            refused=draw.chance(faults.copy_refused),
-            raises=draw.chance(faults.copy_raises),
+            draw.chance(faults.failed_copy),
+            draw.chance(faults.copy_crash),
+            draw.chance(faults.copy_refused),
+            draw.chance(faults.copy_raises),
         )
 
     def knows(self, transfer: int) -> bool:
@@ -117,20 +113,19 @@ class SimCopyEngine(CopyEngine):
     # ------------------------------------------------------------------ the interface of copy engines
 
     def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
-        """Take a transfer. Its luck is known."""
-        luck = self._luck.pop(copy.id)
-        if self._closed or self.device_lost or luck.refused or luck.raises:
+        """Take a transfer that was foreseen."""
+        job = self._foreseen.pop(copy.id)
+        if self._closed or self.device_lost or job.refused or job.raises:
             self._rank.has_news = True
-            self._fault_counts["copy_refused"] += luck.refused
-            if luck.raises:
+            self._fault_counts["copy_refused"] += job.refused
+            if job.raises:
                 self._fault_counts["copy_raises"] += 1
                 raise CopyCrash("the driver does not answer")
             return False
-        job = Job(copy, direction is Direction.STORE, luck)
         self.unfinished[copy.id] = job
         fence = self.fence_of(job, after)
         if fence <= self._rank.step_ended:
-            self._clock.after(luck.delay_ticks, self._begin, job)
+            self._clock.after(job.delay_ticks, self._begin, job)
         else:
             self.fenced.append((fence, job))
         return True
@@ -197,7 +192,7 @@ class SimCopyEngine(CopyEngine):
         ready = [job for fence, job in self.fenced if fence <= step]
         self.fenced = [entry for entry in self.fenced if entry[0] > step]
         for job in ready:
-            self._clock.after(job.luck.delay_ticks, self._begin, job)
+            self._clock.after(job.delay_ticks, self._begin, job)
 
     def _begin(self, job: Job) -> None:
         copy, rank = job.copy, self._rank
@@ -218,7 +213,7 @@ class SimCopyEngine(CopyEngine):
                 device[block] = MOVING
         if self._log:
             self._log.add(f"rank {rank.index} begins copy {copy.id}")
-        self._clock.after(job.luck.duration_ticks, self._end, job)
+        self._clock.after(job.duration_ticks, self._end, job)
 
     def _end(self, job: Job) -> None:
         """Finish a copy. Whatever is raised, the copy is reported and the loop goes on (F15)."""
@@ -232,10 +227,10 @@ class SimCopyEngine(CopyEngine):
 
     def _move(self, job: Job) -> None:
         copy, device, host = job.copy, self._rank.device, self._rank.host
-        if job.luck.crashes:
+        if job.crashes:
             self._fault_counts["copy_crash"] += 1
             raise CopyCrash("the driver gave up")
-        if job.luck.fails:
+        if job.fails:
             self._fault_counts["failed_copy"] += 1
             self._over(job, "the copy failed")
             return

@@ -8,7 +8,7 @@ from collections import deque
 from kvtide.core.messages import Copy, Plan
 from kvtide.sim.attention import first_blocks
 from kvtide.sim.clock import TICK_S, TICKS_PER_STEP
-from kvtide.sim.copies import draw_speed
+from kvtide.sim.copies import StepFence, draw_speed
 from kvtide.sim.facade import WatchedManager
 from kvtide.sim.mailbox import Mailbox
 from kvtide.sim.pool import SimPool
@@ -247,7 +247,7 @@ class SimEngine:
         for rank in self.ranks:
             rank.submit(work)
             if late:
-                rank.start(Plan(plan.step, stores=late))
+                rank.start(Plan(plan.step, stores=late), StepFence(plan.step))
         for item in items:
             self.scheduler.dispatched(item)
             known = min(item.end, item.request.known)
@@ -264,8 +264,9 @@ class SimEngine:
         late = tuple(copy for copy in plan.stores if self.must_wait(copy)) if plan.stores else ()
         early = tuple(copy for copy in plan.stores if copy not in late) if late else plan.stores
         begun = Plan(plan.step, plan.loads, early, errands=plan.errands, ask=plan.ask)
+        fence = StepFence(plan.step - 1)
         for rank in self.ranks:
-            rank.start(begun)
+            rank.start(begun, fence)
         return late
 
     def must_wait(self, store: Copy) -> bool:

@@ -40,8 +40,7 @@ class Mailbox:
         for rank in self._ranks:
             if rank.slots_ready < self._host_slots:
                 rank.pin_more()
-            report = rank.poll()
-            if report is not None:
+            if (rank.has_news or rank.restless) and (report := rank.poll()):
                 self._hear(report, arriving)
             if self._silent_steps[rank.index]:
                 self._silent_steps[rank.index] -= 1

@@ -44,18 +44,15 @@ class Rank:
         self.slots_grow = world.slots_ready < world.host_slots
         self.step_ended = 0
         """The last step whose compute has ended, with all before it."""
-        self._step_submitted = 0
         self.computing: StepWork | None = None
         self.has_news = False
         """Whether there may be something to report."""
+        self.restless = 0
+        """Counts what may end without any news: errands, by a deadline, and all copies of a worker that stops."""
         self.copies = SimCopyEngine(self, run)
         self.tiers: list[SimTier] = []
         self.stack = self._open_stack(run) if world.tier is not None else None
         self.worker = Worker(index, self.copies, tiers=self.stack, wait_timeout_s=WAIT_TICKS_MAX * TICK_S)
-        self._errands = 0
-        """How many are under way: some end by a deadline, which is not news by itself."""
-        self._stopping = False
-        """Whether the worker may end by itself what is under way."""
         self.queue: deque[StepWork] = deque()
         """Steps whose compute has not begun."""
         self._clock = run.clock
@@ -92,15 +89,14 @@ class Rank:
 
     # ------------------------------------------------------------------ what the host says and hears
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: Plan, after: StepFence) -> None:
         """Begin what a plan asks for, behind the compute that was submitted until now (F6, F7)."""
         self.has_news = self.has_news or bool(plan.ask)
-        self._errands += len(plan.errands)
-        self.worker.start(plan, StepFence(self._step_submitted))
+        self.restless += len(plan.errands)
+        self.worker.start(plan, after)
 
     def submit(self, work: StepWork) -> None:
         """Take the compute of a step, behind that of the steps before it."""
-        self._step_submitted = work.step
         if work.items and not self.queue and self.computing is None and self.may_compute(work):
             self._compute(work)
         else:
@@ -113,25 +109,23 @@ class Rank:
         self.worker.start(plan)
         self.copies.waited_ticks = 0
 
-    def poll(self) -> Report | None:
-        """Say what has ended since the last call; None: nothing can have."""
-        if not (self.has_news or self._errands or self._stopping):
-            return None
+    def poll(self) -> Report:
+        """Say what has ended since the last call. Only worth asking with news, or when it is restless."""
         self.has_news = False
         report = self.worker.poll()
-        self._errands -= len(report.answers)
+        self.restless -= len(report.answers)
         self._watch.polled(self, report)
-        return report or None
+        return report
 
     def lose_device(self, *, breaks: bool) -> None:
         """Let no copy begin any more. `breaks`: whatever the copy engine is asked, it raises."""
         self.copies.broken, self.copies.device_lost = breaks, not breaks
-        self._stopping = True
+        self.restless += 1
 
     def stop(self, why: str) -> None:
         """Let the worker take no more copies."""
         self.worker.stop(why)
-        self._stopping = True
+        self.restless += 1
 
     def close(self) -> None:
         """End as an engine does that is told to: nothing is under way any more but what tiers do for themselves."""

@@ -59,7 +59,8 @@ class ReportsChecker(Checker):
             if transfer in self._open[rank.index] or transfer not in asked:
                 self._check_over(rank, transfer, "failed", copies=None)
         asked.clear()
-        self._check_silence(rank)
+        if self._open[rank.index]:
+            self._check_silence(rank)
 
     def at_end(self, slots_taken: int) -> None:
         """Workers that were closed have nothing left to say."""
