@@ -17,6 +17,7 @@ from kvtide.sim.checkers.content import ContentChecker
 from kvtide.sim.checkers.progress import ProgressChecker
 from kvtide.sim.checkers.visibility import VisibilityChecker
 from kvtide.sim.rank import Rank
+from kvtide.sim.work import StepWork
 from tests.sim.test_found_faults import OLD_ENGINES
 
 FAULTS = {"F1", "F2", "F3", "F5", "F6", "F7", "F8", "F10", "F11", "F12", "F15", "F16"}
@@ -90,19 +91,19 @@ def _canary(patches: Patches, *, by: str = "I1", raises: str | None = None) -> C
 
 
 def test_a_patch_that_is_called_otherwise_than_what_it_replaces_is_refused() -> None:
-    def without_step(self: Rank) -> int:
-        return 0
+    def without_work(self: Rank) -> bool:
+        return True
 
-    with pytest.raises(BrokenCanary, match="load_fence"), _canary([(Rank, "load_fence", without_step)]).applied():
+    with pytest.raises(BrokenCanary, match="may_compute"), _canary([(Rank, "may_compute", without_work)]).applied():
         pass
 
 
-def _raising(self: Rank, step: int) -> int:
+def _raising(self: Rank, work: StepWork) -> bool:
     raise TypeError("a mistake in the patch")
 
 
 def test_a_canary_that_is_caught_by_its_own_mistake_is_broken() -> None:
-    found = run_canary(_canary([(Rank, "load_fence", _raising)], by="I8"), 0, {}, 50)
+    found = run_canary(_canary([(Rank, "may_compute", _raising)], by="I8"), 0, {}, 50)
     assert found.invariant == "I8"
     assert found.broken
 
@@ -114,4 +115,4 @@ def test_a_canary_that_is_caught_by_an_invariant_that_it_does_not_name_is_broken
 
 
 def test_an_exception_that_the_guard_prevents_is_a_catch() -> None:
-    assert not run_canary(_canary([(Rank, "load_fence", _raising)], raises="TypeError"), 0, {}, 50).broken
+    assert not run_canary(_canary([(Rank, "may_compute", _raising)], raises="TypeError"), 0, {}, 50).broken

@@ -54,7 +54,11 @@ def test_transfers_of_every_kind_are_overdue_while_ranks_copy_them_and_when_they
     with patch.object(watch, "CHECKERS", (Seeing,)):
         for seed in (seed for seed in range(10 * SEEDS) if World.draw(seed).step_s):
             run_seed(seed, {})
-    assert seen >= set(product(("load", "store", "fetch", "sink", "clear"), (False, True))) | {("lookup", False)}
+    # Lookups have a deadline, and clears are answered at once: they are overdue only when nobody hears of their end.
+    assert seen >= set(product(("load", "store", "fetch", "sink"), (False, True))) | {
+        ("lookup", False),
+        ("clear", False),
+    }
 
 
 def test_every_policy_and_learned_break_evens_are_drawn() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 TICKS_PER_STEP = 4
 TICK_S = 0.001
 """What a tick stands for where the core is told of seconds."""
+HANG_TICKS_MAX = 60 * TICKS_PER_STEP
+"""Nothing that hangs does so for longer."""
 
 
 class Clock:

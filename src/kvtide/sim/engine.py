@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from kvtide.core.messages import Plan
+from kvtide.core.messages import Copy, Plan
 from kvtide.sim.attention import first_blocks
 from kvtide.sim.clock import TICK_S, TICKS_PER_STEP
+from kvtide.sim.copies import StepFence, draw_speed
 from kvtide.sim.facade import WatchedManager
 from kvtide.sim.mailbox import Mailbox
 from kvtide.sim.pool import SimPool
-from kvtide.sim.rank import Rank, draw_speed
+from kvtide.sim.rank import Rank
 from kvtide.sim.request import SimRequest, State
 from kvtide.sim.run import Run
 from kvtide.sim.scheduler import Scheduler
@@ -21,8 +22,6 @@ from kvtide.sim.violation import Violation
 from kvtide.sim.work import Item, StepWork, lay_out
 from kvtide.sim.world import World
 
-WAIT_TICKS_MAX = 16 * TICKS_PER_STEP
-"""The deadline of a wait for a transfer."""
 COMPUTE_TICKS_MAX = 400 * TICKS_PER_STEP
 """No compute, and no load that compute waits for, takes as long as this."""
 STEPS_MAX = 20_000
@@ -78,8 +77,7 @@ class SimEngine:
             for group, keys in enumerate(request.keys):
                 contents.update({(group, key): stamp(node_of_key(key), 0, group) for key in keys})
         for rank in self.ranks:
-            if rank.tier is not None:
-                rank.tier.warm_up(contents)
+            rank.warm_up(contents)
 
     # ------------------------------------------------------------------ life
 
@@ -95,6 +93,8 @@ class SimEngine:
             if self.steps > STEPS_MAX:
                 raise Violation("I8", f"not at rest after {STEPS_MAX} steps")
 
+        for rank in self.ranks:
+            rank.close()
         self.watch.at_end(self.manager.take_all_slots())
 
     def step(self) -> None:
@@ -155,11 +155,12 @@ class SimEngine:
     def _lose_device(self) -> None:
         """Let one rank lose its device; when that is heard of, a step later, let all of them stop."""
         last = self.ranks[-1]
-        if not last.has_device and not self.scheduler.stopped:
+        why = last.copies.lost or last.worker.over
+        if why and not self.scheduler.stopped:
             self.scheduler.stop()
             for rank in self.ranks:
-                rank.has_device = False
-        last.has_device = False
+                rank.stop(why)
+        last.lose_device(breaks=self.world.breaks)
 
     def _is_time_to_reset(self) -> bool:
         """Whether weights change now if that is due, and not a little later, when somebody is loading."""
@@ -185,7 +186,7 @@ class SimEngine:
         """Let requests go on whose loads are certain to end well on every rank, though some have not ended."""
         for request in list(self.scheduler.loading.values()):
             load = request.load_id
-            if load is not None and all(rank.is_certain(load) for rank in self.ranks):
+            if load is not None and all(load in rank.copies.certain() for rank in self.ranks):
                 self._announced.append(load)
                 self.scheduler.arrived(request, succeeded=self.manager.arrived(request))
 
@@ -240,14 +241,13 @@ class SimEngine:
             self._outputs.append(work)
             if self.log:
                 self.log.add(f"compute {plan.step}: {work.describe()}")
-        for transfer in plan.ask:
-            for rank in self.ranks:
-                rank.answer(transfer)
-        self._send_copies(plan)
+        late = self._begin_copies(plan)
         for load in plan.loads:
             self.scheduler.loading[load.request_id].load_id = load.id
         for rank in self.ranks:
             rank.submit(work)
+            if late:
+                rank.start(Plan(plan.step, stores=late), StepFence(plan.step))
         for item in items:
             self.scheduler.dispatched(item)
             known = min(item.end, item.request.known)
@@ -256,31 +256,40 @@ class SimEngine:
         if not self.world.habits.slide_before_plan:
             self.scheduler.slide()
 
-    def _send_copies(self, plan: Plan) -> None:
+    def _begin_copies(self, plan: Plan) -> tuple[Copy, ...]:
+        """Begin what need not wait for the compute of this step, and return the stores that do."""
+        if not (plan.loads or plan.stores or plan.errands or plan.ask):
+            return ()
+        self._foresee(plan)
+        late = tuple(copy for copy in plan.stores if self.must_wait(copy)) if plan.stores else ()
+        early = tuple(copy for copy in plan.stores if copy not in late) if late else plan.stores
+        begun = Plan(plan.step, plan.loads, early, errands=plan.errands, ask=plan.ask)
+        fence = StepFence(plan.step - 1)
+        for rank in self.ranks:
+            rank.start(begun, fence)
+        return late
+
+    def must_wait(self, store: Copy) -> bool:
+        """Whether a store must wait for the compute of its plan's own step, which may fill its blocks (F6)."""
+        return not store.filled
+
+    def _foresee(self, plan: Plan) -> None:
+        """Draw what becomes of a plan's copies: how fast they are is much the same on all ranks."""
         slow = self.world.faults.slow_copy
         loads = len(plan.loads)
         for position, copy in enumerate(plan.loads + plan.stores):
             speed = draw_speed(self._draw, slow, self.fault_counts)
             for rank in self.ranks:
-                rank.take(copy, plan.step, is_store=position >= loads, speed=speed)
-        for errand in plan.errands:
-            for rank in self.ranks:
-                assert rank.tier is not None, "errands without tiers"
-                rank.tier.take(errand)
+                rank.copies.foresee(copy, is_store=position >= loads, speed=speed)
 
     def _pass_time(self, plan: Plan) -> None:
         self.clock.run(TICKS_PER_STEP)
         if plan.wait_for:
-            self._wait_for_transfers(plan.wait_for)
+            wait, now = Plan(plan.step, wait_for=plan.wait_for), self.clock.now
+            for rank in self.ranks:
+                rank.wait(wait, now)
         if plan.step > STEPS_IN_FLIGHT_MAX:
             self._wait_for_compute(plan.step - STEPS_IN_FLIGHT_MAX, self.world.ranks)
-
-    def _wait_for_transfers(self, transfers: tuple[int, ...]) -> None:
-        ticks_left = WAIT_TICKS_MAX
-        for transfer in transfers:
-            for rank in self.ranks:
-                while rank.has_unfinished(transfer) and ticks_left > 0:
-                    ticks_left -= self.clock.run_until_next(ticks_left)
 
     def _wait_for_compute(self, step: int, ranks: int) -> None:
         """Wait until some ranks have computed a step. Compute always ends, and so does a load that it waits for."""

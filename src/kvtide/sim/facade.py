@@ -130,7 +130,7 @@ class WatchedManager:
         self.steps = plan.step
         if self._log and plan:
             self._log.add(_describe(plan))
-        self._watch.planned(plan)
+        self._watch.take_plan(plan)
         return plan
 
     def report(self, reports: list[Report]) -> Outcome:
@@ -138,7 +138,7 @@ class WatchedManager:
         if self._log:
             for report in reports:
                 self._log.add(f"rank {report.rank} reports done {list(report.done)}, failed {list(report.failed)}")
-        self._watch.before_report(reports)
+        self._watch.take_reports(reports)
         outcome = self.manager.report(*reports)
         if self._log and (outcome.loaded or outcome.failed):
             overdue = f", {list(outcome.overdue)} overdue" if outcome.overdue else ""
@@ -151,7 +151,7 @@ class WatchedManager:
         self._watch.before_passed()
         for _ in range(seconds):
             self.manager.passed(1.0)
-        self._watch.passed(seconds)
+        self._watch.take_time(seconds)
 
     def reset(self) -> None:
         """See `OffloadManager.reset`."""

@@ -20,6 +20,10 @@ class Faults:
     """A copy fails on one rank, after it has spoiled its destination."""
     copy_crash: int = 0
     """An exception is raised in the copy loop of one rank (F15)."""
+    copy_refused: int = 0
+    """The copy engine of one rank has no room for a copy."""
+    copy_raises: int = 0
+    """The copy engine of one rank raises when it is given a copy. It never should."""
     lost_report: int = 0
     """What a rank has to say comes a step or more later."""
     repeated_report: int = 0
@@ -33,8 +37,9 @@ class Faults:
 
     @classmethod
     def draw(cls, draw: Draw) -> Faults:
-        """Draw a chance for each kind: never, seldom or often. Silence comes with the time (`World.step_s`)."""
-        return cls(**{kind: draw.pick((0, 0, 0, 6, 24, 80)) for kind in FAULT_KINDS if kind != "silent_rank"})
+        """Draw a chance for each kind: never, seldom or often. What was thought of later is drawn later."""
+        later = ("silent_rank", "copy_refused", "copy_raises")
+        return cls(**{kind: draw.pick((0, 0, 0, 6, 24, 80)) for kind in FAULT_KINDS if kind not in later})
 
     def without(self, *kinds: str) -> Faults:
         """Return the same without some kinds."""

@@ -40,8 +40,8 @@ class Mailbox:
         for rank in self._ranks:
             if rank.slots_ready < self._host_slots:
                 rank.pin_more()
-            if rank.has_news:
-                self._hear(rank.poll(), arriving)
+            if (rank.has_news or rank.restless) and (report := rank.poll()):
+                self._hear(report, arriving)
             if self._silent_steps[rank.index]:
                 self._silent_steps[rank.index] -= 1
         if self._draw.chance(self._faults.stray_report):
@@ -54,7 +54,7 @@ class Mailbox:
         rank = self._draw.below(len(self._ranks) + 2)
         if rank < len(self._ranks):
             return Report(rank, done=(STRAY_ID,))
-        return Report(rank, done=tuple(self._ranks[0].unfinished))
+        return Report(rank, done=tuple(sorted(self._ranks[0].copies.unfinished)))
 
     def _hear(self, report: Report, arriving: list[Report]) -> None:
         """Let a report come, unless its rank is silent: then nothing comes of what it says of transfers.

@@ -6,9 +6,9 @@ from bisect import insort
 from collections import deque
 
 from kvtide.core.messages import Outcome
-from kvtide.sim import attention
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.facade import WatchedManager
+from kvtide.sim.offers import Offers
 from kvtide.sim.pool import SimPool
 from kvtide.sim.request import SimRequest, State
 from kvtide.sim.run import Run
@@ -17,10 +17,6 @@ from kvtide.sim.work import Item
 
 AT_WILL, AT_WILL_MAX = 96, 3
 """How often in 256 steps a request is preempted at will, where that happens, and how often one request at most."""
-
-
-IMPATIENT = 64
-"""How often in 256 steps an impatient engine does not wait any longer."""
 
 
 class Scheduler:
@@ -33,13 +29,11 @@ class Scheduler:
         self._pool = pool
         self.tables = Tables(world.groups, pool, run.watch)
         self._manager = manager
+        self._offers = Offers(run, manager)
         self._observed = run.watch.observed
         self._draw = run.draw
-        self._tier_draw = run.tier_draw
         self._fault_counts = run.fault_counts
         self._clock = run.clock
-        self._boundary = attention.common_multiple(world.groups)
-        self._any_state = any(isinstance(group, attention.State) for group in world.groups)
         self._windowed = any(group.forgets for group in world.groups)
         self.waiting: deque[SimRequest] = deque()
         self.loading: dict[str, SimRequest] = {}
@@ -130,7 +124,7 @@ class Scheduler:
         device_tokens = self.tables.device_hit(request)
         if self.tables.reads_what_is_being_filled(request, device_tokens):
             return False
-        accepted = self._accepted(request, device_tokens)
+        accepted = 0 if self.stopped else self._offers.take(request, device_tokens)
         if accepted is None:
             return False
         resume_at = device_tokens + accepted
@@ -155,39 +149,6 @@ class Scheduler:
         else:
             self._run(request)
         return True
-
-    def _accepted(self, request: SimRequest, device_tokens: int) -> int | None:
-        """Ask what the host has, and decide how many tokens to take of it; None: think about it until the next step."""
-        if self.stopped:
-            return 0
-        match = request.match
-        if match is None and self._draw.chance(self._habits.asks_nothing_chance):
-            return 0
-        if match is None or match.device_tokens != device_tokens:
-            match = self._manager.match(request.id, device_tokens, request.known)
-            self._manager.reserve(match)
-            request.match = None
-            if match.waits and not self._is_impatient():
-                return None
-            if self._habits.patient and match.tokens:
-                request.match = match
-                return None
-        request.match = None
-        return self._accept(match.tokens)
-
-    def _is_impatient(self) -> bool:
-        if self._world.tier is None:
-            return False
-        return self._tier_draw.chance(IMPATIENT if self._habits.impatient else self._world.tier.impatient)
-
-    def _accept(self, offered: int) -> int:
-        """Take all of an offer, or some of it, as some engines do."""
-        if not offered or not self._draw.chance(self._habits.accept_chance):
-            return offered
-        accepted = self._draw.between(0, offered)
-        if self._habits.accepts_inside_blocks and not self._any_state:
-            return accepted
-        return accepted // self._boundary * self._boundary  # a state cannot be resumed from inside a block
 
     def _run(self, request: SimRequest) -> None:
         request.state = State.RUNNING

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvtide.core.reasons import NotStored
 from kvtide.sim.engine import SimEngine
 from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
+
+_TIERS_LOG = logging.getLogger("kvtide.tiers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ def simulate(world: World, *, log: bool = False) -> Result:
     engine = SimEngine(world, log=log)
     found = None
     try:
-        engine.run()
+        with _silence():
+            engine.run()
     except Violation as violation:
         found = Found(world.seed, engine.step_number, violation.invariant, violation.what)
     except Exception as error:
@@ -64,6 +70,17 @@ def simulate(world: World, *, log: bool = False) -> Result:
         kinds.append("with preemptions")
     lines = engine.log.lines if engine.log else []
     return Result(world.seed, engine.steps, found, dict(engine.fault_counts), reasons, tuple(kinds), lines)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Log nothing of what tiers complain about: it is meant to happen, and has a log of its own."""
+    level = _TIERS_LOG.level
+    _TIERS_LOG.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        _TIERS_LOG.setLevel(level)
 
 
 def _last_line(error: Exception) -> str:

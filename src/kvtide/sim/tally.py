@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvtide.core.reasons import NotLoaded, NotStored, NotSunk
+from kvtide.sim.below import TIER_FAULT_KINDS
 from kvtide.sim.faults import FAULT_KINDS, PRESSURE_KINDS
 from kvtide.sim.simulation import Found, Result
-from kvtide.sim.tier import TIER_FAULT_KINDS
 
 FAULTS: tuple[str, ...] = (*FAULT_KINDS, *PRESSURE_KINDS, *TIER_FAULT_KINDS, "clear_fails")
 """Every kind of fault that is counted."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from kvtide.core.config import Admission, Mode
 from kvtide.sim.attention import Layout, Sliding, blocks_to_resume, common_multiple
+from kvtide.sim.below import TierWorld
 from kvtide.sim.draw import CHANCE_ONE, Draw
 from kvtide.sim.faults import Faults
 from kvtide.sim.layouts import LAYOUTS, blocks_needed_max, draw_layout
-from kvtide.sim.tier import TierWorld
 from kvtide.sim.tokens import EPOCHS_MAX, Tokens
 from kvtide.sim.traffic import Arrival, draw_shape, draw_traffic
 
@@ -67,7 +67,7 @@ class Habits:
     tells_evicted: bool
     """Says which keys the device holds no longer."""
     asks_who_waits: bool
-    """Does not match a request again as long as it waits for what is below the host."""
+    """Asks kvtide whether a request still waits for tiers, and matches it again only when it does not."""
     impatient: bool
     """Often goes on without what is below the host, while it is on its way."""
     announces_loads: bool
@@ -94,7 +94,7 @@ class World:
     policy: str
     ranks: int
     depth: int
-    """How many steps are scheduled before the output of the first is there, less one step: 1 is synchronous."""
+    """How many steps are on their way at a time: 1 is synchronous."""
     step_tokens: int
     chunk_tokens: int
     """Most tokens of one request in one step."""
@@ -117,6 +117,8 @@ class World:
     """
     stops_at: int | None = None
     """The step before which a rank loses its device, so that nothing is offloaded any more; None: never."""
+    breaks: bool = False
+    """That device is not said to be lost: its copy engine raises from then on, whatever it is asked."""
     tier: TierWorld | None = None
     """What lies below host memory, if anything does."""
     admission: Admission = "all"
@@ -172,6 +174,10 @@ class World:
         world = _with_time(world, late)
         if late.chance(20):
             world = replace(world, stops_at=late.between(1, last_step))
+        if late.chance(64):
+            refused, raises = late.pick((0, 6, 24)), late.pick((0, 6, 24))
+            faults = replace(world.faults, copy_refused=refused, copy_raises=raises)
+            world = replace(world, faults=faults, breaks=late.chance(128))
         clears_fail = world.habits.clears_fail and world.tier is not None
         if not world.habits.resets_while_loading and not clears_fail:
             return world

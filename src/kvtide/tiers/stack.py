@@ -119,12 +119,14 @@ class TierStack:
         *,
         clock: Callable[[], float] = time.monotonic,
         new_salt: Callable[[], bytes] = random_salt,
+        call_bytes_max: int = CALL_BYTES_MAX,
     ) -> None:
         """`memory` returns the bytes of a host slot; `new_salt` returns bytes that it has never returned before."""
         self._levels = tuple(levels)
         self._memory = memory
         self._clock = clock
         self._new_salt = new_salt
+        self._call_bytes_max = call_bytes_max
         self._jobs: dict[int, _Job] = {}
         self._calls: dict[int, _Call] = {}
         self._last_ticket = 0
@@ -247,7 +249,7 @@ class TierStack:
             missing = [position for position in range(len(fetch.slots)) if position not in job.hits]
             if not missing:
                 return
-            per_call = max(1, CALL_BYTES_MAX // max(1, len(self._memory(fetch.slots[0]))))
+            per_call = max(1, self._call_bytes_max // max(1, len(self._memory(fetch.slots[0]))))
             for first in range(0, len(missing), per_call):
                 part = missing[first : first + per_call]
                 self._call(job, job.level, part, tier.get, self._items(fetch, part))

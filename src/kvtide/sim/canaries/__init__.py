@@ -1,12 +1,12 @@
 """Canaries: each takes one guard away, so that the simulator can show that it would notice.
 
-A mutation replaces methods of the core's classes, or of the simulated machine's fences and copy loop, for as long as
-it is applied. Production code knows nothing of it.
+A mutation replaces methods of the core, of the worker, of the stack of tiers, or of the simulated machine's fences and
+copy loop, for as long as it is applied. Production code knows nothing of it.
 """
 
 from __future__ import annotations
 
-from kvtide.sim.canaries import below, hanging, losing_work, misunderstandings, wrong_bytes
+from kvtide.sim.canaries import below, hanging, losing_work, misunderstandings, workers, wrong_bytes
 from kvtide.sim.canaries.base import BrokenCanary, Canary
 
 CANARIES: tuple[Canary, ...] = (
@@ -15,6 +15,7 @@ CANARIES: tuple[Canary, ...] = (
     *hanging.HANGING,
     *misunderstandings.MISUNDERSTANDINGS,
     *below.BELOW,
+    *workers.WORKERS,
 )
 """Every fault that the simulator must notice. Some can be let in by more than one door."""
 

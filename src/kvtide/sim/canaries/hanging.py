@@ -10,7 +10,7 @@ from kvtide.core.messages import Answer
 from kvtide.core.requests import Request
 from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
-from kvtide.sim.rank import CopyCrash, Job, Rank
+from kvtide.sim.copies import CopyCrash, Job, SimCopyEngine
 
 
 def _unkept_promise() -> Patches:
@@ -44,21 +44,25 @@ def _unbounded_pins() -> Patches:
 
 
 def _copy_loop_dies() -> Patches:
-    begin, end = Rank._begin, Rank._end
+    begin, end = SimCopyEngine._begin, SimCopyEngine._end
     dead: set[int] = set()
 
-    def dies(self: Rank, job: Job, crash: CopyCrash) -> None:
+    def dies(self: SimCopyEngine, job: Job, crash: CopyCrash) -> None:
         dead.add(id(self))
 
-    def begin_if_alive(self: Rank, job: Job) -> None:
+    def begin_if_alive(self: SimCopyEngine, job: Job) -> None:
         if id(self) not in dead:
             begin(self, job)
 
-    def end_if_alive(self: Rank, job: Job) -> None:
+    def end_if_alive(self: SimCopyEngine, job: Job) -> None:
         if id(self) not in dead:
             end(self, job)
 
-    return [(Rank, "_crashed", dies), (Rank, "_begin", begin_if_alive), (Rank, "_end", end_if_alive)]
+    return [
+        (SimCopyEngine, "_crashed", dies),
+        (SimCopyEngine, "_begin", begin_if_alive),
+        (SimCopyEngine, "_end", end_if_alive),
+    ]
 
 
 def _assert_known() -> Patches:

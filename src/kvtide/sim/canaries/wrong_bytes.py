@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from kvtide.copy.base import Fence
 from kvtide.core.below.below import Below
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
@@ -18,6 +19,8 @@ from kvtide.core.metrics import Metrics
 from kvtide.core.requests import State
 from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Canary, Patches, caught_by
+from kvtide.sim.copies import Job, SimCopyEngine
+from kvtide.sim.engine import SimEngine
 from kvtide.sim.rank import Rank
 from kvtide.sim.work import StepWork
 
@@ -55,17 +58,19 @@ def _unpinned_stores() -> Patches:
 
 
 def _no_store_fence() -> Patches:
-    def store_fence(self: Rank, step: int, copy: Copy) -> int:
-        return 0
+    fence_of = SimCopyEngine.fence_of
 
-    return [(Rank, "store_fence", store_fence)]
+    def only_for_loads(self: SimCopyEngine, job: Job, after: Fence | None) -> int:
+        return 0 if job.is_store else fence_of(self, job, after)
+
+    return [(SimCopyEngine, "fence_of", only_for_loads)]
 
 
 def _filled_ignored() -> Patches:
-    def store_fence(self: Rank, step: int, copy: Copy) -> int:
-        return step - 1
+    def must_wait(self: SimEngine, store: Copy) -> bool:
+        return False
 
-    return [(Rank, "store_fence", store_fence)]
+    return [(SimEngine, "must_wait", must_wait)]
 
 
 def _found_counts_as_filled() -> Patches:
@@ -85,10 +90,12 @@ def _early_load() -> Patches:
 
 
 def _no_load_fence() -> Patches:
-    def load_fence(self: Rank, step: int) -> int:
-        return 0
+    fence_of = SimCopyEngine.fence_of
 
-    return [(Rank, "load_fence", load_fence)]
+    def only_for_stores(self: SimCopyEngine, job: Job, after: Fence | None) -> int:
+        return fence_of(self, job, after) if job.is_store else 0
+
+    return [(SimCopyEngine, "fence_of", only_for_stores)]
 
 
 def _failed_load_served() -> Patches:

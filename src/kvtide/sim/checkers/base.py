@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
-from kvtide.core.messages import Outcome, Plan
+from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.sim.checkers.flight import Flight
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.request import SimRequest
@@ -16,8 +16,9 @@ from kvtide.sim.world import World
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvtide.sim.copies import Job
     from kvtide.sim.pool import SimPool
-    from kvtide.sim.rank import Job, Rank
+    from kvtide.sim.rank import Rank
     from kvtide.sim.work import StepWork
 
 
@@ -130,6 +131,9 @@ class Checker:
 
     def copy_begins(self, rank: Rank, job: Job) -> None:
         """A rank begins a copy."""
+
+    def polled(self, rank: Rank, report: Report) -> None:
+        """The worker of a rank has been asked for its report; what becomes of that on its way is another thing."""
 
     # ------------------------------------------------------------------ time
 

@@ -15,6 +15,7 @@ from kvtide.core.messages import Outcome, Plan
 from kvtide.core.reasons import NotStored
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.flight import Flight
+from kvtide.sim.checkers.losses import Losses
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.request import SimRequest
 from kvtide.sim.violation import Violation
@@ -52,10 +53,7 @@ class CompletenessChecker(Checker):
         """Whether blocks that a request does not have any more may be stored, or counted as not admitted."""
         self._ends: list[_End] = []
         self._end: _End | None = None
-        self._lost = 0
-        """What was counted when somebody last looked."""
-        self._counts: dict[NotStored, int] = {}
-        """The same by reason."""
+        self._losses = Losses(self)
         self._pins = self._backlog = 0
         """Device blocks that are being stored, and that wait for it, after the last call."""
         self._begun = 0
@@ -73,36 +71,11 @@ class CompletenessChecker(Checker):
         self._no_key = 0
         self._stale = 0
 
-    # ------------------------------------------------------------------ counters
-
-    def _total(self) -> int:
-        return sum(self.manager.metrics.not_stored.values())
-
-    def _count(self, why: NotStored) -> int:
-        return self.manager.metrics.not_stored[why]
-
-    def _look(self, when: str) -> None:
-        """Nothing is counted between the calls that may lose something."""
-        total = self._total()
-        if total != self._lost:
-            raise Violation("I6", f"{total - self._lost} blocks are counted as lost before {when}, where none could be")
-
-    def _look_again(self) -> None:
-        """From here on, nothing more is counted until the next call that may lose something."""
-        total = self._total()
-        if total != self._lost:
-            self._lost = total
-            self._counts = dict(self.manager.metrics.not_stored)
-
-    def _moved(self, why: NotStored) -> int:
-        """Return how many blocks were counted as lost for this reason since the last look."""
-        return self._count(why) - self._counts.get(why, 0)
-
     # ------------------------------------------------------------------ when requests end
 
     def before_end(self, request: SimRequest, preempted: bool) -> None:
         """Read the counters, and see what is not on the host."""
-        self._look(f"{request.id} ends")
+        self._losses.expect_none(f"{request.id} ends")
         if not self._eager:
             return
         self._end = self._make_end(request, preempted)
@@ -144,18 +117,18 @@ class CompletenessChecker(Checker):
 
     def after_end(self, request: SimRequest, preempted: bool) -> None:
         """See how many blocks were begun, wait, or are counted. What was begun is known with the next plan."""
-        if self.world.admission == "all" and self._count(NotStored.NOT_ADMITTED):
+        if self.world.admission == "all" and self._losses.total_of(NotStored.NOT_ADMITTED):
             raise Violation("I6", f"all blocks are to be stored, and one is kept out when {request.id} ends")
         if not self._eager:
-            self._look(f"the end of {request.id}")
+            self._losses.expect_none(f"the end of {request.id}")
             return
         end, self._end = self._end, None
         assert end is not None
         self._check_reasons(request)
         if not preempted:
             self._check_window(request)
-        lost = self._total() - self._lost - sum(map(self._moved, _APART)) - self._stale
-        self._look_again()
+        lost = self._losses.new() - sum(map(self._losses.new_of, _APART)) - self._stale
+        self._losses.read()
         gauges = self.observed.gauges
         end.begun = gauges.store_pins - self._pins
         end.handled = end.begun + gauges.backlog_blocks - self._backlog + lost
@@ -167,12 +140,12 @@ class CompletenessChecker(Checker):
 
     def _check_reasons(self, request: SimRequest) -> None:
         for why, expected in ((NotStored.NO_KEY, self._no_key), (NotStored.RESET, self._stale)):
-            counted = self._moved(why)
+            counted = self._losses.new_of(why)
             if counted != expected:
                 raise Violation(
                     "I6", f"{expected} blocks of {request.id} are lost to {why.value}, and {counted} are counted"
                 )
-        if self._moved(NotStored.COPY_FAILED):
+        if self._losses.new_of(NotStored.COPY_FAILED):
             raise Violation("I6", f"a copy is counted as failed when {request.id} ends")
 
     def _check_ends(self, stamps: list[int]) -> None:
@@ -205,7 +178,7 @@ class CompletenessChecker(Checker):
 
     def _check_window(self, request: SimRequest) -> None:
         """Only what left the window of this very request is lost in this way, and once."""
-        counted, now = self._count(NotStored.OUT_OF_WINDOW), self._moved(NotStored.OUT_OF_WINDOW)
+        counted, now = self._losses.total_of(NotStored.OUT_OF_WINDOW), self._losses.new_of(NotStored.OUT_OF_WINDOW)
         visible = self.observed.visible
         lost = sum(content not in visible for content in self._slid.get(request.id, ()))
         if now > lost or counted > self._slid_total:
@@ -223,7 +196,7 @@ class CompletenessChecker(Checker):
         self._gone_total += sum(
             content not in self._missed and self.observed.tokens_of(content) <= computed for content in gone
         )
-        counted = self._count(NotStored.OUT_OF_WINDOW) + self._count(NotStored.NOT_ADMITTED)
+        counted = self._losses.total_of(NotStored.OUT_OF_WINDOW) + self._losses.total_of(NotStored.NOT_ADMITTED)
         if self._gone_total > counted:
             raise Violation(
                 "I6", f"{self._gone_total} blocks left their window unstored, and {counted} are counted as such"
@@ -246,7 +219,7 @@ class CompletenessChecker(Checker):
 
     def before_report(self) -> None:
         """Read the counters."""
-        self._look("a report")
+        self._losses.expect_none("a report")
 
     def reported(self, outcome: Outcome) -> None:
         """Each block of a store that came to nothing is tried again or counted as lost. This holds in lazy mode too."""
@@ -260,8 +233,8 @@ class CompletenessChecker(Checker):
         fetches = [flight for flight in settled if flight.kind == "fetch" and (flight.missed or flight.orphaned)]
         unkept = sum(len(flight.slots) for flight in fetches)
         relied_on = sum(map(_relied_on_in_vain, fetches))
-        reset = self._moved(NotStored.RESET)
-        lost = self._total() - self._lost - reset
+        reset = self._losses.new_of(NotStored.RESET)
+        lost = self._losses.new() - reset
         gauges = self.observed.gauges
         again = gauges.backlog_blocks - self._backlog
         right = failed <= again + lost <= failed + unkept and void <= reset <= void + unkept
@@ -272,13 +245,13 @@ class CompletenessChecker(Checker):
                 f"try, and {lost} and {reset} are counted as lost",
             )
         self._pins, self._backlog = gauges.store_pins, gauges.backlog_blocks
-        self._look_again()
+        self._losses.read()
 
     # ------------------------------------------------------------------ plans, resets, the end
 
     def before_plan(self, idle: bool) -> None:
         """Read the counters."""
-        self._look("a plan")
+        self._losses.expect_none("a plan")
 
     def plan_made(self, plan: Plan) -> None:
         """From here on, what was begun is in flight, and known by its content."""
@@ -286,20 +259,20 @@ class CompletenessChecker(Checker):
             flights = self.observed.flights
             self._check_ends([content for store in plan.stores for content in flights[store.id].stamps])
         gauges = self.observed.gauges
-        if self._total() != self._lost:
+        if self._losses.new():
             self._check_plan(self._backlog - gauges.backlog_blocks)
         self._pins, self._backlog = gauges.store_pins, gauges.backlog_blocks
 
     def _check_plan(self, left_backlog: int) -> None:
         """A plan loses only what waited, what left its window, and in lazy mode what is not to be stored at all."""
-        moved = {why: self._moved(why) for why in NotStored}
+        moved = {why: self._losses.new_of(why) for why in NotStored}
         if moved[NotStored.RESET] or moved[NotStored.NO_KEY] or moved[NotStored.COPY_FAILED]:
             raise Violation("I6", f"a plan cannot lose blocks in this way: {moved}")
         if moved[NotStored.NOT_ADMITTED] and (self._eager or self.world.admission == "all"):
             raise Violation("I6", f"blocks are kept out that are to be stored: {moved}")
         visible = self.observed.visible
         slid = sum(content not in visible for contents in self._slid.values() for content in contents)
-        if moved[NotStored.OUT_OF_WINDOW] > slid or self._count(NotStored.OUT_OF_WINDOW) > self._slid_total:
+        if moved[NotStored.OUT_OF_WINDOW] > slid or self._losses.total_of(NotStored.OUT_OF_WINDOW) > self._slid_total:
             raise Violation("I6", f"{slid} blocks have left their window and are not visible: {moved}")
         waited = (
             moved[NotStored.HOST_FULL]
@@ -309,11 +282,11 @@ class CompletenessChecker(Checker):
         )
         if waited > left_backlog:
             raise Violation("I6", f"{left_backlog} blocks that waited do so no longer: {moved}")
-        self._look_again()
+        self._losses.read()
 
     def after_evicted(self, group: int, key: Key) -> None:
         """In lazy mode, a block that was taken and that nobody has stored is lost. In eager mode it was due before."""
-        counted = self._total() - self._lost
+        counted = self._losses.new()
         observed = self.observed
         content = observed.stamp_of(group, key)
         safe = content in observed.visible or content in observed.writing
@@ -323,20 +296,20 @@ class CompletenessChecker(Checker):
             what = observed.tokens.describe(content)
             raise Violation("I6", f"{what} is taken: {lost} blocks are lost by that and {counted} are counted")
         if counted:
-            self._look_again()
+            self._losses.read()
 
     def before_reset(self) -> None:
         """What waits is lost, and what was begun since the last plan."""
-        self._look("a reset")
+        self._losses.expect_none("a reset")
         self._begun = self.manager.gauges().store_pins - self.observed.slots_stored
 
     def after_reset(self, below: bool) -> None:
         """All that no rank has heard of must be counted, and no more. What is in flight is counted when it ends."""
-        counted = self._total() - self._lost
+        counted = self._losses.new()
         if counted != self._backlog + self._begun:
             waited = f"{self._backlog} blocks were waiting at the reset, {self._begun} were begun"
             raise Violation("I6", f"{waited}, and {counted} are counted")
-        self._look_again()
+        self._losses.read()
         self._pins -= self._begun
         self._backlog = 0
         self._ends.clear()
@@ -346,7 +319,7 @@ class CompletenessChecker(Checker):
 
     def at_rest(self) -> None:
         """Of what was ever due, everything has been visible, or is counted."""
-        lost = self._total()
+        lost = self._losses.total()
         if len(self._missed) > lost:
             raise Violation("I6", f"{len(self._missed)} blocks are not on the host, and {lost} are counted as lost")
 

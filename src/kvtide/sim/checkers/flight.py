@@ -34,6 +34,8 @@ class Flight:
     """Fetches: contents that somebody has computed meanwhile, and that are not stored because they are to come."""
     since_s: float = 0.0
     """When it was planned, by the time that the engine tells."""
+    since_tick: int = 0
+    """When it was planned, by the clock of the machine."""
     leaving: bool = False
     """Sinks: the host has given these slots up."""
 

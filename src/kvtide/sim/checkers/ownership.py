@@ -10,7 +10,8 @@ from kvtide.sim.checkers.flight import Flight
 from kvtide.sim.violation import Violation
 
 if TYPE_CHECKING:
-    from kvtide.sim.rank import Job, Rank
+    from kvtide.sim.copies import Job
+    from kvtide.sim.rank import Rank
     from kvtide.sim.work import StepWork
 
 
@@ -73,7 +74,7 @@ class OwnershipChecker(Checker):
 
     def compute_begins(self, rank: Rank, work: StepWork) -> None:
         """Compute must not meet a copy that runs."""
-        for job in rank.copying.values():
+        for job in rank.copies.running.values():
             _check_apart(rank, work, job)
 
     def copy_begins(self, rank: Rank, job: Job) -> None:
