@@ -25,7 +25,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "worker": "copy core errors tiers",
         "engine": "copy core errors options tiers worker",
         "vllm": "copy core errors options tiers units worker",
-        "sim": "core errors options",
+        "sim": "copy core errors options tiers worker",
         "traces": "core engine errors options units",
         "demo": "copy core engine errors options",
         "cli": "__init__ demo errors options sim tiers traces",
@@ -50,36 +50,38 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "requests": "groups match",
         "ledger": "chain messages metrics requests",
         "below": "break_even chain config groups host_pool ledger match messages metrics reasons requests",
-        "loading": "below break_even device groups host_pool ledger linear_fit match metrics reasons requests",
+        "loading": "below break_even config device groups host_pool ledger linear_fit match messages metrics reasons"
+        " requests",
         "storing": "below chain config device groups host_pool ledger metrics reasons requests",
-        "manager": "below config device events groups host_pool ledger loading match messages metrics reasons requests"
-        " storing",
+        "manager": "below config device events groups host_pool ledger loading match messages metrics requests storing",
         "__init__": "config device events eviction groups manager match messages metrics reasons",
     },
     "kvtide.tiers": {
         "admin": "",
         "base": "",
+        "batches": "",
         "breaker": "",
         "encryption": "",
         "log_once": "",
         "thread_priority": "",
-        "call_queue": "base",
+        "call_queue": "base batches",
         "record": "base encryption",
-        "backend": "base",
+        "backend": "base record",
         "meter": "base call_queue",
         "namespace": "record",
-        "config": "base encryption namespace",
-        "queued": "backend base call_queue meter",
-        "watchdog": "backend base breaker log_once",
+        "config": "admin base encryption namespace",
+        "queued": "backend base breaker call_queue meter",
+        "watchdog": "backend breaker config log_once queued",
         "memory": "backend base record",
         "disk": "admin backend base config namespace queued record",
-        "mooncake": "admin backend base breaker config namespace queued record watchdog",
+        "mooncake": "admin backend base batches config namespace queued record watchdog",
         "null": "base config namespace",
-        "valkey": "admin backend base breaker config log_once namespace queued record thread_priority watchdog",
-        "faulty": "backend base memory queued",
-        "stack": "base config namespace",
+        "valkey": "admin backend base batches breaker config log_once namespace queued record thread_priority watchdog",
+        "faulty": "backend base breaker memory queued",
+        "clears": "base log_once",
+        "stack": "base clears config namespace",
         "cli": "admin config",
-        "__init__": "backend base config faulty memory namespace null queued",
+        "__init__": "backend base config faulty memory namespace null queued stack",
     },
 }
 """What each part of a package imports of the others. Kinds of tiers are imported by name, too."""
@@ -94,7 +96,7 @@ THIRD_PARTY = {
 }
 """What each part imports from elsewhere, the standard library aside."""
 
-PURE = "__future__ abc array collections dataclasses enum heapq math typing"
+PURE = "__future__ abc array collections dataclasses enum functools heapq itertools math typing"
 """What the core uses of the standard library: no I/O, no threads, no clock, no randomness."""
 
 PARTS = [(package, part) for package, layers in LAYERS.items() for part in layers]
