@@ -10,7 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kvtide.traces.cli_common import add_input, add_workload, input_of, number, parser, put, tell, workload_of
+from kvtide.traces.cli_common import number, parser, put, tell
+from kvtide.traces.cli_input import add_input, add_workload, input_of, workload_of
+from kvtide.traces.progress import counted, progress
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.stats import TraceStats, trace_stats
 from kvtide.traces.units import percent_text, seconds_text
@@ -79,9 +81,11 @@ def mooncake_record(request: TraceRequest) -> dict[str, object]:
 def run_stats(args: argparse.Namespace) -> int:
     """Print numbers about a trace."""
     source = input_of(args)
-    stats = trace_stats(source.requests)
+    with progress() as advance:
+        stats = trace_stats(counted(source.requests, "requests", advance))
+    source.tell_missing()
     if args.json:
-        put(json.dumps({"trace": source.title, **_as_json(stats)}, indent=2))
+        put(json.dumps({**source.as_json(), **_as_json(stats)}, indent=2))
         return 0
     out = Console()
     out.print(_table(stats, source.block_tokens))
