@@ -85,7 +85,7 @@ def test_dearer_memory_or_cheaper_gpus_make_it_smaller() -> None:
 
 def test_a_longer_recording_of_the_same_is_surer() -> None:
     levels = ["low", "medium", "high"]
-    short, long = (plan(Workload("documents", requests)).recommendation.certainty for requests in (60, 2500))
+    short, long = (plan(in_turn(100, rounds)).recommendation.certainty for rounds in (3, 40))
     assert levels.index(short.level) < levels.index(long.level)
     assert short.seen_s < short.matters_s
     assert "the rest is extrapolated" in short.text

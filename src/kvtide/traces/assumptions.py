@@ -15,6 +15,7 @@ def assumptions(machine: Machine, prices: Mapping[str, Rate]) -> dict[str, Rate]
     rates, device = machine.rates, machine.device
     if not machine.prefix_cache:
         device = replace(device, how=f"{device.how}; without a prefix cache")
+    host_copy = {} if machine.measured is None else {"host_copy_bytes_per_s": machine.measured.host_copy}
     return {
         "device_bytes": device,
         "bytes_per_token": machine.bytes_per_token,
@@ -22,6 +23,7 @@ def assumptions(machine: Machine, prices: Mapping[str, Rate]) -> dict[str, Rate]
         "decode_s_per_token": rates.decode_s_per_token,
         "load_bytes_per_s": rates.load_bytes_per_s,
         "store_bytes_per_s": rates.store_bytes_per_s,
+        **host_copy,
         "overhead_s": rates.overhead_s,
         "gpu_hour_dollars": prices["gpu_hour"],
         "gib_hour_dollars": prices["gib_hour"],

@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvtide.traces.reuse_times import Visit, reuse_times
 from kvtide.traces.steady_state import steady_state
-from kvtide.traces.units import seconds_text, size_text
+from kvtide.traces.units import percent_text, seconds_text, size_text
 from kvtide.traces.worth import Economy, best_size, worth
 
 Level = Literal["high", "medium", "low"]
@@ -36,6 +36,11 @@ class Certainty:
         """The same in words."""
         first, second = (size_text(size) if size else "none" for size in self.halves_bytes)
         halves = f"its halves alone say {first} and {second}"
+        if any(self.added_share_halves):
+            low, high = (percent_text(share) for share in sorted(self.added_share_halves))
+            halves += f", and that what is recommended adds {low} to {high} in the long run"
+        if not self.matters_s:
+            return f"Certainty: {self.level}. The rates of link and prefill decide, whatever the recording."
         if self.seen_s >= self.matters_s:
             seen = f"which shows all that matters ({seconds_text(self.matters_s)})"
         else:
@@ -63,13 +68,13 @@ def certainty(
     ]
     best = tuple(best_size(half, device_blocks, economy, sizes).host_bytes for half in halves)
     added = tuple(worth(half, device_blocks, economy, chosen_bytes).added_share for half in halves)
-    matters_s = economy.pays_within_s
+    matters_s = 0.0 if economy.loading_is_slower else economy.pays_within_s
     if chosen_bytes:
         matters_s = min(matters_s, whole.age_s(chosen_bytes // economy.block_bytes))
     level: Level = "high"
-    if whole.seen_s < matters_s or not _all_near((*best, chosen_bytes)):
+    if 2 * whole.seen_s < matters_s or not _all_near((*best, chosen_bytes)):
         level = "low"
-    elif whole.seen_s < 2 * matters_s or len({*best, chosen_bytes}) > 1:
+    elif whole.seen_s < matters_s or len({*best, chosen_bytes}) > 1:
         level = "medium"
     return Certainty(
         level, visits[-1].time_s - visits[0].time_s, whole.seen_s, matters_s, (best[0], best[1]), (added[0], added[1])

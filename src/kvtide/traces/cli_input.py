@@ -106,7 +106,8 @@ def input_of(args: argparse.Namespace) -> Input:
         on_skip=_Skipped(),
         requests_per_s=args.rate,
     )
-    return Input(consistent(trace), trace.block_tokens, Path(trace.lines.name).name, trace)
+    name = trace.lines.name
+    return Input(consistent(trace), trace.block_tokens, Path(name).name if Path(name).is_file() else name, trace)
 
 
 class _Skipped:

@@ -36,6 +36,8 @@ class Machine:
 
     bytes_per_token: Rate
     """Of KV."""
+    measured: Measured | None = None
+    """What was measured here, if anything was."""
 
     @property
     def cost(self) -> CostModel:
@@ -85,7 +87,7 @@ def machine_of(args: argparse.Namespace, measured: Measured | None = None) -> Ma
             raise ConfigError(f"--{option}", value, "a number above 0")
     rates = derive_rates(gpu, model, default=default)
     if measured is not None:
-        rates = measured_rates(rates, measured, model, here=args.gpu is None)
+        rates = measured_rates(rates, measured, model)
     rates = rates.given(
         prefill_tokens_per_s=args.prefill,
         decode_s_per_token=args.decode,
@@ -100,6 +102,7 @@ def machine_of(args: argparse.Namespace, measured: Measured | None = None) -> Ma
         _device(args, gpu, model, default=default),
         prefix_cache=args.device != NO_DEVICE,
         bytes_per_token=_bytes_per_token(args, model),
+        measured=measured,
     )
 
 

@@ -88,12 +88,13 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         write_whole(args.plot, lambda path: draw_replay(result, source.title, path))
     if args.json:
+        rates = {"device_bytes": asdict(machine.device), **machine.rates.as_json()}
         put(
             json.dumps(
                 {
                     **source.as_json(),
                     "cost_source": config.cost.source,
-                    "device": asdict(machine.device),
+                    "rates": rates,
                     **as_json(result),
                 },
                 indent=2,

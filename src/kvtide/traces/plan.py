@@ -140,9 +140,7 @@ def _recommend(
         )
         chosen, after = NOTHING, before
     elif chosen is NOTHING:
-        why = why_none(
-            steady, before, max(worths, key=lambda one: one.net if one.added_share > 0 else -one.price), economy
-        )
+        why = why_none(steady, before, max(worths, key=lambda one: (one.added_share > 0, one.net)), economy)
     else:
         following = next((one for one in worths if one.host_bytes > chosen.host_bytes), None)
         keeps_s = steady.age_s(chosen.host_bytes // config.block_bytes)

@@ -9,6 +9,8 @@ from kvtide.traces.steady_state import SteadyState
 from kvtide.traces.units import percent_text, seconds_text, size_text
 from kvtide.traces.worth import Economy, Worth
 
+_CENTS_FROM = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -92,10 +94,11 @@ def why_some(chosen: Worth, following: Worth | None, before: Outcome, after: Out
     )
     if following is None:
         return f"{sentence}; no larger size was tried."
-    saved, price = dollars_text(following.saved), dollars_text(following.price)
-    return f"{sentence}; {size_text(following.host_bytes)} would save {saved} for {price}."
+    saved, price = following.saved - chosen.saved, following.price - chosen.price
+    more = size_text(following.host_bytes - chosen.host_bytes)
+    return f"{sentence}; another {more} would save {dollars_text(saved)} more for {dollars_text(price)} more."
 
 
 def dollars_text(dollars: float) -> str:
     """Return an amount for people."""
-    return f"${dollars:.2g}" if dollars < 1 else f"${dollars:.2f}"
+    return f"${dollars:.2f}" if dollars >= _CENTS_FROM else f"${dollars:.2g}"

@@ -66,7 +66,7 @@ def steady_state(times: ReuseTimes) -> SteadyState:
         ages_s.append(age_s)
         shares.append(1 - left)
         rooms_s.append(room_s)
-    seen_s = before_s
+    seen_s = before_s if open_waits else oldest_s  # where all have come back there is nothing more to see
     stay = AGE_RATIO ** -(returned / waited if waited else 0.0)
     for age_s in AGES_S[len(ages_s) :]:
         room_s += left * (1 + stay) / 2 * (age_s - before_s)

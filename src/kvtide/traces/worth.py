@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtide.traces.cost import CostModel
 from kvtide.traces.prices import GIB, Prices
 from kvtide.traces.steady_state import SteadyState
 
-PAYS_FROM = 1.1
-"""Memory is recommended if it brings so many times what it costs: less is within what is not known."""
-NEARLY_BEST = 0.85
-"""The smallest size is taken that brings so much of the most that any brings: curves are flat at their top."""
+PAYS_FROM = 1.25
+"""The next GiB is worth buying if it brings so many times what it costs: less is within what is not known."""
 SIZES = tuple(GIB << power for power in range(15))
 """What is looked at if nothing else is said: 1 GiB to 16 TiB."""
 
@@ -69,13 +67,8 @@ class Worth:
 
     @property
     def net(self) -> float:
-        """What is left."""
-        return self.saved - self.price
-
-    @property
-    def pays(self) -> bool:
-        """Whether it clearly brings more than it costs."""
-        return self.saved > PAYS_FROM * self.price
+        """What is left when the memory has brought what it has to. It is most where the next GiB does not any more."""
+        return self.saved - PAYS_FROM * self.price
 
 
 NOTHING = Worth(0, 0.0, 0.0, 0.0)
@@ -93,11 +86,5 @@ def best_size(steady: SteadyState, device_blocks: float, economy: Economy, sizes
     """Return the size to buy, or `NOTHING`."""
     if economy.loading_is_slower:
         return NOTHING
-    worths = [worth(steady, device_blocks, economy, size) for size in sizes]
-    return _smallest_near_best(one for one in worths if one.pays)
-
-
-def _smallest_near_best(worths: Iterable[Worth]) -> Worth:
-    paying = list(worths)
-    most = max((one.net for one in paying), default=0.0)
-    return next((one for one in paying if one.net >= NEARLY_BEST * most), NOTHING)
+    best = max((worth(steady, device_blocks, economy, size) for size in sizes), key=lambda one: one.net)
+    return best if best.net > 0 else NOTHING
