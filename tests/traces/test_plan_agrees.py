@@ -76,6 +76,13 @@ def test_the_host_adds_nothing_where_a_replay_shows_nothing() -> None:
     assert result.recommendation.added_share == 0
 
 
+def test_what_is_still_being_computed_for_another_request_is_not_found_on_the_host() -> None:
+    requests = [TraceRequest(0.001 * number, tuple(range(40)), 40 * 512 + 1, 1) for number in range(5)]
+    sizes = (16 * GIB, 64 * GIB)
+    assert all(replayed(requests, 40 * GIB, size).host_tokens == 0 for size in sizes)
+    assert [point.added_share for point in plan(requests, sizes=sizes).curves["prefix"]] == [0, 0]
+
+
 def test_a_replay_without_host_memory_loads_nothing_and_keeps_the_devices_share() -> None:
     requests = list(Workload("mixture", 300))
     without = replayed(requests, 10 * GIB, 0)

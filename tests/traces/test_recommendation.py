@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from kvtide.traces import TraceRequest
 from kvtide.traces.plan import PlanResult
 from kvtide.traces.prices import GIB, GIB_HOUR, Prices
+from kvtide.traces.recommendation import Outcome
 from kvtide.traces.workloads import Workload
 from tests.traces.support_plan import CONFIG, plan
 
@@ -70,6 +72,25 @@ def test_no_recommendation_makes_turns_slower(name: str, load_gb_per_s: int) -> 
     assert result.ttft_ms_after <= result.ttft_ms_before
 
 
+def test_loads_that_make_first_tokens_later_do_not_help() -> None:
+    before = Outcome(0.5, 0.0, 0.100)
+    assert Outcome(0.5, 0.1, 0.099).helps(before)
+    assert not Outcome(0.5, 0.1, 0.101).helps(before)
+    assert not Outcome(0.5, 0.0, 0.099).helps(before)
+
+
+def test_what_is_only_extrapolated_is_not_bought_where_a_replay_shows_no_gain() -> None:
+    rng = Random(1)
+    asked = [rng.randrange(100) for _ in range(70)]  # 560 blocks at most: the device has room for 640
+    requests = [
+        TraceRequest(float(now_s), tuple(range(8 * one, 8 * one + 8)), 8 * 512 + 1, 1)
+        for now_s, one in enumerate(asked)
+    ]
+    result = plan(requests).recommendation
+    assert (result.host_bytes, result.added_share) == (0, 0)
+    assert "a replay of this recording" in result.why
+
+
 def host_bytes(gpu_hour: float, gib_hour: float) -> int:
     result: PlanResult = plan(Workload("documents", 600), prices=Prices(gpu_hour, gib_hour))
     return result.recommendation.host_bytes
@@ -87,6 +108,7 @@ def test_a_longer_recording_of_the_same_is_surer() -> None:
     levels = ["low", "medium", "high"]
     short, long = (plan(in_turn(100, rounds)).recommendation.certainty for rounds in (3, 40))
     assert levels.index(short.level) < levels.index(long.level)
+    assert short.level == "low"
     assert short.seen_s < short.matters_s
     assert "the rest is extrapolated" in short.text
     assert "shows all that matters" in long.text

@@ -133,7 +133,7 @@ def _recommend(
     if chosen is not NOTHING:
         after = _outcome(_replay(recording, config, chosen.host_bytes, "with what is recommended", advance))
     worths = [worth(steady, device_blocks, economy, size) for size in sizes]
-    if chosen is not NOTHING and (after.added_share <= 0 or after.ttft_s >= before.ttft_s):
+    if chosen is not NOTHING and not after.helps(before):
         why = (
             "Buy none: in a replay of this recording host memory adds nothing, or makes no turn faster; what would "
             "come back later is a guess."

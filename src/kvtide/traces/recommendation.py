@@ -23,6 +23,10 @@ class Outcome:
     ttft_s: float
     """Mean time to first token."""
 
+    def helps(self, before: Outcome) -> bool:
+        """Whether this is better than without host memory: something is loaded, and first tokens come sooner."""
+        return self.added_share > 0 and self.ttft_s < before.ttft_s
+
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
