@@ -56,6 +56,12 @@ def test_where_nothing_comes_back_none_is_bought() -> None:
     assert "no prompt begins with a block that an earlier one had" in result.why
 
 
+def test_where_all_requests_have_the_same_time_nothing_can_be_told() -> None:
+    result = plan([TraceRequest(5.0, (1, 2), 1025, 1)] * 3).recommendation
+    assert result.host_bytes == 0
+    assert "have the same time" in result.why
+
+
 def test_where_the_link_is_slower_than_computing_none_is_bought() -> None:
     slow = replace(CONFIG.cost, load_bytes_per_s=2e9)
     result = plan(Workload("documents", 400), cost=slow).recommendation

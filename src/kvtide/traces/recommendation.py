@@ -75,7 +75,9 @@ def why_none(steady: SteadyState, before: Outcome, most: Worth, economy: Economy
             f"Buy none: loading a token takes {seconds_text(economy.load_s)} over this link and computing it "
             f"{seconds_text(economy.compute_s)}, so host memory would make turns slower."
         )
-    if steady.hit_shares[-1] <= 0:
+    if not steady.uses_per_s:
+        return "Buy none: all requests have the same time, so what memory would be worth in an hour cannot be told."
+    if not steady.reuses:
         return "Buy none: no prompt begins with a block that an earlier one had, so there is nothing to load."
     have = f"The device serves {percent_text(before.device_share)} of prefill tokens."
     if most.added_share <= 0:

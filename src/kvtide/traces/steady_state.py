@@ -34,6 +34,9 @@ class SteadyState:
     seen_s: float
     """Ages up to here were seen, older ones are extrapolated."""
     uses_per_s: float
+    """0 if all of the recording has the same time: then nothing can be said."""
+    reuses: int
+    """Uses in the recording of what was used before."""
 
     def hit_share(self, blocks: float) -> float:
         """Return the share of the uses that hit in a memory of so many blocks."""
@@ -75,4 +78,5 @@ def steady_state(times: ReuseTimes) -> SteadyState:
         ages_s.append(age_s)
         shares.append(1 - left)
         rooms_s.append(room_s)
-    return SteadyState(ages_s, shares, [times.uses_per_s * room for room in rooms_s], seen_s, times.uses_per_s)
+    rate = times.uses_per_s
+    return SteadyState(ages_s, shares, [rate * room for room in rooms_s], seen_s, rate, sum(times.reused))
