@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from kvtide.traces.cli_machine import Machine
+from kvtide.traces.machine import Machine
 from kvtide.traces.rates import Rate
 from kvtide.traces.units import size_text
 

@@ -4,53 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvtide.errors import ConfigError
 from kvtide.traces.cli_common import number, size
-from kvtide.traces.cost import CostModel
 from kvtide.traces.device_memory import kv_memory
 from kvtide.traces.gpus import DEFAULT_GPU, GPUS, Gpu, gpu_named
+from kvtide.traces.machine import Machine
 from kvtide.traces.measured import Measured, measured_rates
 from kvtide.traces.model import DEFAULT_MODEL, Model, read_model
-from kvtide.traces.rates import Rate, Rates, derive_rates
+from kvtide.traces.rates import Rate, derive_rates
 
 NO_DEVICE = "none"
 _PARAMETERS = re.compile(r"([0-9.]+(?:e[0-9]+)?)\s*([mbt]?)", re.IGNORECASE)
 _TIMES = {"": 1.0, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What serves: a model on GPUs."""
-
-    model: Model
-    gpu: Gpu
-    gpus: int
-    rates: Rates
-    """Of all GPUs together."""
-    device: Rate
-    """Bytes of KV on all GPUs together."""
-    prefix_cache: bool
-    """Whether the device keeps KV of past requests."""
-
-    bytes_per_token: Rate
-    """Of KV."""
-    measured: Measured | None = None
-    """What was measured here, if anything was."""
-
-    @property
-    def cost(self) -> CostModel:
-        """The rates as plain numbers."""
-        return self.rates.cost()
-
-    def device_blocks(self, block_tokens: int) -> int:
-        """Return how many blocks the device has."""
-        blocks = int(self.device.value) // (self.model.bytes_per_token * block_tokens)
-        if blocks < 1:
-            least = f"at least one block, {self.model.bytes_per_token * block_tokens} bytes"
-            raise ConfigError("--device", int(self.device.value), least)
-        return blocks
 
 
 def add_machine(command: argparse.ArgumentParser) -> None:
@@ -63,7 +30,9 @@ def add_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument("--weights", metavar="SIZE", help="bytes of its weights (default: from the parameters)")
     gpus = f"from which rates and sizes are derived: {', '.join(GPUS)} (default: {DEFAULT_GPU})"
     command.add_argument("--gpu", metavar="NAME", help=gpus)
-    command.add_argument("--gpus", type=number, default=1, metavar="N", help="GPUs that share the traffic (default: 1)")
+    command.add_argument(
+        "--gpus", type=number, default=1, metavar="N", help="GPUs that share the traffic and the weights (default: 1)"
+    )
     device = f'KV memory of each GPU, or "{NO_DEVICE}": no prefix cache there (default: from the GPU and the model)'
     command.add_argument("--device", metavar="SIZE", help=device)
     rate = "instead of what is derived"

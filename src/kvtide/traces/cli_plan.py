@@ -15,7 +15,8 @@ from kvtide.options import parse_choice
 from kvtide.traces.assumptions import assumption_texts, assumptions
 from kvtide.traces.cli_common import add_admission, admission_of, parser, put, size, tell
 from kvtide.traces.cli_input import Input, add_input, input_of
-from kvtide.traces.cli_machine import Machine, add_machine, machine_of
+from kvtide.traces.cli_machine import add_machine, machine_of
+from kvtide.traces.machine import Machine
 from kvtide.traces.measured import measure_machine
 from kvtide.traces.plan import PlanConfig, PlanResult, make_plan
 from kvtide.traces.plan_page import plan_page
@@ -29,8 +30,8 @@ from kvtide.traces.writing import check_writable, write_whole
 
 TEXT = """\
 How much host memory is worth buying for this traffic, beside the prefix cache that the device has anyway: what it
-adds, what that saves and costs, and how sure that is. What is recommended was replayed with the real core. The curve
-of LRU is exact at every size; other policies are estimated from samples of the conversations, with their error."""
+adds, what that saves and costs, and how sure that is. What is recommended was replayed with the real core. The curves
+of lru and prefix come from the whole trace; other policies are run on samples of the conversations, with an error."""
 
 EXAMPLES = """\
   kvtide plan                                                  a synthetic workload

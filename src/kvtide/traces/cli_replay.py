@@ -14,7 +14,8 @@ from kvtide.errors import ConfigError
 from kvtide.options import parse_choice
 from kvtide.traces.cli_common import add_admission, admission_of, number, parser, put, size
 from kvtide.traces.cli_input import add_input, input_of
-from kvtide.traces.cli_machine import Machine, add_machine, machine_of
+from kvtide.traces.cli_machine import add_machine, machine_of
+from kvtide.traces.machine import Machine
 from kvtide.traces.plots import draw_replay, figure
 from kvtide.traces.progress import counted, progress
 from kvtide.traces.replay import Replay, ReplayConfig

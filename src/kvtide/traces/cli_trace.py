@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +16,6 @@ from kvtide.traces.progress import counted, progress
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.stats import TraceStats, trace_stats
 from kvtide.traces.units import percent_text, seconds_text
-from kvtide.traces.workloads import Workload
 from kvtide.traces.writing import check_writable, write_whole
 
 SHARES = (0.1, 0.5, 0.9, 0.99)
@@ -53,18 +52,19 @@ def run_make(args: argparse.Namespace) -> int:
             put(line)
         return 0
     check_writable("FILE", args.output)
-    write_whole(args.output, lambda path: _write_lines(path, workload))
+    with progress() as advance:
+        write_whole(args.output, lambda path: _write_lines(path, counted(workload, "requests", advance)))
     tell(f"kvtide: {workload.requests:,} requests written to {args.output}")
     return 0
 
 
-def _write_lines(path: Path, workload: Workload) -> None:
+def _write_lines(path: Path, requests: Iterable[TraceRequest]) -> None:
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in _lines(workload))
+        file.writelines(f"{line}\n" for line in _lines(requests))
 
 
-def _lines(workload: Workload) -> Iterator[str]:
-    return (json.dumps(mooncake_record(request)) for request in workload)
+def _lines(requests: Iterable[TraceRequest]) -> Iterator[str]:
+    return (json.dumps(mooncake_record(request)) for request in requests)
 
 
 def mooncake_record(request: TraceRequest) -> dict[str, object]:
