@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -94,6 +95,41 @@ def test_skipped_lines_are_named_and_the_rest_is_used(tmp_path: Path, capsys: py
     assert "line 9" not in err
     with pytest.raises(KVTideError, match="line 2"):
         run("replay", str(path), "--strict")
+
+
+@pytest.mark.parametrize("command", [("plan",), ("replay",), ("trace", "stats")])
+def test_every_command_totals_what_it_skipped(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "t.jsonl", mooncake_line(), "{", mooncake_line(tokens=0, hashes=[]), mooncake_line(5))
+    assert run(*command, str(path), "--json") == 0
+    out, err = capsys.readouterr()
+    assert "2 lines were skipped and 2 requests read" in err
+    result = json.loads(out)
+    assert (result["requests"], result["skipped_lines"]) == (2, 2)
+    assert result["skipped_by"] == {"not a JSON object": 1, "no prompt": 1}
+
+
+@pytest.mark.parametrize("command", [("plan",), ("replay",), ("trace", "stats")])
+def test_every_command_reads_standard_input_packed_or_not(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = f"{mooncake_line()}\n{mooncake_line(5)}\n".encode()
+    for data in (lines, gzip.compress(lines)):
+        path = tmp_path / "t"
+        path.write_bytes(data)
+        with path.open() as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            assert run(*command, "-", "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["trace"], result["requests"]) == ("standard input", 2)
+
+
+def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"messages": [{"role": "user", "content": "hello, how are you today? " * 9}]}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    assert run("plan", str(write(tmp_path / "batch", line, line)), "--rate", "4") == 0
+    assert "2 requests have no time: 4 per second are taken to come" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

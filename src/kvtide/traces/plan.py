@@ -118,7 +118,8 @@ def _replay(recording: Recording, config: PlanConfig, host_bytes: int, label: st
             admission=config.admission,
         )
     )
-    return replay.run(counted(recording.requests, f"replaying {label}", advance))
+    requests = recording.requests
+    return replay.run(counted(requests, f"replaying {label}", advance, len(requests)))
 
 
 def _recommend(
@@ -178,7 +179,7 @@ def _curves(
     for policy in config.policies:
         points = curves[policy] = []
         for size in sizes:
-            advance("points", sum(map(len, curves.values())), len(config.policies) * len(sizes))
+            advance("sizes and policies", sum(map(len, curves.values())), len(config.policies) * len(sizes))
             slots = size // config.block_bytes
             estimate = Estimate(added.share(slots), 0.0)
             if selective or (policy not in EXACT and slots < added.unique_blocks):

@@ -49,11 +49,11 @@ class LinesNowAndThen:
         sys.stderr.flush()
 
 
-def counted(items: Iterable[Item], what: str, advance: Advance) -> Iterator[Item]:
+def counted(items: Iterable[Item], what: str, advance: Advance, total: int | None = None) -> Iterator[Item]:
     """Yield the items, and tell how many they were, now and then."""
     for done, item in enumerate(items, start=1):
         if not done % COUNTED_BY:
-            advance(what, done)
+            advance(what, done, total)
         yield item
 
 
