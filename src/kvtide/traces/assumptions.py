@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from kvtide.traces.machine import Machine
-from kvtide.traces.rates import Rate
+from kvtide.traces.rates import Sourced
 from kvtide.traces.units import size_text
 
 
-def assumptions(machine: Machine, prices: Mapping[str, Rate]) -> dict[str, Rate]:
+def assumptions(machine: Machine, prices: Mapping[str, Sourced]) -> dict[str, Sourced]:
     """Return numbers by name."""
     rates, device = machine.rates, machine.device
     if not machine.prefix_cache:
@@ -30,7 +30,7 @@ def assumptions(machine: Machine, prices: Mapping[str, Rate]) -> dict[str, Rate]
     }
 
 
-def assumption_texts(taken: Mapping[str, Rate]) -> Iterator[str]:
+def assumption_texts(taken: Mapping[str, Sourced]) -> Iterator[str]:
     """Yield a line for each."""
     for name, rate in taken.items():
         if name.endswith("bytes_per_s"):

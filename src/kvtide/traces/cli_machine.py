@@ -13,7 +13,7 @@ from kvtide.traces.gpus import DEFAULT_GPU, GPUS, Gpu, gpu_named
 from kvtide.traces.machine import Machine
 from kvtide.traces.measured import Measured, measured_rates
 from kvtide.traces.model import DEFAULT_MODEL, Model, read_model
-from kvtide.traces.rates import Rate, derive_rates
+from kvtide.traces.rates import Sourced, derive_rates
 
 NO_DEVICE = "none"
 _PARAMETERS = re.compile(r"([0-9.]+(?:e[0-9]+)?)\s*([mbt]?)", re.IGNORECASE)
@@ -75,16 +75,16 @@ def machine_of(args: argparse.Namespace, measured: Measured | None = None) -> Ma
     )
 
 
-def _device(args: argparse.Namespace, gpu: Gpu, model: Model, *, default: bool) -> Rate:
+def _device(args: argparse.Namespace, gpu: Gpu, model: Model, *, default: bool) -> Sourced:
     if args.device not in (None, NO_DEVICE):
-        return Rate(float(size("--device", args.device) * args.gpus), "given", "")
+        return Sourced(float(size("--device", args.device) * args.gpus), "given", "")
     return kv_memory(gpu, model, args.gpus, default=default)
 
 
-def _bytes_per_token(args: argparse.Namespace, model: Model) -> Rate:
+def _bytes_per_token(args: argparse.Namespace, model: Model) -> Sourced:
     if args.bytes_per_token is not None:
-        return Rate(model.bytes_per_token, "given", "")
-    return Rate(model.bytes_per_token, "default" if args.model_config is None else "derived", f"KV of {model.name}")
+        return Sourced(model.bytes_per_token, "given", "")
+    return Sourced(model.bytes_per_token, "default" if args.model_config is None else "derived", f"KV of {model.name}")
 
 
 def _model(args: argparse.Namespace) -> Model:

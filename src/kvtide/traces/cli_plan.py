@@ -24,7 +24,7 @@ from kvtide.traces.plan_report import as_json, conclusion, plan_table
 from kvtide.traces.plots import draw_plan, figure
 from kvtide.traces.prices import GIB_HOUR, GIB_HOUR_HOW, GPU_HOUR_HOW, Prices
 from kvtide.traces.progress import progress
-from kvtide.traces.rates import Rate
+from kvtide.traces.rates import Sourced
 from kvtide.traces.sampling import SAMPLE_BLOCKS
 from kvtide.traces.writing import check_writable, write_whole
 
@@ -102,22 +102,22 @@ def _machine(args: argparse.Namespace) -> Machine:
     return machine_of(args, measured)
 
 
-def _prices(args: argparse.Namespace, machine: Machine) -> dict[str, Rate]:
+def _prices(args: argparse.Namespace, machine: Machine) -> dict[str, Sourced]:
     """Return what an hour costs, with where that comes from."""
     prices = {
-        "gpu_hour": Rate(machine.gpu.dollars_per_hour, "default", f"{machine.gpu.name}, {GPU_HOUR_HOW}"),
-        "gib_hour": Rate(GIB_HOUR, "default", GIB_HOUR_HOW),
+        "gpu_hour": Sourced(machine.gpu.dollars_per_hour, "default", f"{machine.gpu.name}, {GPU_HOUR_HOW}"),
+        "gib_hour": Sourced(GIB_HOUR, "default", GIB_HOUR_HOW),
     }
     for name in prices:
         value = getattr(args, name)
         if value is not None:
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')}", value, "dollars, 0 or more")
-            prices[name] = Rate(value, "given", "")
+            prices[name] = Sourced(value, "given", "")
     return prices
 
 
-def _config(args: argparse.Namespace, machine: Machine, prices: dict[str, Rate], block_tokens: int) -> PlanConfig:
+def _config(args: argparse.Namespace, machine: Machine, prices: dict[str, Sourced], block_tokens: int) -> PlanConfig:
     sizes = sorted({size("--sizes", text.strip()) for text in args.sizes.split(",")}) if args.sizes else []
     policies = [parse_choice("--policies", name.strip(), tuple(POLICIES)) for name in args.policies.split(",")]
     return PlanConfig(
@@ -143,7 +143,7 @@ def _tell_missing(plan: PlanResult, source: Input) -> None:
         tell(f"kvtide: the trace is long: {joined} (see --exact)")
 
 
-def _write(args: argparse.Namespace, plan: PlanResult, source: Input, taken: dict[str, Rate]) -> None:
+def _write(args: argparse.Namespace, plan: PlanResult, source: Input, taken: dict[str, Sourced]) -> None:
     title = f"Host memory for {source.title}"
     if args.plot is not None:
         write_whole(args.plot, lambda path: draw_plan(plan, title, path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtide.errors import ConfigError
 from kvtide.traces.gpus import Gpu
 from kvtide.traces.model import DEFAULT_MODEL, Model
-from kvtide.traces.rates import Kind, Rate
+from kvtide.traces.rates import Kind, Sourced
 from kvtide.traces.units import size_text
 
 USED_SHARE = 0.9
@@ -14,7 +14,7 @@ WORKING_BYTES = 2 << 30
 """Activations and graphs of each GPU, about what vLLM takes with its usual settings."""
 
 
-def kv_memory(gpu: Gpu, model: Model, gpus: int, *, default: bool = False) -> Rate:
+def kv_memory(gpu: Gpu, model: Model, gpus: int, *, default: bool = False) -> Sourced:
     """Return the bytes that all GPUs together have for KV, the weights being split among them."""
     weight_bytes = model.weight_bytes or DEFAULT_MODEL.weight_bytes
     assert weight_bytes is not None
@@ -29,7 +29,7 @@ def kv_memory(gpu: Gpu, model: Model, gpus: int, *, default: bool = False) -> Ra
         )
     each = f"{gpus} times " if gpus > 1 else ""
     kind: Kind = "default" if default else "derived"
-    return Rate(
+    return Sourced(
         left,
         kind,
         f"{each}{USED_SHARE:.0%} of the {size_text(gpu.memory_bytes)} of the {gpu.name}, less "

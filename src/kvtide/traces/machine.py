@@ -9,7 +9,7 @@ from kvtide.traces.cost import CostModel
 from kvtide.traces.gpus import Gpu
 from kvtide.traces.measured import Measured
 from kvtide.traces.model import Model
-from kvtide.traces.rates import Rate, Rates
+from kvtide.traces.rates import Rates, Sourced
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Machine:
     gpus: int
     rates: Rates
     """Of all GPUs together."""
-    device: Rate
+    device: Sourced
     """Bytes of KV on all GPUs together."""
     prefix_cache: bool
     """Whether the device keeps KV of past requests."""
 
-    bytes_per_token: Rate
+    bytes_per_token: Sourced
     """Of KV."""
     measured: Measured | None = None
     """What was measured here, if anything was."""

@@ -21,7 +21,7 @@ from kvtide.copy.regions import DeviceCache, regions_of
 from kvtide.core.messages import Copy
 from kvtide.errors import KVTideError
 from kvtide.traces.model import DEFAULT_MODEL, Model
-from kvtide.traces.rates import Rate, Rates
+from kvtide.traces.rates import Rates, Sourced
 
 _LAYERS, _BLOCKS, _FRAGMENT_BYTES = 32, 64, 32 << 10
 """64 MiB of KV, cut as a model of 32 layers cuts it."""
@@ -45,10 +45,10 @@ class Measured:
     """Of large matrix products in 16 bits."""
 
     @property
-    def host_copy(self) -> Rate:
+    def host_copy(self) -> Sourced:
         """The slower direction in host memory."""
         slower = min(self.host_store_bytes_per_s, self.host_load_bytes_per_s)
-        return Rate(slower, "measured", "copies in host memory on this machine; not used, a GPU copies by itself")
+        return Sourced(slower, "measured", "copies in host memory on this machine; not used, a GPU copies by itself")
 
     @property
     def text(self) -> str:
@@ -102,9 +102,9 @@ def measured_rates(rates: Rates, measured: Measured, model: Model) -> Rates:
     )
     return replace(
         rates,
-        load_bytes_per_s=Rate(measured.load_bytes_per_s, "measured", f"one large copy on the {measured.gpu}"),
-        store_bytes_per_s=Rate(measured.store_bytes_per_s, "measured", f"one large copy on the {measured.gpu}"),
-        prefill_tokens_per_s=Rate(measured.flops * _PREFILL_SHARE / (2 * parameters), "derived", how),
+        load_bytes_per_s=Sourced(measured.load_bytes_per_s, "measured", f"one large copy on the {measured.gpu}"),
+        store_bytes_per_s=Sourced(measured.store_bytes_per_s, "measured", f"one large copy on the {measured.gpu}"),
+        prefill_tokens_per_s=Sourced(measured.flops * _PREFILL_SHARE / (2 * parameters), "derived", how),
     )
 
 

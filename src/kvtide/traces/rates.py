@@ -26,7 +26,7 @@ _H200_RUN = "one H200 SXM with vLLM 0.24, Llama-3.1-8B's shape"
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class Sourced:
     """A number, what kind of knowledge it is, and where it comes from in words."""
 
     value: float
@@ -43,11 +43,11 @@ class Rate:
 class Rates:
     """All that the cost model needs."""
 
-    prefill_tokens_per_s: Rate
-    decode_s_per_token: Rate
-    load_bytes_per_s: Rate
-    store_bytes_per_s: Rate
-    overhead_s: Rate
+    prefill_tokens_per_s: Sourced
+    decode_s_per_token: Sourced
+    load_bytes_per_s: Sourced
+    store_bytes_per_s: Sourced
+    overhead_s: Sourced
 
     def cost(self) -> CostModel:
         """Return the plain numbers."""
@@ -60,7 +60,7 @@ class Rates:
 
     def given(self, **values: float | None) -> Rates:
         """Return the same with what somebody has said instead."""
-        said = {name: Rate(value, "given", "") for name, value in values.items() if value is not None}
+        said = {name: Sourced(value, "given", "") for name, value in values.items() if value is not None}
         return replace(self, **said)
 
     def of_gpus(self, gpus: int) -> Rates:
@@ -71,7 +71,10 @@ class Rates:
         rates = {name: getattr(self, name) for name in shared}
         return replace(
             self,
-            **{name: Rate(rate.value * gpus, rate.source, f"{rate.how}, {gpus} GPUs") for name, rate in rates.items()},
+            **{
+                name: Sourced(rate.value * gpus, rate.source, f"{rate.how}, {gpus} GPUs")
+                for name, rate in rates.items()
+            },
         )
 
     def as_json(self) -> dict[str, object]:
@@ -96,19 +99,19 @@ def derive_rates(gpu: Gpu, model: Model, *, default: bool = False) -> Rates:
     sheet = f"NVIDIA's data sheet of the {gpu.name}"
     link = f"{sheet}: {LINK_SHARE:.0%} of PCIe {gpu.link_gb_per_s:g} GB/s"
     return Rates(
-        Rate(
+        Sourced(
             gpu.tflops * 1e12 * COMPUTE_SHARE / (2 * parameters),
             kind,
             f"{sheet}: {COMPUTE_SHARE:.0%} of {gpu.tflops:g} TFLOPS, {whose}",
         ),
-        Rate(
+        Sourced(
             read_bytes / (gpu.memory_gb_per_s * 1e9 * MEMORY_SHARE),
             kind,
             f"{sheet}: {MEMORY_SHARE:.0%} of {gpu.memory_gb_per_s:g} GB/s, {read_bytes / 1e9:.3g} GB of weights",
         ),
-        Rate(gpu.link_gb_per_s * 1e9 * LINK_SHARE, kind, link),
-        Rate(gpu.link_gb_per_s * 1e9 * LINK_SHARE, kind, link),
-        Rate(_OVERHEAD_S, "default", "of each request, about what vLLM takes"),
+        Sourced(gpu.link_gb_per_s * 1e9 * LINK_SHARE, kind, link),
+        Sourced(gpu.link_gb_per_s * 1e9 * LINK_SHARE, kind, link),
+        Sourced(_OVERHEAD_S, "default", "of each request, about what vLLM takes"),
     )
 
 
@@ -120,11 +123,11 @@ def _like_the_h200(kind: Kind, parameters: float, read_bytes: float, whose: str)
     run = f"measured on {_H200_RUN}"
     scaled = "" if whose.startswith("8.03B") else f", scaled to {whose}"
     return Rates(
-        Rate(_H200_PREFILL / computing, kind, f"{run}: 16,000 tokens in 469 ms, 22 if cached{scaled}"),
-        Rate(_H200_DECODE_S * reading, kind, f"{run}{scaled}"),
-        Rate(_H200_LOAD, kind, f"{run}: one large copy"),
-        Rate(_H200_STORE, kind, f"{run}: one large copy"),
-        Rate(_H200_OVERHEAD_S, kind, f"{run}: of each request"),
+        Sourced(_H200_PREFILL / computing, kind, f"{run}: 16,000 tokens in 469 ms, 22 if cached{scaled}"),
+        Sourced(_H200_DECODE_S * reading, kind, f"{run}{scaled}"),
+        Sourced(_H200_LOAD, kind, f"{run}: one large copy"),
+        Sourced(_H200_STORE, kind, f"{run}: one large copy"),
+        Sourced(_H200_OVERHEAD_S, kind, f"{run}: of each request"),
     )
 
 
