@@ -114,11 +114,11 @@ def test_the_table_is_the_result_and_progress_is_not(capsys: pytest.CaptureFixtu
         ("demo --window 64", "--window=64: expected to be used with --hybrid"),
         ("demo --hybrid --window 1", "--window=1: expected a whole number of at least 2"),
         ("demo --hosts 1GiB", "No such option '--hosts'. Did you mean '--host'? (see kvtide demo --help)"),
-        ("demo --turn 3", "No such option '--turn'. (Did you mean one of: '--turn-tokens', '--turns'?)"),
+        ("demo --turn 3", "No such option '--turn'. (Did you mean one of: '--ranks', '--turn-tokens', '--turns'?)"),
         ("--verbose", "No such option '--verbose'. Did you mean '--version'? (see kvtide --help)"),
-        ("demo --seed", "Option '--seed' requires an argument. (see kvtide demo --help)"),
+        ("demo --seed", "Option '--seed' requires an argument. (see kvtide --help)"),
         ("dmeo", "no such command: 'dmeo'; did you mean \"demo\"? known are demo,"),
-        ("tier inpsect /tmp", "no such command: 'inpsect'; did you mean \"inspect\"? known are inspect,"),
+        ("tier inpsect /tmp", "no such command: 'inpsect'; did you mean \"inspect\"? known are clear,"),
     ],
 )
 def test_a_bad_option_costs_one_line_on_stderr_and_exit_code_2(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.cli import MODULES
 from kvtide.tiers.config import KINDS
 from tests.imports import PACKAGE, Import, circle, imports, imports_of, module_of, part_of, parts
 
@@ -17,18 +18,22 @@ DRAWN_IN = Path(__file__).parent.parent / "docs" / "architecture.md"
 LAYERS: Mapping[str, Mapping[str, str]] = {
     "kvtide": {
         "errors": "",
+        "output": "",
+        "progress": "",
         "units": "",
         "options": "errors",
+        "commands": "errors options",
+        "completion": "errors",
         "core": "errors options",
         "copy": "core errors options units",
-        "tiers": "core errors options units",
+        "tiers": "commands core errors options output progress units",
         "worker": "copy core errors tiers",
         "engine": "copy core errors options tiers worker",
         "vllm": "copy core errors options tiers units worker",
-        "sim": "copy core errors options tiers worker",
-        "traces": "core engine errors options units",
-        "demo": "copy core engine errors options",
-        "cli": "__init__ demo errors options sim tiers traces",
+        "sim": "commands copy core errors options progress tiers worker",
+        "traces": "commands copy core engine errors options output progress units",
+        "demo": "commands copy core engine errors options output progress",
+        "cli": "__init__ commands completion errors options",
         "__init__": "core errors",
         "__main__": "cli",
     },
@@ -80,18 +85,23 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "faulty": "backend base breaker memory queued",
         "clears": "base log_once",
         "stack": "base clears config namespace",
-        "cli": "admin config",
+        "cli": "config",
         "__init__": "backend base config faulty memory namespace null queued stack",
     },
 }
 """What each part of a package imports of the others. Kinds of tiers are imported by name, too."""
 
 THIRD_PARTY = {
+    "commands": "click",
+    "completion": "click",
+    "output": "rich",
+    "progress": "rich",
+    "cli": "click",
     "copy": "numpy torch triton",
-    "tiers": "cryptography mooncake numpy rich valkey xxhash",
+    "tiers": "click cryptography mooncake numpy valkey xxhash",
     "engine": "numpy",
     "vllm": "huggingface_hub numpy ray torch vllm",  # the first and ray are vLLM's own
-    "traces": "matplotlib rich tokenizers",
+    "traces": "click matplotlib numpy rich tokenizers torch",
     "demo": "numpy rich safetensors torch vllm",
 }
 """What each part imports from elsewhere, the standard library aside."""
@@ -163,10 +173,11 @@ def test_the_core_calls_nothing_that_acts(name: str) -> None:
             assert not called, f"{file}:{getattr(node, 'lineno', 0)} calls {name}"
 
 
-def test_kinds_of_tiers_are_imported_by_name_and_nothing_else_of_ours_is() -> None:
+def test_kinds_of_tiers_and_commands_are_imported_by_name_and_nothing_else_of_ours_is() -> None:
     by_name = {(module_of(found.file), found.module) for found in imports() if found.by_name and top(found) == "kvtide"}
     kinds = {("kvtide.tiers.config", module) for module in KINDS.values()}
-    assert by_name == {*kinds, ("kvtide.copy.cuda.torch_gpu", "kvtide.copy.cuda.kernels")}
+    commands = {("kvtide.cli", module) for module in MODULES.values()}
+    assert by_name == {*kinds, *commands, ("kvtide.copy.cuda.torch_gpu", "kvtide.copy.cuda.kernels")}
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:

@@ -10,7 +10,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -26,7 +26,7 @@ EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130
 EXIT_NOBODY_READS = 141
 
-MODULES = {
+MODULES: Mapping[str, str] = {
     "demo": "kvtide.demo.cli",
     "plan": "kvtide.traces.cli_plan",
     "replay": "kvtide.traces.cli_replay",
@@ -36,7 +36,7 @@ MODULES = {
 }
 """Where each command is: `COMMAND` of a module, which is imported when it is used."""
 
-SUMMARIES = {
+SUMMARIES: Mapping[str, str] = {
     "demo": "conversations that overflow the device pool, with and without offloading",
     "plan": "how much host memory is worth buying",
     "replay": "serve a trace in virtual time and report hits and times",
@@ -138,8 +138,8 @@ def _in_one_line(error: Exception) -> str:
         # It repeats what it did not understand: perhaps the URL of a store, with a password.
         words = error.format_message().split()
         context = error.ctx if isinstance(error, click.UsageError) else None
-        see = [f"(see {context.command_path} --help)"] if context is not None else []
-        return " ".join([redacted(word) if "@" in word else word for word in words] + see)
+        see = f"(see {context.command_path if context is not None else 'kvtide'} --help)"
+        return " ".join([*(redacted(word) if "@" in word else word for word in words), see])
     if isinstance(error, OSError) and not isinstance(error, KVTideError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     return str(error)

@@ -1,0 +1,116 @@
+"""Options that describe the model and the machine, shared by the commands."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import click
+
+from kvtide.commands import SIZES, Arguments, File, Real, Whole, option
+from kvtide.errors import ConfigError
+from kvtide.traces.cli_common import rate, size
+from kvtide.traces.device_memory import kv_memory
+from kvtide.traces.gpus import DEFAULT_GPU, GPUS, Gpu, gpu_named
+from kvtide.traces.machine import Machine
+from kvtide.traces.measured import Measured, measured_rates
+from kvtide.traces.model import DEFAULT_MODEL, Model, read_model
+from kvtide.traces.rates import Sourced, derive_rates
+
+NO_DEVICE = "none"
+_PARAMETERS = re.compile(r"([0-9.]+(?:e[0-9]+)?)\s*([mbt]?)", re.IGNORECASE)
+_TIMES = {"": 1.0, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def machine_options() -> list[click.Option]:
+    """Return what describes the model and the machine."""
+    kv = f"bytes of KV per token (default: {DEFAULT_MODEL.bytes_per_token}, {DEFAULT_MODEL.name}); {SIZES}"
+    config = "a model's config.json: bytes of KV per token, parameters, weights, and from these speed and room"
+    gpus = f"from which rates and sizes are derived: {', '.join(GPUS)} (default: {DEFAULT_GPU})"
+    device = f'KV memory of each GPU, or "{NO_DEVICE}": no prefix cache there (default: from the GPU and the model)'
+    instead = "instead of what is derived"
+    return [
+        option("--bytes-per-token", kv, metavar="SIZE"),
+        option("--model-config", config, File()),
+        option("--parameters", 'parameters of the model, such as "70B"', metavar="N"),
+        option("--weights", "bytes of its weights (default: from the parameters)", metavar="SIZE"),
+        option("--gpu", gpus, metavar="NAME"),
+        option("--gpus", "GPUs that share the traffic and the weights", Whole(1), default=1),
+        option("--device", device, metavar="SIZE"),
+        option("--prefill", f"prefill tokens per second of each GPU, {instead}", Real()),
+        option("--decode", f"seconds per output token, {instead}", Real(), metavar="S"),
+        option(
+            "--link", f'bytes per second of each GPU\'s link, each way, such as "25GB/s", {instead}', metavar="RATE"
+        ),
+    ]
+
+
+def machine_of(args: Arguments, measured: Measured | None = None) -> Machine:
+    """Return what was described. What was not is measured, if it was, or derived."""
+    model = _model(args)
+    default = args.gpu is None and model is DEFAULT_MODEL
+    gpu = gpu_named(args.gpu or DEFAULT_GPU)
+    link = None if args.link is None else float(rate("--link", args.link))
+    rates = derive_rates(gpu, model, default=default)
+    if measured is not None:
+        rates = measured_rates(rates, measured, model)
+    rates = rates.given(
+        prefill_tokens_per_s=args.prefill,
+        decode_s_per_token=args.decode,
+        load_bytes_per_s=link,
+        store_bytes_per_s=link,
+    )
+    return Machine(
+        model,
+        gpu,
+        args.gpus,
+        rates.of_gpus(args.gpus),
+        _device(args, gpu, model, default=default),
+        prefix_cache=args.device != NO_DEVICE,
+        bytes_per_token=_bytes_per_token(args, model),
+        measured=measured,
+    )
+
+
+def _device(args: Arguments, gpu: Gpu, model: Model, *, default: bool) -> Sourced:
+    if args.device not in (None, NO_DEVICE):
+        return Sourced(float(size("--device", args.device) * args.gpus), "given", "")
+    return kv_memory(gpu, model, args.gpus, default=default)
+
+
+def _bytes_per_token(args: Arguments, model: Model) -> Sourced:
+    if args.bytes_per_token is not None:
+        return Sourced(model.bytes_per_token, "given", "")
+    return Sourced(model.bytes_per_token, "default" if args.model_config is None else "derived", f"KV of {model.name}")
+
+
+def _model(args: Arguments) -> Model:
+    model = DEFAULT_MODEL
+    if args.model_config is not None:
+        if args.bytes_per_token is not None:
+            raise ConfigError("--bytes-per-token", args.bytes_per_token, "not to be used with --model-config")
+        model = read_model(args.model_config)
+    if args.bytes_per_token is not None:
+        model = replace(model, name="a model", bytes_per_token=size("--bytes-per-token", args.bytes_per_token))
+    if args.parameters is not None:
+        count = _parameters(args.parameters)
+        per_parameter = (model.weight_bytes or 2.0) / (model.parameters or 1.0) if model.parameters else 2.0
+        active = count * (model.active_parameters or count) / (model.parameters or count)
+        name = model.name if args.model_config is not None else "a model"
+        model = replace(
+            model, name=name, parameters=count, active_parameters=active, weight_bytes=count * per_parameter
+        )
+    if args.weights is not None:
+        model = replace(model, weight_bytes=float(size("--weights", args.weights)))
+    return model
+
+
+def _parameters(text: str) -> float:
+    match = _PARAMETERS.fullmatch(text.strip())
+    try:
+        count = float(match[1]) * _TIMES[match[2].lower()] if match else 0.0
+    except ValueError:
+        count = 0.0
+    if count <= 0:
+        raise ConfigError("--parameters", text, 'a number above 0, such as "70B"')
+    return count
