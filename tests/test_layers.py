@@ -26,7 +26,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "engine": "copy core errors options tiers worker",
         "vllm": "copy core errors options tiers units worker",
         "sim": "copy core errors options tiers worker",
-        "traces": "core engine errors options units",
+        "traces": "copy core engine errors options units",
         "demo": "copy core engine errors options",
         "cli": "__init__ demo errors options sim tiers traces",
         "__init__": "core errors",
@@ -91,7 +91,7 @@ THIRD_PARTY = {
     "tiers": "cryptography mooncake numpy rich valkey xxhash",
     "engine": "numpy",
     "vllm": "huggingface_hub numpy ray torch vllm",  # the first and ray are vLLM's own
-    "traces": "matplotlib rich tokenizers",
+    "traces": "matplotlib numpy rich tokenizers torch",
     "demo": "numpy rich safetensors torch vllm",
 }
 """What each part imports from elsewhere, the standard library aside."""

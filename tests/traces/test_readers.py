@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -161,3 +165,84 @@ def test_a_tokenizer_that_is_not_installed_says_what_to_install(tmp_path: Path) 
     path = write(tmp_path / "chats", chat(0, "hello"))
     with pytest.raises(TraceError, match="--tokenizer some/model"):
         open_trace(path, tokenizer_name="some/model")
+
+
+def test_a_pipe_is_read_once_and_loses_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    lines = [mooncake_line(1000 * number) for number in range(2000)]
+    writer = threading.Thread(target=write, args=(path, *lines), daemon=True)
+    writer.start()
+    trace = open_trace(path)
+    assert [request.time_s for request in trace] == list(range(2000))
+    writer.join(timeout=10)
+    assert not writer.is_alive()
+    with pytest.raises(TraceError, match="can be read only once"):
+        next(iter(trace))
+
+
+def test_standard_input_is_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with write(tmp_path / "t", mooncake_line(), mooncake_line(5)).open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        trace = open_trace("-")
+        assert len(list(trace)) == 2
+        assert trace.lines.name == "standard input"
+
+
+def test_a_packed_trace_is_read_whatever_its_name(tmp_path: Path) -> None:
+    for name in ("t.jsonl.gz", "t"):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(f"{mooncake_line()}\n{mooncake_line(5)}\n".encode()))
+        trace = open_trace(path)
+        assert len(list(trace)) == 2
+        assert list(trace) == list(trace)
+
+
+def test_a_packed_trace_that_ends_too_soon_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.gz"
+    path.write_bytes(gzip.compress("".join(f"{mooncake_line(n)}\n" for n in range(3000)).encode())[:-200])
+    with pytest.raises(TraceError, match="end-of-stream"):
+        list(open_trace(path))
+
+
+def batch(url: str = "/v1/chat/completions", **body: object) -> str:
+    return json.dumps({"custom_id": "request-1", "method": "POST", "url": url, "body": {"model": "m", **body}})
+
+
+def test_lines_of_a_batch_file_come_at_a_steady_rate(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hello, how are you today? " * 4}]
+    path = write(
+        tmp_path / "batch.jsonl",
+        batch(messages=messages, user="u"),
+        batch(messages=messages, max_tokens=5),
+        batch("/v1/completions", prompt="hello"),
+        batch("/v1/completions", prompt=[1, 2, 3]),
+        batch("/v1/embeddings", input="hello"),
+    )
+    trace = open_trace(path, requests_per_s=2)
+    first, second, text, tokens = trace
+    assert [one.time_s for one in (first, second, text, tokens)] == [0, 0.5, 1, 1.5]
+    assert first.hashes == second.hashes
+    assert first.session == "u"
+    assert (text.prompt_tokens, tokens.prompt_tokens) == (2, 3)
+    assert trace.untimed == 4
+    assert trace.skipped_by == {"messages: expected a list": 1}
+
+
+def test_a_log_of_vllm_without_token_ids_says_which_options_are_missing(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "log",
+        "INFO 12-31 23:59:57 [api_server.py:1] Starting",
+        "(APIServer pid=7) INFO 12-31 23:59:58 [request_logger.py:60] Received request chat-1: params: …",
+    )
+    with pytest.raises(TraceError, match=r"--enable-log-requests .*--log-level DEBUG.*VLLM_LOGGING_LEVEL=DEBUG"):
+        list(open_trace(path))
+
+
+def test_skipped_lines_are_totalled_by_reason(tmp_path: Path) -> None:
+    bad = (mooncake_line(tokens=2.5), mooncake_line(tokens=3.5), mooncake_line(timestamp=-1), "{")
+    trace = open_trace(write(tmp_path / "t", mooncake_line(), *bad))
+    assert len(list(trace)) == 1
+    assert trace.skipped_by == {"input_length is no whole number": 2, "bad time": 1, "not a JSON object": 1}
+    with pytest.raises(TraceError, match="none of its 4 lines can be read as a request \\(input_length is no whole"):
+        list(open_trace(write(tmp_path / "bad", *bad), trace_format="mooncake"))

@@ -13,8 +13,9 @@ from kvtide.core.config import Admission, Mode
 from kvtide.core.eviction import POLICIES
 from kvtide.engine import Engine, EngineConfig, ModelConfig
 from kvtide.errors import ConfigError
-from kvtide.traces.cost import PRESETS, CostModel, preset
+from kvtide.traces.cost import CostModel
 from kvtide.traces.hashing import prefix_hashes
+from kvtide.traces.rates import PRESETS, preset
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.replay import Replay, ReplayConfig
 from kvtide.traces.replay_below import Below, BelowModel, BelowStack, Write

@@ -4,54 +4,59 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
 from kvtide.core import POLICIES
+from kvtide.errors import ConfigError
 from kvtide.options import parse_choice
-from kvtide.traces.cli_common import (
-    Input,
-    add_admission,
-    add_input,
-    add_machine,
-    admission_of,
-    bytes_per_token_of,
-    cost_of,
-    input_of,
-    parser,
-    progress,
-    put,
-    size,
-)
+from kvtide.traces.assumptions import assumption_texts, assumptions
+from kvtide.traces.cli_common import add_admission, admission_of, parser, put, size, tell
+from kvtide.traces.cli_input import Input, add_input, input_of
+from kvtide.traces.cli_machine import add_machine, machine_of
+from kvtide.traces.machine import Machine
+from kvtide.traces.measured import measure_machine
 from kvtide.traces.plan import PlanConfig, PlanResult, make_plan
 from kvtide.traces.plan_page import plan_page
 from kvtide.traces.plan_report import as_json, conclusion, plan_table
 from kvtide.traces.plots import draw_plan, figure
+from kvtide.traces.prices import GIB_HOUR, GIB_HOUR_HOW, GPU_HOUR_HOW, Prices
+from kvtide.traces.progress import progress
+from kvtide.traces.rates import Sourced
 from kvtide.traces.sampling import SAMPLE_BLOCKS
 from kvtide.traces.writing import check_writable, write_whole
 
 TEXT = """\
-How much host memory is worth buying for this traffic, and which policy makes the most of it. LRU is exact at every
-size, from one pass over the trace; other policies are estimated from samples of the conversations, with their error."""
+How much host memory is worth buying for this traffic, beside the prefix cache that the device has anyway: what it
+adds, what that saves and costs, and how sure that is. What is recommended was replayed with the real core. The curves
+of lru and prefix come from the whole trace; other policies are run on samples of the conversations, with an error."""
 
 EXAMPLES = """\
   kvtide plan                                                  a synthetic workload
+  kvtide plan trace.jsonl --gpu H100 --model-config config.json
+  kvtide plan trace.jsonl.gz --device 40GiB --gpu-hour 2.5 --gib-hour 0.003
   kvtide plan trace.jsonl --html plan.html --plot plan.png     a page with curves to point at, and a picture
-  kvtide plan trace.jsonl --model-config config.json --sizes 64GiB,128GiB,256GiB,512GiB"""
-
-_EVERYTHING = 1 << 62
+  zcat trace.jsonl.gz | kvtide plan - --device none --sizes 64GiB,128GiB,256GiB"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Make the subcommand known."""
-    command = parser(commands, "plan", "hit ratio and time to first token against host memory", TEXT, EXAMPLES)
+    command = parser(commands, "plan", "how much host memory is worth buying", TEXT, EXAMPLES)
     add_input(command)
     add_machine(command)
+    measured = "measure copies on this machine, and the link and speed of its GPU if it has one"
+    command.add_argument("--measure", action="store_true", help=measured)
+    gpu_hour = f"dollars for an hour of one GPU (default: by the GPU, {GPU_HOUR_HOW})"
+    command.add_argument("--gpu-hour", type=float, metavar="N", help=gpu_hour)
+    gib_hour = f"dollars for an hour of one GiB of host memory (default: {GIB_HOUR:g}, {GIB_HOUR_HOW})"
+    command.add_argument("--gib-hour", type=float, metavar="N", help=gib_hour)
     names = "lru,prefix,arc,s3fifo,forecast"
     command.add_argument("--policies", default=names, metavar="A,B", help=f"policies to compare (default: {names})")
     add_admission(command)
-    command.add_argument("--sizes", metavar="A,B", help="sizes of host memory (default: eight, up to where all fits)")
+    sizes = "sizes of host memory to choose from (default: 1GiB to 16TiB, each twice the one before)"
+    command.add_argument("--sizes", metavar="A,B", help=sizes)
     command.add_argument("--exact", action="store_true", help="run policies on the whole trace instead of samples")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     command.add_argument("--plot", metavar="FILE.png", help="draw the curves")
@@ -66,44 +71,87 @@ def run(args: argparse.Namespace) -> int:
         figure(1, 1)  # fails now, not after the run, if it cannot be drawn
     if args.html is not None:
         check_writable("--html", args.html, (".html", ".htm"))
+    machine = _machine(args)
+    prices = _prices(args, machine)
     source = input_of(args)
-    config = _config(args, source.block_tokens)
-    with progress("points") as advance:
+    config = _config(args, machine, prices, source.block_tokens)
+    with progress() as advance:
         plan = make_plan(source.requests, config, advance)
-    _write(args, plan, source, config)
+    source.tell_missing()
+    _tell_missing(plan, source)
+    taken = assumptions(machine, prices)
+    _write(args, plan, source, taken)
     if args.json:
-        put(json.dumps({"trace": source.title, **as_json(plan)}, indent=2))
+        sources = {name: asdict(rate) for name, rate in taken.items()}
+        put(json.dumps({**source.as_json(), **as_json(plan), "rates": sources}, indent=2))
         return 0
     out = Console()
     out.print(plan_table(plan))
     out.print(conclusion(plan), highlight=False, soft_wrap=True)
+    for text in assumption_texts(taken):
+        out.print(f"  {text}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _config(args: argparse.Namespace, block_tokens: int) -> PlanConfig:
+def _machine(args: argparse.Namespace) -> Machine:
+    if not args.measure:
+        return machine_of(args)
+    machine_of(args)  # what cannot work is refused before anything is measured
+    measured = measure_machine()
+    tell(f"kvtide: {measured.text}")
+    return machine_of(args, measured)
+
+
+def _prices(args: argparse.Namespace, machine: Machine) -> dict[str, Sourced]:
+    """Return what an hour costs, with where that comes from."""
+    prices = {
+        "gpu_hour": Sourced(machine.gpu.dollars_per_hour, "default", f"{machine.gpu.name}, {GPU_HOUR_HOW}"),
+        "gib_hour": Sourced(GIB_HOUR, "default", GIB_HOUR_HOW),
+    }
+    for name in prices:
+        value = getattr(args, name)
+        if value is not None:
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"--{name.replace('_', '-')}", value, "dollars, 0 or more")
+            prices[name] = Sourced(value, "given", "")
+    return prices
+
+
+def _config(args: argparse.Namespace, machine: Machine, prices: dict[str, Sourced], block_tokens: int) -> PlanConfig:
     sizes = sorted({size("--sizes", text.strip()) for text in args.sizes.split(",")}) if args.sizes else []
     policies = [parse_choice("--policies", name.strip(), tuple(POLICIES)) for name in args.policies.split(",")]
     return PlanConfig(
         block_tokens=block_tokens,
-        bytes_per_token=bytes_per_token_of(args),
+        bytes_per_token=machine.model.bytes_per_token,
+        device_bytes=int(machine.device.value),
+        prefix_cache=machine.prefix_cache,
         policies=list(dict.fromkeys(policies)),
         sizes=sizes,
-        cost=cost_of(args),
+        cost=machine.cost,
+        gpus=machine.gpus,
+        prices=Prices(prices["gpu_hour"].value, prices["gib_hour"].value),
         admission=admission_of(args),
-        sample_blocks=_EVERYTHING if args.exact else SAMPLE_BLOCKS,
+        sample_blocks=None if args.exact else SAMPLE_BLOCKS,
     )
 
 
-def _write(args: argparse.Namespace, plan: PlanResult, source: Input, config: PlanConfig) -> None:
+def _tell_missing(plan: PlanResult, source: Input) -> None:
+    if plan.too_large:
+        tell(f"kvtide: {plan.too_large:,} requests are larger than the device and were left out")
+    if plan.block_tokens != source.block_tokens:
+        joined = f"planned in blocks of {plan.block_tokens} tokens instead of {source.block_tokens}"
+        tell(f"kvtide: the trace is long: {joined} (see --exact)")
+
+
+def _write(args: argparse.Namespace, plan: PlanResult, source: Input, taken: dict[str, Sourced]) -> None:
     title = f"Host memory for {source.title}"
     if args.plot is not None:
         write_whole(args.plot, lambda path: draw_plan(plan, title, path))
     if args.html is not None:
-        exact = "lru is exact; " if config.admission == "all" else f"Admission: {config.admission}. "
+        exact = "lru is exact; " if args.admission == "all" else f"Admission: {args.admission}. "
         notes = (
-            f"{plan.requests:,} requests, {plan.prompt_tokens:,} prompt tokens, {config.bytes_per_token:,} bytes of KV "
-            f"per token. Time to first token: mean, without queues; {config.cost.source}. {exact}± is the standard "
-            f"error of samples."
+            f"{plan.requests:,} requests, {plan.prompt_tokens:,} prompt tokens. Time to first token: mean, with LRU. "
+            f"{exact}± is the standard error of samples. {'; '.join(assumption_texts(taken))}."
         )
         page = plan_page(plan, title, conclusion(plan), notes)
         write_whole(args.html, lambda path: _write_text(path, page))

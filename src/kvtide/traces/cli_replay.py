@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
+from dataclasses import asdict
 from typing import get_args
 
 from rich.console import Console
@@ -13,26 +13,17 @@ from kvtide.core import POLICIES
 from kvtide.core.config import Mode
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice, parse_count
-from kvtide.traces.cli_common import (
-    add_admission,
-    add_input,
-    add_machine,
-    admission_of,
-    bytes_per_token_of,
-    cost_of,
-    input_of,
-    number,
-    parser,
-    progress,
-    put,
-    size,
-)
-from kvtide.traces.cost import CostModel
+from kvtide.traces.cli_common import add_admission, admission_of, number, parser, put, size
+from kvtide.traces.cli_input import add_input, input_of
+from kvtide.traces.cli_machine import add_machine, machine_of
+from kvtide.traces.machine import Machine
 from kvtide.traces.plots import draw_replay, figure
+from kvtide.traces.progress import counted, progress
 from kvtide.traces.replay import Replay, ReplayConfig
 from kvtide.traces.replay_below import BelowModel, Write
 from kvtide.traces.replay_report import as_json, replay_tables
 from kvtide.traces.writing import check_writable, write_whole
+from kvtide.units import size_text
 
 TEXT = """\
 Serve a trace in virtual time with the real core: what comes from the device, from host memory and from below
@@ -46,7 +37,7 @@ EXAMPLES = """\
   kvtide replay trace.jsonl --servers 4 --disk 2TiB --store 16TiB --store-bandwidth 10GB/s
   kvtide replay trace.jsonl --gpus 8 --policy forecast --json > replay.json"""
 
-PROGRESS_EVERY = 100
+NO_HOST = "none"
 TIERS = {"disk": "a disk below the host memory of each server", "store": "a store below that, one for all servers"}
 """What can be below host memory, nearest first."""
 
@@ -56,9 +47,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command = parser(commands, "replay", "serve a trace in virtual time and report hits and times", TEXT, EXAMPLES)
     add_input(command)
     add_machine(command)
-    command.add_argument("--device", default="40GiB", metavar="SIZE", help="KV memory of each GPU (default: 40GiB)")
-    command.add_argument("--host", default="256GiB", metavar="SIZE", help="host memory (default: 256GiB)")
-    command.add_argument("--gpus", type=number, default=1, metavar="N", help="GPUs that share the traffic (default: 1)")
+    host = f'host memory, or "{NO_HOST}" (default: 256GiB)'
+    command.add_argument("--host", default="256GiB", metavar="SIZE", help=host)
     policies = f"which block leaves the host first: {', '.join(POLICIES)} (default: prefix)"
     command.add_argument("--policy", default="prefix", metavar="NAME", help=policies)
     add_admission(command)
@@ -91,39 +81,50 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--plot", args.plot, (".png",))
         figure(1, 1)  # fails now, not after the run, if it cannot be drawn
     source = input_of(args)
-    config = _config(args, source.block_tokens)
+    machine = machine_of(args)
+    config = _config(args, machine, source.block_tokens)
     replay = Replay(config)
-    with progress("requests") as advance:
-        result = replay.run(source.requests, lambda done: None if done % PROGRESS_EVERY else advance(done))
+    with progress() as advance:
+        result = replay.run(counted(source.requests, "requests", advance))
+    source.tell_missing()
     if args.plot is not None:
         write_whole(args.plot, lambda path: draw_replay(result, source.title, path))
     if args.json:
-        put(json.dumps({"trace": source.title, "cost_source": config.cost.source, **as_json(result)}, indent=2))
+        rates = {"device_bytes": asdict(machine.device), **machine.rates.as_json()}
+        put(
+            json.dumps(
+                {
+                    **source.as_json(),
+                    "cost_source": config.cost.source,
+                    "rates": rates,
+                    **as_json(result),
+                },
+                indent=2,
+            )
+        )
         return 0
     out = Console()
     for table in replay_tables(result):
         out.print(table)
     out.print(f"times: {config.cost.source}", highlight=False, soft_wrap=True)
+    out.print(f"device: {size_text(machine.device.value)}, {machine.device.text}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _config(args: argparse.Namespace, block_tokens: int) -> ReplayConfig:
-    per_token = bytes_per_token_of(args)
-    block_bytes = per_token * block_tokens
-    device_blocks = size("--device", args.device) * parse_count("--gpus", args.gpus) // block_bytes
-    if device_blocks < 1:
-        raise ConfigError("--device", args.device, f"at least one block, {block_bytes} bytes")
-    host_bytes = size("--host", args.host)
-    if host_bytes < block_bytes:
+def _config(args: argparse.Namespace, machine: Machine, block_tokens: int) -> ReplayConfig:
+    block_bytes = machine.model.bytes_per_token * block_tokens
+    host_bytes = 0 if args.host == NO_HOST else size("--host", args.host)
+    if 0 < host_bytes < block_bytes:
         raise ConfigError("--host", args.host, f"at least one block, {block_bytes} bytes")
     return ReplayConfig(
         block_tokens=block_tokens,
-        bytes_per_token=per_token,
-        device_blocks=device_blocks,
+        bytes_per_token=machine.model.bytes_per_token,
+        device_blocks=machine.device_blocks(block_tokens),
         host_bytes=host_bytes,
         policy=parse_choice("--policy", args.policy, tuple(POLICIES)),
         mode=parse_choice("--mode", args.mode, get_args(Mode)),
-        cost=_together(cost_of(args), args.gpus),
+        cost=machine.cost,
+        prefix_cache=machine.prefix_cache,
         admission=admission_of(args),
         below=tuple(_below(args, name, block_bytes) for name in TIERS if getattr(args, name) is not None),
         servers=parse_count("--servers", args.servers),
@@ -144,15 +145,4 @@ def _below(args: argparse.Namespace, name: str, block_bytes: int) -> BelowModel:
         deadline_s=options["deadline"],
         write=parse_choice(f"--{name}-write", options["write"], get_args(Write)),
         shared=name == "store",
-    )
-
-
-def _together(cost: CostModel, gpus: int) -> CostModel:
-    """Return the rates of several GPUs: each has its own compute and its own link. One request decodes as before."""
-    return dataclasses.replace(
-        cost,
-        prefill_tokens_per_s=cost.prefill_tokens_per_s * gpus,
-        load_bytes_per_s=cost.load_bytes_per_s * gpus,
-        store_bytes_per_s=cost.store_bytes_per_s * gpus,
-        source=cost.source if gpus == 1 else f"{cost.source}; {gpus} GPUs",
     )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from kvtide.traces.cli_common import add_input, add_workload, input_of, number, parser, put, tell, workload_of
+from kvtide.traces.cli_common import number, parser, put, tell
+from kvtide.traces.cli_input import add_input, add_workload, input_of, workload_of
+from kvtide.traces.progress import counted, progress
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.stats import TraceStats, trace_stats
-from kvtide.traces.workloads import Workload
 from kvtide.traces.writing import check_writable, write_whole
 from kvtide.units import percent_text, seconds_text
 
@@ -51,18 +52,19 @@ def run_make(args: argparse.Namespace) -> int:
             put(line)
         return 0
     check_writable("FILE", args.output)
-    write_whole(args.output, lambda path: _write_lines(path, workload))
+    with progress() as advance:
+        write_whole(args.output, lambda path: _write_lines(path, counted(workload, "requests", advance)))
     tell(f"kvtide: {workload.requests:,} requests written to {args.output}")
     return 0
 
 
-def _write_lines(path: Path, workload: Workload) -> None:
+def _write_lines(path: Path, requests: Iterable[TraceRequest]) -> None:
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in _lines(workload))
+        file.writelines(f"{line}\n" for line in _lines(requests))
 
 
-def _lines(workload: Workload) -> Iterator[str]:
-    return (json.dumps(mooncake_record(request)) for request in workload)
+def _lines(requests: Iterable[TraceRequest]) -> Iterator[str]:
+    return (json.dumps(mooncake_record(request)) for request in requests)
 
 
 def mooncake_record(request: TraceRequest) -> dict[str, object]:
@@ -79,9 +81,11 @@ def mooncake_record(request: TraceRequest) -> dict[str, object]:
 def run_stats(args: argparse.Namespace) -> int:
     """Print numbers about a trace."""
     source = input_of(args)
-    stats = trace_stats(source.requests)
+    with progress() as advance:
+        stats = trace_stats(counted(source.requests, "requests", advance))
+    source.tell_missing()
     if args.json:
-        put(json.dumps({"trace": source.title, **_as_json(stats)}, indent=2))
+        put(json.dumps({**source.as_json(), **_as_json(stats)}, indent=2))
         return 0
     out = Console()
     out.print(_table(stats, source.block_tokens))

@@ -15,4 +15,8 @@ class TraceError(KVTideError, ValueError):
 
 
 class MalformedLine(TraceError):
-    """One line of a trace has no meaning."""
+    """One line of a trace has no meaning. `reason` says why without what is special to the line, to count by it."""
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason or message

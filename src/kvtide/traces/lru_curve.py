@@ -32,9 +32,18 @@ class LruCurve:
         """Different blocks seen."""
         return len(self._holder)
 
-    def add(self, hashes: Sequence[int]) -> None:
-        """Count a prompt."""
+    def add(self, hashes: Sequence[int], on_device: int = 0) -> None:
+        """Count a prompt, whose blocks are there at once. The first ones, which the device has, do not count."""
+        self.look(hashes, on_device)
+        self.use(hashes)
+
+    def look(self, hashes: Sequence[int], on_device: int = 0) -> list[tuple[int, int]]:
+        """Count what a prompt finds, but for its first blocks, which the device has.
+
+        Returns how many blocks of memory its next blocks need, and how many blocks hit from there on.
+        """
         needed = newer = 0
+        steps: list[tuple[int, int]] = []
         last_holder = None
         for depth, value in enumerate(hashes):
             holder = self._holder.get(value)
@@ -44,11 +53,18 @@ class LruCurve:
                 last_holder = holder
                 newer = self._held_after(holder)
             needed = max(needed, newer + depth - self._begin[holder] + 1)
+            if depth < on_device:
+                continue
             self._hits_at[needed] = self._hits_at.get(needed, 0) + 1
-        self._move(len(self._begin), hashes)
+            if steps and steps[-1][0] == needed:
+                steps[-1] = (needed, steps[-1][1] + 1)
+            else:
+                steps.append((needed, 1))
+        return steps
 
-    def _move(self, prompt: int, hashes: Sequence[int]) -> None:
+    def use(self, hashes: Sequence[int]) -> None:
         """Let a new prompt hold its blocks."""
+        prompt = len(self._begin)
         self._begin.append(0)
         self._append(0)
         lost: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The plan as one HTML page that needs nothing else: curves, hover, the knee, the table."""
+"""The plan as one HTML page that needs nothing else: curves, hover, what is recommended, the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:960px;margin:2rem auto;
 padding:0 1rem}
 h1{font-size:1.4rem}p.result{font-size:1.1rem}svg{width:100%;height:auto;touch-action:none}
-.grid{stroke:var(--line);stroke-width:1}.label{fill:var(--soft);font-size:12px}.knee{stroke:var(--soft);
+.grid{stroke:var(--line);stroke-width:1}.label{fill:var(--soft);font-size:12px}.chosen{stroke:var(--soft);
 stroke-dasharray:5 4}.hover{stroke:var(--ink);opacity:.5}
 #tip{display:flex;flex-wrap:wrap;column-gap:1.2em;min-height:3.2em;font-variant-numeric:tabular-nums}
 #tip b{margin-right:.3em}#tip span{
@@ -31,7 +31,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const svg = document.getElementById("plot"), tip = document.getElementById("tip"), NS = svg.namespaceURI;
 const W = 900, H = 420, L = 56, R = 16, T = 12, B = 44;
 const sizes = data.sizes, low = Math.log2(sizes[0]), high = Math.log2(sizes[sizes.length - 1]);
-const highest = Math.max(5, Math.ceil(Math.max(...data.curves.flatMap(c => c.hits)) * 20) * 5);
+const highest = Math.max(5, Math.ceil(Math.max(...data.curves.flatMap(c => c.added)) * 20) * 5);
 const x = s => L + (W - L - R) * (high > low ? (Math.log2(s) - low) / (high - low) : .5);
 const y = p => H - B - (H - T - B) * p / highest;
 function draw(name, attributes, text) {
@@ -47,14 +47,16 @@ for (let p = 0; p <= highest; p += step) {
 }
 sizes.forEach((s, i) => draw("text", {class: "label", x: x(s), y: H - B + 20, "text-anchor": "middle"},
   data.size_texts[i]));
-draw("line", {class: "knee", x1: x(data.knee), x2: x(data.knee), y1: T, y2: H - B});
-draw("text", {class: "label", x: x(data.knee) + 5, y: H - B - 8}, "knee: " + data.knee_text);
+if (data.chosen) {
+  draw("line", {class: "chosen", x1: x(data.chosen), x2: x(data.chosen), y1: T, y2: H - B});
+  draw("text", {class: "label", x: x(data.chosen) + 5, y: H - B - 8}, "recommended: " + data.chosen_text);
+}
 const place = p => x(p[0]).toFixed(1) + " " + y(100 * p[1]).toFixed(1);
 const path = points => points.map((p, i) => (i ? "L" : "M") + place(p)).join("");
 data.curves.forEach(c => {
-  const line = c.fine.length ? c.fine : sizes.map((s, i) => [s, c.hits[i]]);
+  const line = c.fine.length ? c.fine : sizes.map((s, i) => [s, c.added[i]]);
   draw("path", {d: path(line), fill: "none", stroke: c.colour, "stroke-width": 2});
-  sizes.forEach((s, i) => draw("circle", {cx: x(s), cy: y(100 * c.hits[i]), r: 3.5, fill: c.colour}));
+  sizes.forEach((s, i) => draw("circle", {cx: x(s), cy: y(100 * c.added[i]), r: 3.5, fill: c.colour}));
 });
 const cursor = draw("line", {class: "hover", y1: T, y2: H - B, x1: -9, x2: -9});
 function show(event) {
@@ -62,7 +64,8 @@ function show(event) {
   let near = 0;
   sizes.forEach((s, i) => { if (Math.abs(x(s) - at) < Math.abs(x(sizes[near]) - at)) near = i; });
   cursor.setAttribute("x1", x(sizes[near])); cursor.setAttribute("x2", x(sizes[near]));
-  const texts = [[data.size_texts[near], ""], ...data.curves.map(c => [c.policy, c.texts[near]])];
+  const texts = [[data.size_texts[near], "TTFT " + data.ttft_texts[near]],
+    ...data.curves.map(c => [c.policy, c.texts[near]])];
   tip.replaceChildren(...texts.map(([a, b]) => {
     const span = document.createElement("span"), bold = document.createElement("b");
     bold.textContent = a; span.append(bold, b);
@@ -86,8 +89,9 @@ def plan_page(plan: PlanResult, title: str, conclusion: str, notes: str) -> str:
 <title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>
 <h1>{html.escape(title)}</h1>
 <p class="result">{html.escape(conclusion)}</p>
+<p>Prompt tokens that host memory adds to the {percent_text(plan.device_share)} that the device serves:</p>
 <p class="legend">{legend}</p>
-<svg id="plot" viewBox="0 0 900 420" role="img" aria-label="share of prompt tokens loaded against host memory"></svg>
+<svg id="plot" viewBox="0 0 900 420" role="img" aria-label="prompt tokens that host memory adds"></svg>
 <p id="tip">Point at the plot to read the numbers.</p>
 {_table(plan)}
 <footer>{html.escape(notes)}</footer>
@@ -100,19 +104,20 @@ def plan_page(plan: PlanResult, title: str, conclusion: str, notes: str) -> str:
 def _data(plan: PlanResult) -> dict[str, object]:
     first = next(iter(plan.curves.values()))
     sizes = [point.host_bytes for point in first]
-    fine = [(size, hit) for size, hit in plan.lru_curve if sizes[0] <= size <= sizes[-1]]
+    fine = [(size, added) for size, added in plan.lru_curve if sizes[0] <= size <= sizes[-1]]
     fine = fine[:: max(1, len(fine) // 400)]
     return {
         "sizes": sizes,
         "size_texts": [size_text(size) for size in sizes],
-        "knee": plan.knee.host_bytes,
-        "knee_text": size_text(plan.knee.host_bytes),
+        "ttft_texts": [seconds_text(ttft_s) for ttft_s in plan.ttft_s],
+        "chosen": plan.recommendation.host_bytes,
+        "chosen_text": size_text(plan.recommendation.host_bytes),
         "curves": [
             {
                 "policy": policy,
                 "colour": colour,
-                "hits": [point.hit_ratio for point in points],
-                "texts": [f"{percent_text(point.hit_ratio)}, TTFT {seconds_text(point.ttft_s)}" for point in points],
+                "added": [point.added_share for point in points],
+                "texts": [percent_text(point.added_share) for point in points],
                 "fine": fine if policy == "lru" else [],
             }
             for colour, (policy, points) in zip(COLOURS * 2, plan.curves.items(), strict=False)
@@ -123,11 +128,11 @@ def _data(plan: PlanResult) -> dict[str, object]:
 def _table(plan: PlanResult) -> str:
     heads = "".join(f"<th>{html.escape(policy)}</th>" for policy in plan.curves)
     rows = []
-    for row in zip(*plan.curves.values(), strict=True):
+    rows.append(f"<tr><td>none</td>{'<td></td>' * len(plan.curves)}<td>{seconds_text(plan.ttft_without_s)}</td></tr>")
+    for row, ttft_s in zip(zip(*plan.curves.values(), strict=True), plan.ttft_s, strict=True):
         cells = "".join(
-            f"<td>{percent_text(point.hit_ratio)}" + (f" ± {100 * point.error:.1f}" if point.error else "") + "</td>"
+            f"<td>{percent_text(point.added_share)}" + (f" ± {100 * point.error:.1f}" if point.error else "") + "</td>"
             for point in row
         )
-        best_s = min(point.ttft_s for point in row)
-        rows.append(f"<tr><td>{size_text(row[0].host_bytes)}</td>{cells}<td>{seconds_text(best_s)}</td></tr>")
-    return f"<table><tr><th>host memory</th>{heads}<th>best mean TTFT</th></tr>{''.join(rows)}</table>"
+        rows.append(f"<tr><td>{size_text(row[0].host_bytes)}</td>{cells}<td>{seconds_text(ttft_s)}</td></tr>")
+    return f"<table><tr><th>host memory</th>{heads}<th>mean TTFT</th></tr>{''.join(rows)}</table>"

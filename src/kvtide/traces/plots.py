@@ -34,33 +34,34 @@ def figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
 
 
 def draw_plan(plan: PlanResult, title: str, path: Path) -> None:
-    """Draw hit ratio against memory, with the knee."""
+    """Draw what host memory adds against its size, with what is recommended."""
     drawing, axis = figure(9, 5)
     smallest = min(points[0].host_bytes for points in plan.curves.values())
     largest = max(points[-1].host_bytes for points in plan.curves.values())
     whole = [(size, hit) for size, hit in plan.lru_curve if smallest <= size <= largest]
     for colour, (policy, points) in zip(COLOURS * 2, plan.curves.items(), strict=False):
-        sizes, hits = [point.host_bytes for point in points], [100 * point.hit_ratio for point in points]
+        sizes, hits = [point.host_bytes for point in points], [100 * point.added_share for point in points]
         if policy == "lru" and whole:
             axis.plot([size for size, _ in whole], [100 * hit for _, hit in whole], color=colour, label=policy)
             axis.plot(sizes, hits, "o", color=colour, markersize=4)
         else:
             errors = [100 * point.error for point in points]
             axis.errorbar(sizes, hits, yerr=errors, fmt="o-", color=colour, markersize=4, capsize=2, label=policy)
-    knee = plan.knee
-    axis.axvline(knee.host_bytes, color="#787774", linestyle="--", linewidth=1)
-    axis.annotate(
-        f"knee: {size_text(knee.host_bytes)}",
-        (knee.host_bytes, 0.02),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, 0),
-        textcoords="offset points",
-    )
+    chosen = plan.recommendation.host_bytes
+    if chosen:
+        axis.axvline(chosen, color="#787774", linestyle="--", linewidth=1)
+        axis.annotate(
+            f"recommended: {size_text(chosen)}",
+            (chosen, 0.02),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 0),
+            textcoords="offset points",
+        )
     axis.set_xscale("log", base=2)
     sizes = [point.host_bytes for point in next(iter(plan.curves.values()))]
     axis.set_xticks(sizes, [size_text(size) for size in sizes])
     axis.set_ylim(bottom=0)
-    axis.set(title=title, xlabel="host memory", ylabel="prompt tokens loaded instead of computed, %")
+    axis.set(title=title, xlabel="host memory", ylabel="prompt tokens added to what the device serves, %")
     axis.legend(frameon=False)
     drawing.savefig(path, dpi=130, format="png")
 

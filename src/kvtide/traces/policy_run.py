@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from kvtide.core.eviction import NO_PARENT, POLICIES, EvictionPolicy
 from kvtide.core.groups import Key
@@ -63,8 +64,8 @@ class PolicyRun:
         self._slot_of: dict[Key, int] = {}
         self._free = list(range(slots - 1, -1, -1))
 
-    def request(self, keys: Sequence[Key]) -> int:
-        """Serve one prompt; return how many of its leading blocks hit."""
+    def request(self, keys: Sequence[Key], on_device: int = 0) -> int:
+        """Serve one prompt; return how many of its leading blocks hit. Those that the device has do not count."""
         slot_of, result = self._slot_of, self.result
         chain: list[int] = []
         for slot in map(slot_of.get, keys):
@@ -73,7 +74,7 @@ class PolicyRun:
             chain.append(slot)
         found = len(chain)
         result.uses += len(keys)
-        result.hits += found
+        result.hits += max(0, found - on_device)
         last = self._admission.count_storable(keys, slot_of.__contains__) if self._admission is not None else len(keys)
         with self._timed:
             self._policy.tick()
@@ -141,9 +142,16 @@ def as_keys(hashes: Sequence[int]) -> list[Key]:
     return [value.to_bytes(9, "little", signed=True) for value in hashes]
 
 
-def run_policy(policy: str, prompts: Iterable[Sequence[Key]], slots: int, *, admission: bool = False) -> PolicyResult:
-    """Run a policy over prompts."""
+def run_policy(
+    policy: str,
+    prompts: Iterable[Sequence[Key]],
+    slots: int,
+    *,
+    admission: bool = False,
+    on_device: Iterable[int] | None = None,
+) -> PolicyResult:
+    """Run a policy over prompts. `on_device` is how many of each prompt's first blocks the device has (none)."""
     run = PolicyRun(policy, slots, admission=admission)
-    for keys in prompts:
-        run.request(keys)
+    for keys, there in zip(prompts, repeat(0) if on_device is None else on_device, strict=False):
+        run.request(keys, there)
     return run.result

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from kvtide.options import did_you_mean
 from kvtide.traces.errors import MalformedLine, TraceError
-from kvtide.traces.readers import FORMATS, LineReader
+from kvtide.traces.lines import Lines
+from kvtide.traces.readers import FORMATS, REQUESTS_PER_S, WITHOUT_TOKENS, LineReader, VLLMLogReader, looks_like_log
 from kvtide.traces.record import TraceRequest, checked
 from kvtide.traces.tokenizers import BYTES, tokenizer
 
@@ -21,22 +22,33 @@ OnSkip = Callable[[int, str], None]
 
 @dataclass(slots=True)
 class Trace:
-    """A file that can be iterated over, as often as wanted. Memory does not grow with its length."""
+    """Can be iterated over: a file as often as wanted, a pipe once. Memory does not grow with its length."""
 
-    path: Path
+    lines: Lines
     block_tokens: int
     strict: bool
+    requests_per_s: float
+    """How fast requests are taken to come if it does not say when they came."""
     _reader: Callable[[], LineReader]
     _on_skip: OnSkip | None
-    skipped: int = field(default=0, init=False)
-    """Lines that were skipped in the last pass."""
+    skipped_by: Counter[str] = field(default_factory=Counter, init=False)
+    """Lines that were skipped in the last pass, by reason."""
+    read: int = field(default=0, init=False)
+    """Requests that were read in the last pass."""
+    untimed: int = field(default=0, init=False)
+    """Requests of the last pass whose time is not from the trace."""
+
+    @property
+    def skipped(self) -> int:
+        """Lines that were skipped in the last pass."""
+        return sum(self.skipped_by.values())
 
     def __iter__(self) -> Iterator[TraceRequest]:
         """Yield the requests. Lines without meaning are skipped and told about, or fatal if `strict`."""
         reader = self._reader()
-        self.skipped = 0
-        read = 0
-        for line_number, line in enumerate(_lines(self.path), start=1):
+        self.skipped_by.clear()
+        self.read = 0
+        for line_number, line in enumerate(self.lines, start=1):
             if not line.strip():
                 continue
             try:
@@ -46,15 +58,23 @@ class Trace:
                 request = checked(request, self.block_tokens)
             except MalformedLine as error:
                 if self.strict:
-                    raise TraceError(f"{self.path}, line {line_number}: {error}") from None
-                self.skipped += 1
+                    raise TraceError(f"{self.lines.name}, line {line_number}: {error}") from None
+                self.skipped_by[error.reason] += 1
                 if self._on_skip is not None:
                     self._on_skip(line_number, str(error))
                 continue
-            read += 1
+            self.read += 1
+            self.untimed = reader.untimed
             yield request
-        if not read:
-            raise TraceError(f"{self.path}: none of its {self.skipped} lines can be read as a request")
+        if not self.read:
+            raise TraceError(f"{self.lines.name}: {self._nothing(reader)}")
+
+    def _nothing(self, reader: LineReader) -> str:
+        """Say why there is no request."""
+        if self.skipped:
+            whys = ", ".join(f"{why}: {count:,}" for why, count in self.skipped_by.most_common())
+            return f"none of its {self.skipped} lines can be read as a request ({whys})"
+        return WITHOUT_TOKENS if isinstance(reader, VLLMLogReader) else "there is no request in it"
 
 
 def open_trace(
@@ -65,13 +85,21 @@ def open_trace(
     tokenizer_name: str = BYTES,
     strict: bool = False,
     on_skip: OnSkip | None = None,
+    requests_per_s: float = REQUESTS_PER_S,
 ) -> Trace:
-    """Return a trace. `block_tokens` is how many tokens a hash stands for, if not what is usual for the format."""
-    path = Path(path)
-    chosen = _recognise(path) if trace_format == "auto" else _format(trace_format)
+    """Return a trace. `path` may be packed with gzip, a pipe, or "-": standard input.
+
+    `block_tokens` is how many tokens a hash stands for, if not what is usual for the format, `requests_per_s` how fast
+    requests come if it does not say when they came.
+    """
+    lines = Lines(path)
+    chosen = _recognise(lines) if trace_format == "auto" else _format(trace_format)
     tokenize = tokenizer(tokenizer_name)
-    reader = chosen(block_tokens, tokenize)
-    return Trace(path, reader.block_tokens, strict, lambda: chosen(block_tokens, tokenize), on_skip)
+
+    def make() -> LineReader:
+        return chosen(block_tokens, tokenize, requests_per_s)
+
+    return Trace(lines, make().block_tokens, strict, requests_per_s, make, on_skip)
 
 
 def _format(name: str) -> type[LineReader]:
@@ -81,23 +109,15 @@ def _format(name: str) -> type[LineReader]:
     return FORMATS[name]
 
 
-def _recognise(path: Path) -> type[LineReader]:
-    seen = False
-    for line in islice(_lines(path), LOOK_LINES):
-        if not line.strip():
-            continue
-        seen = True
+def _recognise(lines: Lines) -> type[LineReader]:
+    looked = [line for line in lines.look(LOOK_LINES) if line.strip()]
+    for line in looked:
         for reader in FORMATS.values():
             if reader.recognises(line):
                 return reader
-    if not seen:
-        raise TraceError(f"{path}: the file is empty")
-    raise TraceError(f"{path}: unknown format: expected lines of {', '.join(FORMATS)} (see --format)")
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            yield from file
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from None
+    if not looked:
+        raise TraceError(f"{lines.name}: the file is empty")
+    if any(map(looks_like_log, looked)):
+        # A server that was busy for long before its first request has told nothing of it in so few lines.
+        return VLLMLogReader
+    raise TraceError(f"{lines.name}: unknown format: expected lines of {', '.join(FORMATS)} (see --format)")

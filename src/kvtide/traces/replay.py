@@ -11,7 +11,7 @@ below that one store together with the others, as far as they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.replay_below import Below, BelowStack
@@ -20,9 +20,6 @@ from kvtide.traces.replay_result import ReplayResult
 from kvtide.traces.replay_server import NEVER_S, Server
 
 __all__ = ["Replay", "ReplayConfig"]
-
-OnRequest = Callable[[int], None]
-"""Told how many requests have been taken from the trace."""
 
 
 class Replay:
@@ -42,7 +39,7 @@ class Replay:
             for _ in range(config.servers)
         ]
 
-    def run(self, requests: Iterable[TraceRequest], on_request: OnRequest | None = None) -> ReplayResult:
+    def run(self, requests: Iterable[TraceRequest]) -> ReplayResult:
         """Serve the whole trace and return what came of it."""
         now_s = 0.0
         for number, request in enumerate(requests):
@@ -51,8 +48,6 @@ class Replay:
                 now_s = server.next()
             now_s = arrival_s
             self._servers[number % len(self._servers)].arrive(number, request, now_s)
-            if on_request is not None:
-                on_request(number + 1)
         while (server := self._first()).due_s < NEVER_S:
             now_s = server.next()
         for server in self._servers:

@@ -9,6 +9,8 @@ from kvtide.core.config import Admission, Mode
 from kvtide.traces.cost import CostModel
 from kvtide.traces.replay_below import BelowModel, below_config
 
+NEVER_TOKENS = 1 << 40
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
@@ -18,6 +20,7 @@ class ReplayConfig:
     bytes_per_token: int
     device_blocks: int
     host_bytes: int
+    """0: there is no host memory for KV."""
     policy: str
     mode: Mode
     cost: CostModel
@@ -26,6 +29,8 @@ class ReplayConfig:
     """What lies below host memory, nearest first."""
     step_tokens: int = 2048
     """What the engine computes in one step. In lazy mode the core keeps blocks for two steps clean."""
+    prefix_cache: bool = True
+    """Whether the device keeps KV of past requests."""
     servers: int = 1
     """Servers that take turns with the requests, each with all of this."""
 
@@ -42,5 +47,12 @@ class ReplayConfig:
             device_blocks=self.device_blocks,
             step_tokens=self.step_tokens,
         )
-        options = {"host": self.host_bytes, "policy": self.policy, "mode": self.mode, "admission": self.admission}
+        options: dict[str, object] = {
+            "host": self.host_bytes or self.block_bytes,
+            "policy": self.policy,
+            "mode": self.mode,
+            "admission": self.admission,
+        }
+        if not self.host_bytes:
+            options["min_load_tokens"] = NEVER_TOKENS  # the core has one block at least, from which nothing is loaded
         return OffloadConfig.build(geometry, options, below_config(self.below))

@@ -91,7 +91,7 @@ def as_json(result: ReplayResult) -> dict[str, object]:
         "lookups": result.lookups,
         "evicted_blocks": result.evicted_blocks,
         "ttft_s": {
-            "mean": sum(result.ttft_s) / max(1, len(result.ttft_s)),
+            "mean": result.ttft_mean_s,
             **{f"p{share * 100:g}": result.ttft_at(share) for share in QUANTILES},
         },
         "duration_s": result.duration_s,

@@ -137,6 +137,11 @@ class ReplayResult:
         """Share of the prompt tokens that were not computed."""
         return self.share(self.device_tokens + self.host_tokens + self.below_tokens)
 
+    @property
+    def ttft_mean_s(self) -> float:
+        """Mean time to first token."""
+        return sum(self.ttft_s) / max(1, len(self.ttft_s))
+
     def ttft_at(self, share: float) -> float:
         """Return the time to first token that this share of the requests did not exceed."""
         return self.ttft_s[min(len(self.ttft_s) - 1, int(share * len(self.ttft_s)))] if self.ttft_s else 0.0

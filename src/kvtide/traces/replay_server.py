@@ -130,7 +130,7 @@ class Server:
     def _admit(self, request: ReplayRequest, now_s: float) -> bool:
         """Give a request its device blocks, and what is cached, or let it search; False if there are too few blocks."""
         device, tokens = self._device, request.prompt_tokens
-        there = request.leading_blocks(device)
+        there = request.leading_blocks(device) if self._config.prefix_cache else []
         device_tokens = len(there) * self._config.block_tokens
         match = self._manager.match(request.id, device_tokens, tokens)
         self._manager.reserve(match)

@@ -37,7 +37,14 @@ class Estimate:
 class SampledTrace:
     """The prompts of a trace, in parts that do not share conversations."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]], sample_blocks: int = SAMPLE_BLOCKS) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_blocks: int = SAMPLE_BLOCKS,
+        on_device: Sequence[int] | None = None,
+    ) -> None:
+        """`on_device` is how many of each prompt's first blocks the device has (none): these do not count as hits."""
+        there = on_device if on_device is not None else [0] * len(prompts)
         blocks = sum(map(len, prompts))
         self.parts = max(1, blocks // sample_blocks)
         if self.parts < SAMPLES:
@@ -46,7 +53,7 @@ class SampledTrace:
         often = max(2, COMMON_SHARE * len(prompts))
         self._common = {value for value, count in uses.items() if count > often}
         self._samples = [
-            _Sample([prompt for prompt in prompts if self._part(prompt) == part])
+            _Sample([both for both in zip(prompts, there, strict=True) if self._part(both[0]) == part])
             for part in range(min(self.parts, SAMPLES))
         ]
 
@@ -77,15 +84,17 @@ class SampledTrace:
 class _Sample:
     """A part of the prompts, with its LRU curve."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._prompts = [as_keys(prompt) for prompt in prompts]
-        self._blocks = max(1, sum(map(len, prompts)))
+    def __init__(self, prompts: Sequence[tuple[Sequence[int], int]]) -> None:
+        self._prompts = [as_keys(prompt) for prompt, _ in prompts]
+        self._on_device = [there for _, there in prompts]
+        self._blocks = max(1, sum(map(len, self._prompts)))
         self._lru = LruCurve()
-        for prompt in prompts:
-            self._lru.add(prompt)
+        for prompt, there in prompts:
+            self._lru.add(prompt, there)
 
     def hit_ratio(self, policy: str, slots: int, *, selective: bool) -> float:
-        return run_policy(policy, self._prompts, slots, admission=selective).hit_ratio
+        run = run_policy(policy, self._prompts, slots, admission=selective, on_device=self._on_device)
+        return run.hit_ratio
 
     def lru_ratio(self, slots: int) -> float:
         return self._lru.hits(slots) / self._blocks

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvtide.traces.readers.base import LineReader
+from kvtide.traces.readers.base import REQUESTS_PER_S, LineReader
 from kvtide.traces.readers.mooncake import MooncakeReader
 from kvtide.traces.readers.openai_chat import OpenAIChatReader
-from kvtide.traces.readers.vllm_log import VLLMLogReader
+from kvtide.traces.readers.vllm_log import WITHOUT_TOKENS, VLLMLogReader, looks_like_log
 
 FORMATS: dict[str, type[LineReader]] = {
     "mooncake": MooncakeReader,
@@ -13,4 +13,13 @@ FORMATS: dict[str, type[LineReader]] = {
     "vllm": VLLMLogReader,
 }
 
-__all__ = ["FORMATS", "LineReader", "MooncakeReader", "OpenAIChatReader", "VLLMLogReader"]
+__all__ = [
+    "FORMATS",
+    "REQUESTS_PER_S",
+    "WITHOUT_TOKENS",
+    "LineReader",
+    "MooncakeReader",
+    "OpenAIChatReader",
+    "VLLMLogReader",
+    "looks_like_log",
+]

@@ -10,15 +10,22 @@ from kvtide.traces.errors import MalformedLine
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.tokenizers import Tokenize
 
+REQUESTS_PER_S = 1.0
+"""Of traces without times, if nothing else is said."""
+
 
 class LineReader(ABC):
     """Makes requests of lines. Keeps next to nothing between lines: a trace may be longer than memory."""
 
     default_block_tokens: int
 
-    def __init__(self, block_tokens: int | None, tokenize: Tokenize) -> None:
+    def __init__(self, block_tokens: int | None, tokenize: Tokenize, requests_per_s: float = REQUESTS_PER_S) -> None:
+        """`requests_per_s` is how fast requests are taken to come if lines do not say when they came."""
         self.block_tokens = block_tokens or self.default_block_tokens
         self.tokenize = tokenize
+        self.requests_per_s = requests_per_s
+        self.untimed = 0
+        """Requests that have no time of their own."""
 
     @staticmethod
     @abstractmethod
@@ -51,7 +58,7 @@ def number(record: Mapping[str, object], name: str) -> float:
     """Return a number of a record."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MalformedLine(f"{name}={value!r}: expected a number")
+        raise MalformedLine(f"{name}={value!r}: expected a number", f"{name} is no number")
     return value
 
 
@@ -59,5 +66,5 @@ def count(record: Mapping[str, object], name: str) -> int:
     """Return a whole number of a record."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise MalformedLine(f"{name}={value!r}: expected a whole number")
+        raise MalformedLine(f"{name}={value!r}: expected a whole number", f"{name} is no whole number")
     return value

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from kvtide.traces.errors import MalformedLine
 from kvtide.traces.hashing import prefix_hashes
-from kvtide.traces.readers.base import LineReader, json_object, required_object
+from kvtide.traces.readers.base import REQUESTS_PER_S, LineReader, json_object, required_object
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.tokenizers import Tokenize
 
@@ -16,38 +16,58 @@ SESSIONS = ("session_id", "conversation_id", "user")
 
 
 class OpenAIChatReader(LineReader):
-    """`messages` at the top or in `body` (as in batch files), a time, and `usage` or the answer if they were logged.
+    """`messages` at the top or in `body` (batch files), a time, and `usage` or the answer if they were logged.
 
-    Roles and texts are put together in a plain way. What matters is that equal beginnings stay equal.
+    Lines of batch files have no time: they are taken to come at a steady rate. Roles and texts are put together in a
+    plain way. What matters is that equal beginnings stay equal.
     """
 
     default_block_tokens = 16
 
-    def __init__(self, block_tokens: int | None, tokenize: Tokenize) -> None:
-        super().__init__(block_tokens, tokenize)
+    def __init__(self, block_tokens: int | None, tokenize: Tokenize, requests_per_s: float = REQUESTS_PER_S) -> None:
+        super().__init__(block_tokens, tokenize, requests_per_s)
         self._begin_s: float | None = None
 
     @staticmethod
     def recognises(line: str) -> bool:
-        """Whether it has messages."""
+        """Whether it has messages, or is a line of a batch file."""
         record = json_object(line)
-        return record is not None and isinstance(_body(record).get("messages"), list)
+        return record is not None and (isinstance(_body(record).get("messages"), list) or _is_batch(record))
 
     def parse(self, line: str) -> TraceRequest:
         """Read one request. Times count from the first one."""
         record = required_object(line)
-        tokens = self.tokenize(_text(_body(record).get("messages")))
-        time_s = _time_s(record)
-        if self._begin_s is None:
-            self._begin_s = time_s
-        session = next((record[name] for name in SESSIONS if record.get(name) is not None), None)
+        tokens = self._tokens(_body(record))
+        time_s = self._time_s(record)
+        sources = (record, _body(record))
+        session = next((one[name] for one in sources for name in SESSIONS if one.get(name) is not None), None)
         return TraceRequest(
-            time_s=time_s - self._begin_s,
+            time_s=time_s,
             hashes=prefix_hashes(tokens, self.block_tokens),
             prompt_tokens=len(tokens),
             output_tokens=self._output_tokens(record),
             session=None if session is None else str(session),
         )
+
+    def _tokens(self, body: Mapping[str, object]) -> list[int]:
+        """Return the prompt: of a chat, or of a completion, as text or as token ids."""
+        prompt = body.get("prompt")
+        if "messages" in body or prompt is None:
+            return self.tokenize(_text(body.get("messages")))
+        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+            return prompt
+        if isinstance(prompt, str):
+            return self.tokenize(prompt)
+        raise MalformedLine("prompt: expected a text or token ids")
+
+    def _time_s(self, record: Mapping[str, object]) -> float:
+        if _is_batch(record) and not any(name in record for name in TIMES):
+            self.untimed += 1
+            return (self.untimed - 1) / self.requests_per_s
+        time_s = _time_s(record)
+        if self._begin_s is None:
+            self._begin_s = time_s
+        return time_s - self._begin_s
 
     def _output_tokens(self, record: Mapping[str, object]) -> int:
         response = record.get("response")
@@ -62,6 +82,11 @@ class OpenAIChatReader(LineReader):
 def _body(record: Mapping[str, object]) -> Mapping[str, object]:
     body = record.get("body")
     return body if isinstance(body, dict) else record
+
+
+def _is_batch(record: Mapping[str, object]) -> bool:
+    """Whether it is a line of a batch file: `custom_id`, `method`, `url` and the request itself as `body`."""
+    return "custom_id" in record and isinstance(record.get("body"), dict)
 
 
 def _text(messages: object) -> str:
@@ -93,5 +118,5 @@ def _time_s(record: Mapping[str, object]) -> float:
             try:
                 return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
             except ValueError:
-                raise MalformedLine(f"{name}={value!r}: expected seconds or an ISO date") from None
-    raise MalformedLine(f"no time: expected one of {', '.join(TIMES)}")
+                raise MalformedLine(f"{name}={value!r}: expected seconds or an ISO date", "bad time") from None
+    raise MalformedLine(f"no time: expected one of {', '.join(TIMES)}", "no time")

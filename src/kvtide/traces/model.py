@@ -1,19 +1,38 @@
-"""How many bytes of KV a token has: given, or from a model's config.json."""
+"""A model as far as planning wants to know it: bytes of KV per token, parameters, weights; from its config.json."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvtide.errors import ConfigError
+from kvtide.traces.parameters import count_parameters
 
-DEFAULT_BYTES_PER_TOKEN = 131_072
-"""Llama-3.1-8B: 32 layers, 8 KV heads of 128 values, 16 bits."""
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "fp8": 1, "int8": 1}
+_BITS_PER_BYTE = 8
 
 
-def bytes_per_token(config_path: str) -> int:
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a token and the weights take."""
+
+    name: str
+    bytes_per_token: int
+    """Of KV."""
+    parameters: float | None
+    """All of them. None: its configuration does not tell."""
+    active_parameters: float | None
+    """Those that a token is multiplied with: of a mixture of experts only a part."""
+    weight_bytes: float | None
+
+
+DEFAULT_MODEL = Model("Llama-3.1-8B", 131_072, 8.03e9, 8.03e9, 16.06e9)
+"""32 layers, 8 KV heads of 128 values, 16 bits."""
+
+
+def read_model(config_path: str) -> Model:
     """Read a config.json as the Hugging Face hub has them. All layers are taken to be full attention."""
     try:
         config = json.loads(Path(config_path).read_text(encoding="utf-8"))
@@ -25,9 +44,36 @@ def bytes_per_token(config_path: str) -> int:
         raise ConfigError("--model-config", config_path, "a JSON object")
     text = config.get("text_config")
     fields: Mapping[str, object] = text if isinstance(text, dict) else config
-    layers = _count(config_path, fields, "num_hidden_layers")
     dtype = fields.get("torch_dtype") or fields.get("dtype") or config.get("torch_dtype") or "bfloat16"
     value_bytes = _DTYPE_BYTES.get(str(dtype).removeprefix("torch."), 2)
+    parameters, active = count_parameters(fields) or (None, None)
+    return Model(
+        _name(config, config_path),
+        _bytes_per_token(config_path, fields, value_bytes),
+        parameters,
+        active,
+        None if parameters is None else parameters * _weight_bytes(config, value_bytes),
+    )
+
+
+def _name(config: Mapping[str, object], config_path: str) -> str:
+    name = config.get("_name_or_path") or config.get("model_type")
+    return name if isinstance(name, str) and name else Path(config_path).name
+
+
+def _weight_bytes(config: Mapping[str, object], value_bytes: float) -> float:
+    """Return the bytes of one parameter: fewer than usual if the weights are quantised in a way that says so."""
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, dict):
+        return value_bytes
+    bits = quantised.get("bits")
+    if isinstance(bits, int) and not isinstance(bits, bool) and bits > 0:
+        return bits / _BITS_PER_BYTE
+    return 1 if "fp8" in str(quantised.get("quant_method")) else value_bytes
+
+
+def _bytes_per_token(config_path: str, fields: Mapping[str, object], value_bytes: int) -> int:
+    layers = _count(config_path, fields, "num_hidden_layers")
     if "kv_lora_rank" in fields:  # multi-head latent attention: one compressed vector and one rotary key
         width = _count(config_path, fields, "kv_lora_rank") + _count(config_path, fields, "qk_rope_head_dim")
         return layers * width * value_bytes

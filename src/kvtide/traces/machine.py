@@ -1,0 +1,45 @@
+"""What serves: a model on GPUs, with where each number about it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtide.errors import ConfigError
+from kvtide.traces.cost import CostModel
+from kvtide.traces.gpus import Gpu
+from kvtide.traces.measured import Measured
+from kvtide.traces.model import Model
+from kvtide.traces.rates import Rates, Sourced
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What serves: a model on GPUs."""
+
+    model: Model
+    gpu: Gpu
+    gpus: int
+    rates: Rates
+    """Of all GPUs together."""
+    device: Sourced
+    """Bytes of KV on all GPUs together."""
+    prefix_cache: bool
+    """Whether the device keeps KV of past requests."""
+
+    bytes_per_token: Sourced
+    """Of KV."""
+    measured: Measured | None = None
+    """What was measured here, if anything was."""
+
+    @property
+    def cost(self) -> CostModel:
+        """The rates as plain numbers."""
+        return self.rates.cost()
+
+    def device_blocks(self, block_tokens: int) -> int:
+        """Return how many blocks the device has."""
+        blocks = int(self.device.value) // (self.model.bytes_per_token * block_tokens)
+        if blocks < 1:
+            least = f"at least one block, {self.model.bytes_per_token * block_tokens} bytes"
+            raise ConfigError("--device", int(self.device.value), least)
+        return blocks

@@ -1,0 +1,140 @@
+"""Where the rates of a plan or a replay come from: given, measured, derived from GPU and model, or a default."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Literal
+
+from kvtide.traces.cost import CostModel
+from kvtide.traces.gpus import DEFAULT_GPU, GPUS, Gpu, gpu_named
+from kvtide.traces.model import DEFAULT_MODEL, Model
+
+Kind = Literal["given", "measured", "derived", "default"]
+
+COMPUTE_SHARE = 0.5
+"""Share of the peak that a long prefill reaches."""
+MEMORY_SHARE = 0.6
+"""Share of the peak bandwidth that decoding reaches."""
+LINK_SHARE = 0.86
+"""Share of the link's nominal rate that one large copy reaches: 55 of 64 GB/s, measured on an H200."""
+_OVERHEAD_S = 0.02
+_H200_PREFILL = 16_000 / (0.469 - 0.022)
+_H200_DECODE_S = 0.012
+_H200_OVERHEAD_S = 0.022
+_H200_LOAD, _H200_STORE = 54.9e9, 55.4e9
+_H200_RUN = "one H200 SXM with vLLM 0.24, Llama-3.1-8B's shape"
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A number, what kind of knowledge it is, and where it comes from in words."""
+
+    value: float
+    source: Kind
+    how: str
+
+    @property
+    def text(self) -> str:
+        """Both, for people."""
+        return f"{self.source}: {self.how}" if self.how else self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """All that the cost model needs."""
+
+    prefill_tokens_per_s: Sourced
+    decode_s_per_token: Sourced
+    load_bytes_per_s: Sourced
+    store_bytes_per_s: Sourced
+    overhead_s: Sourced
+
+    def cost(self) -> CostModel:
+        """Return the plain numbers."""
+        rates = {field.name: getattr(self, field.name) for field in fields(self)}
+        ways: dict[str, list[str]] = {}
+        for name, rate in rates.items():
+            ways.setdefault(rate.text, []).append(name)
+        source = "; ".join(f"{', '.join(names)} {text}" for text, names in ways.items())
+        return CostModel(**{name: rate.value for name, rate in rates.items()}, source=source)
+
+    def given(self, **values: float | None) -> Rates:
+        """Return the same with what somebody has said instead."""
+        said = {name: Sourced(value, "given", "") for name, value in values.items() if value is not None}
+        return replace(self, **said)
+
+    def of_gpus(self, gpus: int) -> Rates:
+        """Return the rates of several GPUs: each has its own compute and link. One request decodes as before."""
+        if gpus == 1:
+            return self
+        shared = ("prefill_tokens_per_s", "load_bytes_per_s", "store_bytes_per_s")
+        rates = {name: getattr(self, name) for name in shared}
+        return replace(
+            self,
+            **{
+                name: Sourced(rate.value * gpus, rate.source, f"{rate.how}, {gpus} GPUs")
+                for name, rate in rates.items()
+            },
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """Return value and source of each."""
+        return asdict(self)
+
+
+def derive_rates(gpu: Gpu, model: Model, *, default: bool = False) -> Rates:
+    """Derive rates from a GPU and a model. `default`: nobody has named either."""
+    kind: Kind = "default" if default else "derived"
+    parameters = model.active_parameters or DEFAULT_MODEL.active_parameters
+    weight_bytes = model.weight_bytes or DEFAULT_MODEL.weight_bytes
+    assert parameters is not None
+    assert weight_bytes is not None
+    known = model.active_parameters is not None
+    whose = f"{parameters / 1e9:.3g}B parameters" + (
+        "" if known else f" ({DEFAULT_MODEL.name}: {model.name} tells none)"
+    )
+    read_bytes = weight_bytes * (parameters / (model.parameters or parameters))
+    if gpu is GPUS[DEFAULT_GPU]:
+        return _like_the_h200(kind, parameters, read_bytes, whose)
+    sheet = f"NVIDIA's data sheet of the {gpu.name}"
+    link = f"{sheet}: {LINK_SHARE:.0%} of PCIe {gpu.link_gb_per_s:g} GB/s"
+    return Rates(
+        Sourced(
+            gpu.tflops * 1e12 * COMPUTE_SHARE / (2 * parameters),
+            kind,
+            f"{sheet}: {COMPUTE_SHARE:.0%} of {gpu.tflops:g} TFLOPS, {whose}",
+        ),
+        Sourced(
+            read_bytes / (gpu.memory_gb_per_s * 1e9 * MEMORY_SHARE),
+            kind,
+            f"{sheet}: {MEMORY_SHARE:.0%} of {gpu.memory_gb_per_s:g} GB/s, {read_bytes / 1e9:.3g} GB of weights",
+        ),
+        Sourced(gpu.link_gb_per_s * 1e9 * LINK_SHARE, kind, link),
+        Sourced(gpu.link_gb_per_s * 1e9 * LINK_SHARE, kind, link),
+        Sourced(_OVERHEAD_S, "default", "of each request, about what vLLM takes"),
+    )
+
+
+def _like_the_h200(kind: Kind, parameters: float, read_bytes: float, whose: str) -> Rates:
+    """Scale what was measured on an H200 by the size of the model."""
+    assert DEFAULT_MODEL.parameters is not None
+    assert DEFAULT_MODEL.weight_bytes is not None
+    computing, reading = parameters / DEFAULT_MODEL.parameters, read_bytes / DEFAULT_MODEL.weight_bytes
+    run = f"measured on {_H200_RUN}"
+    scaled = "" if whose.startswith("8.03B") else f", scaled to {whose}"
+    return Rates(
+        Sourced(_H200_PREFILL / computing, kind, f"{run}: 16,000 tokens in 469 ms, 22 if cached{scaled}"),
+        Sourced(_H200_DECODE_S * reading, kind, f"{run}{scaled}"),
+        Sourced(_H200_LOAD, kind, f"{run}: one large copy"),
+        Sourced(_H200_STORE, kind, f"{run}: one large copy"),
+        Sourced(_H200_OVERHEAD_S, kind, f"{run}: of each request"),
+    )
+
+
+def preset(name: str) -> CostModel:
+    """Return the cost model of a GPU, for a model of 8B parameters."""
+    return derive_rates(gpu_named(name), DEFAULT_MODEL).cost()
+
+
+PRESETS: dict[str, CostModel] = {name: preset(name) for name in GPUS}
+"""By GPU."""
