@@ -9,6 +9,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+_NO_LIMIT = 10_000
+
 
 class Output(Console):
     """Stdout. That nobody reads it any more (| head) is told to who writes; rich would end the process with code 1."""
@@ -19,7 +21,7 @@ class Output(Console):
 
     def table(self, table: Table) -> None:
         """Print a table, or a list of what is in it where it is wider than the screen."""
-        if Measurement.get(self, self.options, table).maximum <= self.width:
+        if Measurement.get(self, self.options.update(max_width=_NO_LIMIT), table).maximum <= self.width:
             self.print(table)
             return
         if table.title:
@@ -29,7 +31,8 @@ class Output(Console):
             first, *cells = (_text(cell) for cell in row)
             self.print(Text(headers[0] + ": " if headers[0] else "").append_text(first))
             for header, cell in zip(headers[1:], cells, strict=True):
-                self.print(Text(f"  {header}: " if header else "  ").append_text(cell))
+                if cell.plain:
+                    self.print(Text(f"  {header}: " if header else "  ").append_text(cell))
 
 
 def _text(cell: object) -> Text:

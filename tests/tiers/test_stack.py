@@ -427,3 +427,19 @@ def test_closing_answers_what_the_tiers_give_up(near: ScriptedTier) -> None:
     assert bench.stack.close()
     assert bench.stack.poll() == ((Answer(1, (), 0.0),), ())
     assert not bench.stack.knows(1)
+
+
+def test_a_large_fetch_is_cut_into_calls_and_is_over_when_all_of_them_are() -> None:
+    tier, memory = ScriptedTier(), np.zeros((3, 4), np.uint8)
+    tier.records = {tier_key(name): bytes([number] * 4) for number, name in enumerate(NAMES, 1)}
+    tier.silent = True
+    stack = TierStack([Level(tier)], lambda slot: memoryview(memory[slot]), call_bytes_max=8)
+    stack.start(Fetch(1, NAMES, SLOTS))
+    assert [len(items) for _, items in tier.calls.values()] == [2, 1]
+    second = tier.calls.popitem()
+    tier.speak()
+    assert stack.poll()[0] == ()
+    tier.calls.update([second])
+    tier.speak()
+    assert [answer.hits for answer in stack.poll()[0]] == [(0, 1, 2)]
+    assert [list(memory[slot]) for slot in SLOTS] == [[1] * 4, [2] * 4, [3] * 4]

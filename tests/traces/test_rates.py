@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtide import cli
 from kvtide.traces.device_memory import kv_memory
 from kvtide.traces.gpus import GPUS, gpu_named
 from kvtide.traces.measured import Measured, measure_machine, measured_rates
 from kvtide.traces.model import DEFAULT_MODEL, Model
 from kvtide.traces.rates import derive_rates
+from tests import command_line
 
 LLAMA_70B = {
     "num_hidden_layers": 80,
@@ -26,8 +26,9 @@ SMALL = ("--requests", "60", "--policies", "lru", "--json")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, object]]:
-    assert cli.run(["plan", *arguments, *SMALL]) == 0
-    rates: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)["rates"]
+    code, out, _ = command_line.run(capsys, "plan", *arguments, *SMALL)
+    assert code == 0
+    rates: dict[str, dict[str, object]] = json.loads(out)["rates"]
     return rates
 
 
@@ -59,8 +60,8 @@ def test_every_number_says_where_it_comes_from(capsys: pytest.CaptureFixture[str
 
 
 def test_what_is_printed_has_all_sources(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["plan", "--gpu", "a100", *SMALL[:-1]]) == 0
-    out = capsys.readouterr().out
+    code, out, _ = command_line.run(capsys, "plan", "--gpu", "a100", *SMALL[:-1])
+    assert code == 0
     assert "prefill tokens per s: 9,713.6 (derived: NVIDIA's data sheet of the A100 80GB SXM: 50% of 312 TFLOPS" in out
     assert "gpu hour dollars: 1.8 (default" in out
 
@@ -109,8 +110,8 @@ def test_what_is_measured_here_takes_the_place_of_what_is_derived() -> None:
 
 
 def test_measuring_says_what_was_measured_and_what_was_given_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["plan", "--measure", "--link", "1GB", *SMALL]) == 0
-    out, err = capsys.readouterr()
+    code, out, err = command_line.run(capsys, "plan", "--measure", "--link", "1GB", *SMALL)
+    assert code == 0
     assert "measured on this machine: copies in host memory" in err
     rates = json.loads(out)["rates"]
     assert rates["host_copy_bytes_per_s"]["source"] == "measured"
