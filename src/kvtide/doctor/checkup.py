@@ -42,7 +42,7 @@ def all_checks(machine: Machine, wanted: Wanted) -> Iterator[Check]:
     yield Check("gpu", lambda: check_gpus(gpus()))
     yield Check("link", lambda: check_links(gpus()))
     yield Check("memory", lambda: check_memory(machine, wanted))
-    yield Check("pinning", lambda: check_pinning(wanted))
+    yield Check("pinning", lambda: check_pinning(machine, wanted))
     yield Check("huge_pages", lambda: check_huge_pages(machine))
     yield Check("numa", lambda: check_numa(machine, gpus()))
     yield Check("clock", lambda: check_clock(machine))

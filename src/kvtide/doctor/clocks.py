@@ -20,7 +20,7 @@ def check_clock(machine: Machine, resolution_s: float | None = None) -> Finding:
     if resolution_s is None:
         resolution_s = time.get_clock_info("monotonic").resolution
     source = machine.read(_SOURCE)
-    found = f"steps of {resolution_s * 1e9:g} ns" + (f", from {source}" if source else "")
+    found = f"steps of {resolution_s * 1e9:,.0f} ns" + (f", from {source}" if source else "")
     if resolution_s > RESOLUTION_S_MAX:
         return warning(
             found, "use a kernel with high-resolution timers (CONFIG_HIGH_RES_TIMERS): deadlines are coarse here"

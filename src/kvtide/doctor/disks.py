@@ -63,9 +63,9 @@ def check_space(place: Place) -> Finding:
 
 
 def check_direct_io(place: Place) -> Finding:
-    """Say whether files can be read past the page cache."""
+    """Try whether files can be read past the page cache."""
     try:
-        with _scratch(place.folder, IoMode.DIRECT) as file:
+        with scratch(place.folder, IoMode.DIRECT) as file:
             page = aligned(PAGE)
             write_all(file, [page], 0)
             works = read_all(file, [page], 0) == PAGE
@@ -73,6 +73,11 @@ def check_direct_io(place: Place) -> Finding:
         if error.errno not in _NOT_DIRECT:
             return _unusable(place, error)
         works = False
+    return judge_direct_io(place, works)
+
+
+def judge_direct_io(place: Place, works: bool) -> Finding:
+    """Say what it means that files can or cannot be read past the page cache."""
     if works:
         return ok(f"works at {place.folder}")
     found = f"does not work at {place.folder}"
@@ -123,7 +128,7 @@ def measure(place: Place) -> tuple[float, float]:
 def _measure(folder: Path, mode: IoMode, pieces: int) -> tuple[float, float]:
     piece = aligned(PIECE_BYTES)
     piece[:] = os.urandom(PIECE_BYTES)  # some file systems compress
-    with _scratch(folder, mode) as file:
+    with scratch(folder, mode) as file:
         begin_s = time.perf_counter()
         done = 0
         while done < pieces and time.perf_counter() - begin_s < SECONDS_MAX:
@@ -142,7 +147,7 @@ def _measure(folder: Path, mode: IoMode, pieces: int) -> tuple[float, float]:
 
 
 @contextmanager
-def _scratch(folder: Path, mode: IoMode) -> Iterator[int]:
+def scratch(folder: Path, mode: IoMode) -> Iterator[int]:
     """Lend a file that has no name any more when it is used: whatever happens, the system removes it."""
     made, name = tempfile.mkstemp(prefix="kvtide-doctor-", dir=folder)
     try:

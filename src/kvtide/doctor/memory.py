@@ -26,8 +26,10 @@ def check_memory(machine: Machine, wanted: Wanted) -> Finding:
     return bad(found, advice) if wanted.given else warning(found, advice)
 
 
-def check_pinning(wanted: Wanted, limit_bytes: int | None = None) -> Finding:
+def check_pinning(machine: Machine, wanted: Wanted, limit_bytes: int | None = None) -> Finding:
     """Compare what RDMA would lock with what this user may. CUDA's driver pins memory without asking for that limit."""
+    if "microsoft" in (machine.read("proc/version") or "").lower():
+        return warning("Windows' subsystem for Linux, where GPUs can pin little memory", "use Linux itself for serving")
     if limit_bytes is None:
         limit_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit_bytes == resource.RLIM_INFINITY:
