@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -31,23 +32,34 @@ _ADVICE = (
 
 def check_mooncake(config: MooncakeConfig, timeout_s: float = TIMEOUT_S) -> Finding:
     """Have another process connect and ask a few times."""
-    try:
-        asked = subprocess.run(
-            [sys.executable, "-m", "kvtide.doctor.mooncake"],
-            input=json.dumps(_options(config)).encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    output = _output_of(json.dumps(_options(config)), timeout_s)
+    if output is None:
         return bad(f"{config.place} has not answered in {timeout_s:g} s", _ADVICE)
-    lines = asked.stdout.decode(errors="replace").splitlines()  # the client has words of its own, before ours
+    lines = output.splitlines()  # the client has words of its own, before ours
     said = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
     if "round_trip_s" in said:
         return judge_latency(config.place, float(said["round_trip_s"]), config.deadline_ms)
     problem = said.get("problem", "its client died")
     return bad(f"{config.place} cannot be used: {problem}", said.get("advice", _ADVICE))
+
+
+def _output_of(options: str, timeout_s: float) -> str | None:
+    """Run the other process. None: it took too long, and was ended with all that it had started."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvtide.doctor.mooncake"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    with process:
+        try:
+            return process.communicate(options, timeout_s)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None
 
 
 def _options(config: MooncakeConfig) -> dict[str, object]:
@@ -74,6 +86,7 @@ def _ask(options: dict[str, object]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    signal.alarm(int(TIMEOUT_S) + 1)  # in case that nobody is there any more to end this process
     sys.stdout.write(f"\n{json.dumps(_ask(json.load(sys.stdin)))}\n")
     sys.stdout.flush()
     os._exit(0)  # the client would take leave of a master that is gone, for many seconds
