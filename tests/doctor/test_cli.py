@@ -6,12 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from kvtide.doctor import checkup
 from kvtide.doctor import cli as doctor_cli
+from kvtide.doctor.asked import read_asked
 from kvtide.doctor.base import Check, ok, warning
+from kvtide.doctor.machine import Machine
+from kvtide.doctor.rounds import run_checks
 from tests.command_line import check_refused, run
 from tests.doctor.support import FIXED_SEED, install_plugin, install_vllm
 from tests.tiers.shared.servers import Server
@@ -36,14 +43,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-def doctor(folder: Path, packages: Path | None, *arguments: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
+def doctor(
+    folder: Path, packages: Path | None, *arguments: str, columns: int = 80, stdout: IO[str] | int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     """Run the command in a process and a folder of its own."""
     path = os.pathsep.join(str(part) for part in (packages, ROOT / "src") if part is not None)
     return subprocess.run(  # noqa: S603 - our own interpreter and program
         [sys.executable, "-m", "kvtide", "doctor", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "COLUMNS": str(columns), "VLLM_PLUGINS": "kvtide"},
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         check=False,
         timeout=120,
@@ -91,6 +101,27 @@ def test_the_text_fits_the_terminal_and_ends_with_what_comes_of_it(folder: Path,
     assert all(len(line) <= columns or len(line.split()) == 1 for line in lines)
     assert " ".join(lines).endswith("may serve")
     assert done.returncode == 0
+
+
+def test_a_folder_that_does_not_answer_is_a_finding_and_the_others_are_made(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(checkup, "read_wanted", lambda asked: release.wait(60))
+    checks = list(checkup.all_checks(Machine(), read_asked('{"tiers": [{"type": "disk"}]}')))
+    hurried = [replace(check, deadline_s=0.05) for check in checks if check.name in ("config", "clock")]
+    found = [result.finding.found for result in run_checks(hurried, lambda check: None, patience_s=0.01)]
+    release.set()
+    assert found[0] == "no answer in 0.05 s"
+    assert "steps of" in found[1]
+
+
+def test_who_reads_no_more_ends_it_with_the_exit_code_of_all_commands(folder: Path, packages: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = doctor(folder, packages, stdout=closed)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_something_that_keeps_it_from_serving_is_1(folder: Path, packages: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.doctor.asked import read_asked
 from kvtide.doctor.machine import Machine
 from kvtide.doctor.memory import check_huge_pages, check_memory, check_pinning
 from kvtide.doctor.wanted import Wanted, read_wanted
@@ -46,17 +47,17 @@ def test_less_than_kvtide_takes_by_itself_is_a_warning_as_long_as_nobody_asked_f
 
 def test_memory_of_each_rank_is_called_that(tmp_path: Path) -> None:
     here = machine(tmp_path, {"proc/meminfo": MEMINFO})
-    assert is_ok(check_memory(here, read_wanted('{"host_per_rank": "2GiB"}')), "2 GiB for each rank")
+    assert is_ok(check_memory(here, read_wanted(read_asked('{"host_per_rank": "2GiB"}'))), "2 GiB for each rank")
 
 
 @pytest.mark.parametrize("limit", [resource.RLIM_INFINITY, GIB])
 def test_a_limit_that_nothing_reaches_is_well(tmp_path: Path, limit: int) -> None:
-    assert is_ok(check_pinning(machine(tmp_path), read_wanted(RDMA), limit))
+    assert is_ok(check_pinning(machine(tmp_path), read_wanted(read_asked(RDMA)), limit))
 
 
 def test_a_low_limit_is_bad_for_rdma_and_no_matter_for_gpus(tmp_path: Path) -> None:
     here = machine(tmp_path)
-    assert is_bad(check_pinning(here, read_wanted(RDMA), 8 << 20), "at most 8 MiB", "memlock=-1")
+    assert is_bad(check_pinning(here, read_wanted(read_asked(RDMA)), 8 << 20), "at most 8 MiB", "memlock=-1")
     assert is_ok(check_pinning(here, Wanted(), 8 << 20), "at most 8 MiB", "driver")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kvtide.doctor import mooncake
-from kvtide.doctor.base import Check
+from kvtide.doctor.asked import Asked
+from kvtide.doctor.base import Check, Finding
 from kvtide.doctor.clocks import check_clock
 from kvtide.doctor.disks import Place, check_direct_io, check_space, check_speed
 from kvtide.doctor.gpus import GpuFound, check_gpus, check_links, find_gpus
@@ -18,7 +19,7 @@ from kvtide.doctor.memory import check_huge_pages, check_memory, check_pinning
 from kvtide.doctor.nodes import check_numa
 from kvtide.doctor.software import check_plugin, check_python, check_vllm
 from kvtide.doctor.valkey import check_valkey, check_valkey_clock
-from kvtide.doctor.wanted import Wanted, check_config
+from kvtide.doctor.wanted import Wanted, check_config, read_wanted
 from kvtide.tiers import TierConfig
 
 if TYPE_CHECKING:
@@ -27,17 +28,26 @@ if TYPE_CHECKING:
     from kvtide.tiers.valkey.options import ValkeyConfig
 
 
-def all_checks(machine: Machine, wanted: Wanted) -> Iterator[Check]:
-    """Yield the checks of a machine that is to do what is wanted. Nothing is looked at before a check is run."""
+def all_checks(machine: Machine, asked: Asked) -> Iterator[Check]:
+    """Yield the checks of a machine that is to do what is asked for. Nothing is looked at before a check is run.
+
+    Which tiers there are is known once the check of the configuration has been run: ask for the next one after that.
+    """
+    wanted = Wanted(given=asked.given)
 
     @cache
     def gpus() -> list[GpuFound]:
         return find_gpus(machine)
 
+    def config() -> Finding:
+        nonlocal wanted
+        wanted = read_wanted(asked)
+        return check_config(wanted)
+
     yield Check("python", check_python)
     yield Check("vllm", lambda: check_vllm(machine))
-    yield Check("plugin", lambda: check_plugin(machine, wanted.named_module))
-    yield Check("config", lambda: check_config(wanted))
+    yield Check("plugin", lambda: check_plugin(machine, asked.named_module))
+    yield Check("config", config)
     yield Check("hash_seed", lambda: check_hash_seed(machine, bool(wanted.tiers)))
     yield Check("gpu", lambda: check_gpus(gpus()))
     yield Check("link", lambda: check_links(gpus()))

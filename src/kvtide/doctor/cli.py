@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 
-from rich.console import Console
-from rich.text import Text
+from rich.style import Style
 
+from kvtide.doctor.asked import read_asked
 from kvtide.doctor.base import Check, Health
 from kvtide.doctor.checkup import all_checks
 from kvtide.doctor.machine import Machine
 from kvtide.doctor.rounds import run_checks
 from kvtide.doctor.show import as_json, lines_of, summary_of
-from kvtide.doctor.wanted import read_wanted
 
 DESCRIPTION = """\
 Look at this machine and say what would keep vLLM with kvtide from serving here, or make it slow, and what to do about
@@ -51,23 +51,28 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Run all checks and show what they found."""
-    checks = all_checks(Machine(), read_wanted(args.config))
-    out, width = Console(highlight=False, soft_wrap=True), shutil.get_terminal_size().columns
+    checks = all_checks(Machine(), read_asked(args.config))
+    width = shutil.get_terminal_size().columns
     results = []
     for result in run_checks(checks, _tell_slow):
         results.append(result)
         if not args.json:
             health = result.finding.health
-            for number, line in enumerate(lines_of(result, width)):
-                text = Text(line)
-                if not number:
-                    text.stylize(_STYLES[health], 0, len(health.value))
-                out.print(text)
-    if args.json:
-        sys.stdout.write(f"{json.dumps(as_json(results))}\n")
-    else:
-        out.print(Text(summary_of(results, width)))
+            first, *others = lines_of(result, width)
+            _put(first.replace(health.value, _coloured(health), 1), *others)
+    _put(json.dumps(as_json(results)) if args.json else summary_of(results, width))
     return int(any(result.finding.health is Health.BAD for result in results))
+
+
+def _coloured(health: Health) -> str:
+    with_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return Style.parse(_STYLES[health]).render(health.value) if with_colour else health.value
+
+
+def _put(*lines: str) -> None:
+    """Show lines at once: the next check may take a while."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 def _tell_slow(check: Check) -> None:

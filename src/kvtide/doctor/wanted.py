@@ -1,14 +1,13 @@
-"""What the server is going to be asked for: the configuration, as people hand it to vLLM or to the doctor."""
+"""What the configuration wants of this machine, read as a server reads it. Folders of tiers are looked at."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvtide.core import FullAttention, Geometry, OffloadConfig
+from kvtide.doctor.asked import Asked
 from kvtide.doctor.base import Finding, bad, ok
 from kvtide.errors import ConfigError
 from kvtide.options import parse_size, redacted
@@ -16,7 +15,6 @@ from kvtide.tiers import TierConfig
 from kvtide.tiers.config import kind_of
 from kvtide.vllm.options import DEFAULT_HOST, DP_RANK, read_options
 
-CONNECTOR, SEVERAL, MODULE = "KVTideConnector", "MultiConnector", "kvtide.vllm"
 _ANY_GEOMETRY = Geometry(groups=(FullAttention(16),), block_bytes=1, device_blocks=2**40)
 """The model is not known here, so sizes are compared with nothing."""
 _SECRET = re.compile("pass|secret|token|key", re.IGNORECASE)
@@ -33,8 +31,6 @@ class Wanted:
     """Whether each rank takes that much."""
     tiers: tuple[TierConfig, ...] = ()
     """Those that can be read."""
-    named_module: bool = False
-    """Whether it names kvtide's module, so that vLLM needs no plug-in to find it."""
     problems: tuple[ConfigError, ...] = ()
     """Why a server would refuse it."""
 
@@ -44,26 +40,13 @@ class Wanted:
         return any(getattr(tier, "protocol", "") == "rdma" for tier in self.tiers)
 
 
-def read_wanted(config: str | None) -> Wanted:
-    """Read `--config`: JSON or the path of a file with it. A `ConfigError` if it is neither."""
-    if config is None:
-        return Wanted()
-    outer = _object_of(config)
-    problems: list[ConfigError] = []
-    ours = outer
-    if {"kv_connector", "kv_connector_extra_config"} & outer.keys():  # the whole of --kv-transfer-config
-        ours = _connector_of(outer) or outer
-        if (name := ours.get("kv_connector")) != CONNECTOR:
-            problems.append(ConfigError("kv_connector", name, f'"{CONNECTOR}"'))
-        extra = ours.get("kv_connector_extra_config") or {}
-    else:
-        extra = outer
-    if not isinstance(extra, Mapping):
-        raise ConfigError("kv_connector_extra_config", type(extra).__name__, "an object with options, such as host")
-    host, per_rank = _host_of(extra, problems)
-    tiers = tuple(_tiers_of(extra.get("tiers", ()), problems))
+def read_wanted(asked: Asked) -> Wanted:
+    """Read what is asked for."""
+    problems = list(asked.problems)
+    host, per_rank = _host_of(asked, problems)
+    tiers = tuple(_tiers_of(asked, problems))
     unlike = {str(problem): problem for problem in problems}
-    return Wanted(True, host, per_rank, tiers, ours.get("kv_connector_module_path") == MODULE, tuple(unlike.values()))
+    return Wanted(asked.given, host, per_rank, tiers, tuple(unlike.values()))
 
 
 def check_config(wanted: Wanted) -> Finding:
@@ -86,44 +69,10 @@ def _value_text(problem: ConfigError) -> str:
     return repr(redacted(value) if isinstance(value, str) and "@" in value else value)
 
 
-def _object_of(config: str) -> Mapping[str, object]:
-    text = config
-    if not config.lstrip().startswith(("{", "[")):
-        try:
-            text = Path(config).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not text"
-            raise ConfigError(
-                "--config", redacted(config), f"JSON, or a file with it that can be read ({why})"
-            ) from None
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError("--config", _shown(config, text), f"JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ConfigError("--config", _shown(config, text), 'an object such as {"host": "64GiB", "tiers": []}')
-    return found
-
-
-def _shown(config: str, text: str) -> str:
-    """Return the name of the file. What is in it, or on the command line, may hold a password."""
-    return "…" if config is text else config
-
-
-def _connector_of(outer: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Return kvtide's part of the configuration of several connectors. None: there is none."""
-    extra = outer.get("kv_connector_extra_config")
-    if outer.get("kv_connector") != SEVERAL or not isinstance(extra, Mapping):
-        return None
-    inner = extra.get("connectors")
-    parts = [part for part in inner if isinstance(part, Mapping)] if isinstance(inner, list) else []
-    return next((part for part in parts if part.get("kv_connector") == CONNECTOR), None)
-
-
-def _host_of(extra: Mapping[str, object], problems: list[ConfigError]) -> tuple[int, bool]:
+def _host_of(asked: Asked, problems: list[ConfigError]) -> tuple[int, bool]:
     """Read everything as a server does; return the host memory, and whether that is of each rank."""
     try:
-        options = read_options(extra, events=False)
+        options = read_options(asked.extra, events=False)
         config = OffloadConfig.build(_ANY_GEOMETRY, options.core, options.below)
     except ConfigError as problem:
         problems.append(problem)
@@ -131,8 +80,9 @@ def _host_of(extra: Mapping[str, object], problems: list[ConfigError]) -> tuple[
     return config.host_bytes, "host_per_rank" in options.core
 
 
-def _tiers_of(tiers: object, problems: list[ConfigError]) -> Iterator[TierConfig]:
+def _tiers_of(asked: Asked, problems: list[ConfigError]) -> Iterator[TierConfig]:
     """Read each tier by itself: what is wrong with one keeps nobody from looking at the others."""
+    tiers = asked.extra.get("tiers")
     for index, tier in enumerate(tiers) if isinstance(tiers, list) else ():
         if not isinstance(tier, dict) or "type" not in tier:
             continue  # refused already
