@@ -51,7 +51,13 @@ def doctor(
     return subprocess.run(  # noqa: S603 - our own interpreter and program
         [sys.executable, "-m", "kvtide", "doctor", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "COLUMNS": str(columns), "VLLM_PLUGINS": "kvtide"},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "COLUMNS": str(columns),
+            "VLLM_PLUGINS": "kvtide",
+            "PYTHONUNBUFFERED": "",
+        },
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,

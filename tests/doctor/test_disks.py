@@ -72,6 +72,10 @@ def test_no_direct_io_is_a_warning_and_bad_where_it_is_asked_for(tmp_path: Path)
     assert is_ok(judge_direct_io(Place(tmp_path), False), "does not work")
 
 
+def direct_io_works(folder: Path) -> bool:
+    return "works" in check_direct_io(Place(folder)).found
+
+
 @pytest.mark.parametrize("io", ["auto", "direct", "buffered", "cached"])
 def test_speed_is_measured_both_ways_within_bounds_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, io: str
@@ -82,12 +86,15 @@ def test_speed_is_measured_both_ways_within_bounds_and_leaves_nothing(
         written.append(sum(buffer.nbytes for buffer in buffers))
         write_all(file, buffers, offset)
 
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
     monkeypatch.setattr(disks, "write_all", counted)
     monkeypatch.setattr(disks, "MEASURED_BYTES_MAX", 8 << 20)
     speeds = disks.measure(Place(tmp_path, 1 << 30, io))
     assert speeds is not None
     assert min(speeds) > 0
     assert 0 < sum(written) <= 8 << 20
+    assert len(synced) == (0 if io in ("auto", "direct") and direct_io_works(tmp_path) else len(written))
     assert left(tmp_path) == []
 
 

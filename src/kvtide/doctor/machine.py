@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from kvtide.doctor.processes import run_program
 
 COMMAND_TIMEOUT_S = 8.0
 
@@ -15,17 +16,10 @@ COMMAND_TIMEOUT_S = 8.0
 def output_of(command: Sequence[str]) -> str | None:
     """Run a program and return what it prints. None: there is none of that name, or it failed."""
     try:
-        done = subprocess.run(  # noqa: S603 - our own words, and no shell
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        code, output = run_program(command, COMMAND_TIMEOUT_S)
+    except OSError:  # `TimeoutError` is one
         return None
-    return None if done.returncode else done.stdout.decode(errors="replace")
+    return None if code else output
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from kvtide.doctor.base import Finding, bad
 from kvtide.doctor.latency import judge_latency, round_trip_s
+from kvtide.doctor.processes import run_program
 from kvtide.errors import ConfigError
 from kvtide.tiers.backend import BackendDown
 
@@ -32,8 +32,10 @@ _ADVICE = (
 
 def check_mooncake(config: MooncakeConfig, timeout_s: float = TIMEOUT_S) -> Finding:
     """Have another process connect and ask a few times."""
-    output = _output_of(json.dumps(_options(config)), timeout_s)
-    if output is None:
+    command = [sys.executable, "-m", "kvtide.doctor.mooncake"]
+    try:
+        _, output = run_program(command, timeout_s, json.dumps(_options(config)))
+    except TimeoutError:
         return bad(f"{config.place} has not answered in {timeout_s:g} s", _ADVICE)
     lines = output.splitlines()  # the client has words of its own, before ours
     said = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
@@ -41,25 +43,6 @@ def check_mooncake(config: MooncakeConfig, timeout_s: float = TIMEOUT_S) -> Find
         return judge_latency(config.place, float(said["round_trip_s"]), config.deadline_ms)
     problem = said.get("problem", "its client died")
     return bad(f"{config.place} cannot be used: {problem}", said.get("advice", _ADVICE))
-
-
-def _output_of(options: str, timeout_s: float) -> str | None:
-    """Run the other process. None: it took too long, and was ended with all that it had started."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kvtide.doctor.mooncake"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    with process:
-        try:
-            return process.communicate(options, timeout_s)[0]
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return None
 
 
 def _options(config: MooncakeConfig) -> dict[str, object]:
