@@ -69,6 +69,7 @@ def _limit_blas_threads() -> None:
 def _parser() -> argparse.ArgumentParser:
     # Not at the top: `_limit_blas_threads` comes before numpy, which these import.
     from kvtide.demo import cli as demo  # noqa: PLC0415 (see above)
+    from kvtide.doctor import cli as doctor  # noqa: PLC0415 (see above)
     from kvtide.sim import cli as sim  # noqa: PLC0415 (see above)
     from kvtide.tiers import cli as tiers  # noqa: PLC0415 (see above)
     from kvtide.traces import cli as traces  # noqa: PLC0415 (see above)
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_parser(commands)
     traces.add_parsers(commands)
     tiers.add_parser(commands)
+    doctor.add_parser(commands)
     return parser
 
 
