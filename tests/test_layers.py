@@ -33,6 +33,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "sim": "commands copy core errors options progress tiers worker",
         "traces": "commands copy core engine errors options output progress units",
         "demo": "commands copy core engine errors options output progress",
+        "doctor": "commands copy core errors options tiers units vllm",
         "cli": "__init__ commands completion errors options",
         "__init__": "core errors",
         "__main__": "cli",
@@ -103,6 +104,7 @@ THIRD_PARTY = {
     "vllm": "huggingface_hub numpy ray torch vllm",  # the first and ray are vLLM's own
     "traces": "click matplotlib numpy rich tokenizers torch",
     "demo": "numpy rich safetensors torch vllm",
+    "doctor": "numpy rich",
 }
 """What each part imports from elsewhere, the standard library aside."""
 

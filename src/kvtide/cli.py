@@ -28,6 +28,7 @@ EXIT_NOBODY_READS = 141
 
 MODULES: Mapping[str, str] = {
     "demo": "kvtide.demo.cli",
+    "doctor": "kvtide.doctor.cli",
     "plan": "kvtide.traces.cli_plan",
     "replay": "kvtide.traces.cli_replay",
     "simulate": "kvtide.sim.cli",
@@ -38,6 +39,7 @@ MODULES: Mapping[str, str] = {
 
 SUMMARIES: Mapping[str, str] = {
     "demo": "conversations that overflow the device pool, with and without offloading",
+    "doctor": "look at this machine: what keeps it from serving, and what to do",
     "plan": "how much host memory is worth buying",
     "replay": "serve a trace in virtual time and report hits and times",
     "simulate": "search for faults of the core in seeded worlds",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvtide.vllm.log import logger
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -58,6 +56,8 @@ def _bundles_here(group: Any) -> int:
         nodes = placement_group_table(group)["bundles_to_node_id"].values()
         here = ray.get_runtime_context().get_node_id()
     except Exception as error:  # whatever Ray says, it is no reason not to start
+        from kvtide.vllm.log import logger  # noqa: PLC0415 (options can be read where vLLM is not)
+
         logger.warning("kvtide: Ray does not say which ranks are on this machine, so memory is not checked: %s", error)
         return 0
     return sum(node == here for node in nodes)

@@ -19,7 +19,6 @@ Nothing here compares version numbers: what is there is used. Numbers are compar
 
 from __future__ import annotations
 
-import re
 import sys
 from types import FrameType
 from typing import Any
@@ -31,9 +30,7 @@ from vllm.platforms import current_platform
 from vllm.version import __version__
 
 from kvtide.vllm.log import logger
-
-OLDEST = (0, 24, 0)
-NEWEST = (0, 32, 0)
+from kvtide.vllm.supported import RANGE, is_tested
 
 TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
 """The class that carries failed loads by request id, or None where they are reported by block."""
@@ -44,10 +41,8 @@ FAILS_BY_REQUEST = TransferResults is not None
 
 def warn_if_untested() -> None:
     """Say once that this vLLM is outside the tested range."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", str(__version__))[:2])
-    if not OLDEST[:2] <= numbers <= NEWEST[:2]:
-        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
-        logger.warning("kvtide is tested with vLLM %s to %s; this is %s", oldest, newest, __version__)
+    if not is_tested(str(__version__)):
+        logger.warning("kvtide is tested with vLLM %s; this is %s", RANGE, __version__)
 
 
 def cacheable_group_ids(kv_cache_config: Any) -> tuple[int, ...]:

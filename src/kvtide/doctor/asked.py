@@ -1,0 +1,74 @@
+"""What `--config` says: JSON as people hand it to vLLM, or a file with it. Nothing that it names is looked at here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvtide.errors import ConfigError
+from kvtide.options import redacted
+
+CONNECTOR, SEVERAL, MODULE, ROLE = "KVTideConnector", "MultiConnector", "kvtide.vllm", "kv_both"
+_EXTRA = "kv_connector_extra_config"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody asks for, unread."""
+
+    given: bool = False
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """The options of kvtide."""
+    named_module: bool = False
+    """Whether kvtide's module is named, so that vLLM needs no plug-in to find it."""
+    problems: tuple[ConfigError, ...] = ()
+    """Why vLLM itself would refuse it."""
+
+
+def read_asked(config: str | None) -> Asked:
+    """Read `--config`. A `ConfigError` if it is neither JSON nor a file with it."""
+    if config is None:
+        return Asked()
+    outer = _object_of(config)
+    if not {"kv_connector", _EXTRA} & outer.keys():
+        return Asked(given=True, extra=outer)
+    ours = _among_several(outer) or outer  # the whole of --kv-transfer-config
+    extra = ours.get(_EXTRA) or {}
+    if not isinstance(extra, Mapping):
+        raise ConfigError(_EXTRA, type(extra).__name__, "an object with options, such as host")
+    expected = {"kv_connector": CONNECTOR, "kv_role": ROLE}
+    problems = [
+        ConfigError(name, ours.get(name), f'"{value}"') for name, value in expected.items() if ours.get(name) != value
+    ]
+    return Asked(True, extra, ours.get("kv_connector_module_path") == MODULE, tuple(problems))
+
+
+def _object_of(config: str) -> Mapping[str, object]:
+    text = config
+    # What is here or in the file is not shown: it may hold a password.
+    shown = "…" if any(mark in config for mark in "{[\"'") else redacted(config)
+    if not config.lstrip().startswith(("{", "[")):
+        try:
+            text = Path(config).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not text"
+            raise ConfigError("--config", shown, f"JSON, or a file with it that can be read ({why})") from None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError("--config", shown, f"JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ConfigError("--config", shown, 'an object such as {"host": "64GiB", "tiers": []}')
+    return found
+
+
+def _among_several(outer: Mapping[str, object]) -> Mapping[str, object] | None:
+    """Return kvtide's part of the configuration of several connectors. None: there is none."""
+    extra = outer.get(_EXTRA)
+    if outer.get("kv_connector") != SEVERAL or not isinstance(extra, Mapping):
+        return None
+    inner = extra.get("connectors")
+    parts = [part for part in inner if isinstance(part, Mapping)] if isinstance(inner, list) else []
+    return next((part for part in parts if part.get("kv_connector") == CONNECTOR), None)

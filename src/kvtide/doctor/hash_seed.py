@@ -1,0 +1,33 @@
+"""PYTHONHASHSEED: whether the next process computes the same keys, which tiers that outlive a process need (F23)."""
+
+from __future__ import annotations
+
+from kvtide.doctor.base import Finding, bad, ok, warning
+from kvtide.doctor.machine import Machine
+from kvtide.doctor.software import find_vllm
+from kvtide.tiers.namespace import unstable_keys
+
+VLLM_DEFAULT_HASH = "sha256"
+_WHERE, _FIXED_SEED = "v1/core/kv_cache_utils.py", "DEFAULT_NONE_HASH_SEED"
+
+
+def check_hash_seed(machine: Machine, has_tiers: bool) -> Finding:
+    """Say whether vLLM's block hashes are the same in the next process, with the hash that vLLM takes by itself."""
+    seed = machine.environ.get("PYTHONHASHSEED")
+    found = "PYTHONHASHSEED is not set" if seed is None else f"PYTHONHASHSEED={seed}"
+    if not has_tiers:
+        return ok(f"{found}; it matters to tiers only, and there are none")
+    vllm = find_vllm(machine)
+    if seed is not None:
+        return ok(f"{found}: it has to be the same for all servers that share blocks")
+    if vllm is None:
+        return warning(
+            found, "set it to the same number for all servers that share blocks, for example PYTHONHASHSEED=0"
+        )
+    source = vllm.folder / _WHERE
+    fixed = source.is_file() and _FIXED_SEED in source.read_text(encoding="utf-8")
+    why = unstable_keys(VLLM_DEFAULT_HASH, seed, has_fixed_seed=fixed)
+    if why is None:
+        return ok(f"{found}, and this vLLM does not need it, but for --prefix-caching-hash-algo xxhash")
+    reason, _, fix = why.partition(": ")
+    return bad(f"{found}, and {reason}: with tiers the server would not start", fix)
