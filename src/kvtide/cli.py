@@ -27,6 +27,7 @@ EXIT_INTERRUPTED = 130
 EXIT_NOBODY_READS = 141
 
 MODULES: Mapping[str, str] = {
+    "check": "kvtide.doctor.cli_check",
     "demo": "kvtide.demo.cli",
     "doctor": "kvtide.doctor.cli",
     "plan": "kvtide.traces.cli_plan",
@@ -38,6 +39,7 @@ MODULES: Mapping[str, str] = {
 """Where each command is: `COMMAND` of a module, which is imported when it is used."""
 
 SUMMARIES: Mapping[str, str] = {
+    "check": "what a server would say to its options, without a server",
     "demo": "conversations that overflow the device pool, with and without offloading",
     "doctor": "look at this machine: what keeps it from serving, and what to do",
     "plan": "how much host memory is worth buying",
