@@ -131,13 +131,20 @@ def without_secrets(name: str, value: object) -> object:
     return redacted(value) if isinstance(value, str) and "@" in value else value
 
 
-def option_rows(model: type[OptionsModel], leave_out: Mapping[str, object] | None = None) -> list[tuple[str, str, str]]:
+def option_rows(model: type[OptionsModel]) -> list[tuple[str, str, str]]:
     """Return what the tables of the docs have: name, default and meaning of each option."""
-    rows = []
-    for name, field in model.model_fields.items():
-        if name not in (leave_out or {}):
-            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            default = extra.get("default_text", "" if field.default is None or field.is_required() else field.default)
-            shown = f'`"{default}"`' if isinstance(field.default, str) and "default_text" not in extra else str(default)
-            rows.append((name, shown, str(field.description)))
-    return rows
+    return [(name, _default_text(field), str(field.description)) for name, field in model.model_fields.items()]
+
+
+def _default_text(field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "default_text" in extra:
+        return str(extra["default_text"])
+    if field.is_required() or field.default is None:
+        return ""
+    return f'`"{field.default}"`' if isinstance(field.default, str) else str(field.default)
+
+
+def meaning(described: str) -> str:
+    """Return the meaning of an option out of a text that also says its default."""
+    return re.sub(r" \(default(?::[^)]*)?\)", "", described)

@@ -39,7 +39,6 @@ THREADS_MAX = 64
 DEADLINE_MS_MAX = 3_600_000
 """An hour. Sockets and locks raise errors of their own when they are to wait for much longer."""
 THREADS = whole(1, THREADS_MAX)
-THREADS_TEXT = "calls that run at a time"
 
 
 def _admission(option: str, value: object) -> Admission:
@@ -50,7 +49,7 @@ def _admission(option: str, value: object) -> Admission:
 class TierConfig(OptionsModel):
     """What people write about a tier of any type. Types derive their own from it."""
 
-    type: Annotated[str, one_of(*KINDS)] = Field(description="what kind of place it is: " + ", ".join(KINDS))
+    type: Annotated[str, one_of(*KINDS)] = Field(description="`disk`, `valkey`, `mooncake`; `null` keeps nothing")
     deadline_ms: Annotated[int, whole(1, DEADLINE_MS_MAX, ", which is an hour")] = Field(
         default=50, description="longest time that a request waits for this tier; at most an hour"
     )
@@ -63,7 +62,7 @@ class TierConfig(OptionsModel):
         description="`all`, or `second-use`: blocks sink when they were used twice (`second-touch` is its older name)",
     )
     threads: Annotated[int, THREADS] = Field(
-        default=4, description=THREADS_TEXT, json_schema_extra={"default_text": "by type"}
+        default=4, description="calls that run at a time", json_schema_extra={"default_text": "by type"}
     )
     encryption_key_file: Annotated[str | None, text("the path of a file")] = Field(
         default=None,

@@ -14,7 +14,7 @@ from kvtide.core import OPTIONS, POLICIES, BelowConfig, Geometry, OffloadConfig
 from kvtide.core.config import Admission, Mode
 from kvtide.errors import ConfigError
 from kvtide.options import parse_count, parse_size
-from kvtide.schema import FLAG, SIZE, WRITTEN_SIZE, OptionsModel, Read, one_of, read_model, whole
+from kvtide.schema import FLAG, SIZE, WRITTEN_SIZE, OptionsModel, Read, meaning, one_of, read_model, whole
 from kvtide.tiers import TierConfig
 from kvtide.tiers.config import KINDS, kind_of, read_tiers
 from kvtide.tiers.stack import below_of
@@ -41,14 +41,18 @@ def _tokens_or_auto(option: str, value: object) -> object:
 class ConnectorOptions(OptionsModel):
     """`kv_connector_extra_config`."""
 
-    host: Annotated[int | str, WRITTEN_SIZE] = Field(default=DEFAULT_HOST, description=OPTIONS["host"])
-    host_per_rank: Annotated[int | str | None, WRITTEN_SIZE] = Field(default=None, description=OPTIONS["host_per_rank"])
-    mode: Annotated[str, one_of(*get_args(Mode))] = Field(default="eager", description=OPTIONS["mode"])
-    policy: Annotated[str, one_of(*POLICIES)] = Field(default="prefix", description=OPTIONS["policy"])
-    admission: Annotated[str, one_of(*get_args(Admission))] = Field(default="all", description=OPTIONS["admission"])
+    host: Annotated[int | str, WRITTEN_SIZE] = Field(default=DEFAULT_HOST, description=meaning(OPTIONS["host"]))
+    host_per_rank: Annotated[int | str | None, WRITTEN_SIZE] = Field(
+        default=None, description=meaning(OPTIONS["host_per_rank"])
+    )
+    mode: Annotated[str, one_of(*get_args(Mode))] = Field(default="eager", description=meaning(OPTIONS["mode"]))
+    policy: Annotated[str, one_of(*POLICIES)] = Field(default="prefix", description=meaning(OPTIONS["policy"]))
+    admission: Annotated[str, one_of(*get_args(Admission))] = Field(
+        default="all", description=meaning(OPTIONS["admission"])
+    )
     pin_budget: Annotated[int | None, whole(1)] = Field(
         default=None,
-        description=OPTIONS["pin_budget"],
+        description=meaning(OPTIONS["pin_budget"]),
         json_schema_extra={
             "default_text": "a quarter of the device blocks, or what one step computes if that is more, up to half"
         },
@@ -58,13 +62,13 @@ class ConnectorOptions(OptionsModel):
         description="places below host memory, nearest first: see [tiers.md](tiers.md)",
         json_schema_extra={"default_text": "none"},
     )
-    min_fetch_tokens: Annotated[int, whole(1)] = Field(default=128, description=OPTIONS["min_fetch_tokens"])
+    min_fetch_tokens: Annotated[int, whole(1)] = Field(default=128, description=meaning(OPTIONS["min_fetch_tokens"]))
     min_load_tokens: Annotated[
         int | str, Read(_tokens_or_auto, {"anyOf": [{"type": "integer", "minimum": 0}, {"const": "auto"}]})
-    ] = Field(default=0, description=OPTIONS["min_load_tokens"])
+    ] = Field(default=0, description=meaning(OPTIONS["min_load_tokens"]))
     events: Annotated[bool | None, FLAG] = Field(
         default=None,
-        description=OPTIONS["events"],
+        description=meaning(OPTIONS["events"]),
         json_schema_extra={"default_text": "as vLLM's `--kv-events-config`"},
     )
     copy_threads: Annotated[int, whole(1)] = Field(

@@ -58,7 +58,6 @@ def _bundles_here(group: Any) -> int:
     except Exception as error:  # whatever Ray says, it is no reason not to start
         from kvtide.vllm.log import logger  # noqa: PLC0415 (options can be read where vLLM is not)
 
-
         logger.warning("kvtide: Ray does not say which ranks are on this machine, so memory is not checked: %s", error)
         return 0
     return sum(node == here for node in nodes)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from kvtide.errors import ConfigError
 from kvtide.schema import SIZE, Read, one_of
-from kvtide.tiers.config import TierConfig
+from kvtide.tiers.config import THREADS, TierConfig
 from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.store_folder import check_format, named_folder, usable, used_bytes
 
@@ -38,7 +38,8 @@ class DiskConfig(TierConfig):
     """A disk tier. Reading it looks at the folder and its disk."""
 
     path: Annotated[Path, Read(_folder, {"type": "string"})] = Field(
-        description="folder on a local disk, which has to exist; only one engine may use it",
+        description="a folder that exists, on a local disk; one engine may use it. In vLLM `{dp_rank}` stands for its "
+        "number",
         examples=["/var/cache/kvtide"],
     )
     size: Annotated[int, SIZE] = Field(
@@ -49,6 +50,8 @@ class DiskConfig(TierConfig):
         description="`direct` past the page cache, `buffered` through it and dropped afterwards, `cached` through it "
         "and left there, or `auto`: direct where the file system can",
     )
+
+    threads: Annotated[int, THREADS] = Field(default=4, description="one of them is kept free for lookups and gets")
 
     @model_validator(mode="after")
     def _fits(self) -> DiskConfig:

@@ -10,7 +10,7 @@ from pydantic import Field
 from kvtide.errors import ConfigError
 from kvtide.options import parse_size, redacted
 from kvtide.schema import SIZE, Read, one_of, text
-from kvtide.tiers.config import THREADS, THREADS_TEXT, TierConfig
+from kvtide.tiers.config import THREADS, TierConfig
 
 URL_SCHEMES = ("mooncake://",)
 ACCESS: tuple[str, ...] = ()
@@ -49,11 +49,11 @@ class MooncakeConfig(TierConfig):
     """A Mooncake store that several engines share. Asks no server."""
 
     master: Annotated[str, Read(_master, {"type": "string"})] = Field(
-        description="`host:port` of `mooncake_master`", examples=["cache.example:50051"]
+        description="`host:port` of `mooncake_master` (port: 50051)", examples=["cache.example:50051"]
     )
     metadata: Annotated[str | None, Read(_metadata, {"type": "string"})] = Field(
         default=None,
-        description="its metadata server, or `P2PHANDSHAKE`",
+        description="its metadata server, or `P2PHANDSHAKE` (not tested)",
         json_schema_extra={"default_text": "`http://HOST:8080/metadata` on the master's host"},
     )
     hostname: Annotated[str, text("name or address of this machine")] = Field(
@@ -64,12 +64,17 @@ class MooncakeConfig(TierConfig):
         description="memory that this engine lends to the store; some client has to lend some",
         json_schema_extra={"default_text": "none"},
     )
-    protocol: Annotated[str, one_of("tcp", "rdma")] = Field(default="tcp", description="`tcp` or `rdma`")
+    protocol: Annotated[str, one_of("tcp", "rdma")] = Field(
+        default="tcp", description="`tcp`, or `rdma`, which is written for, and not tested"
+    )
     devices: Annotated[str, text("RDMA devices, with commas between")] = Field(
         default="", description="RDMA devices, with commas between", json_schema_extra={"default_text": ""}
     )
-    # Four wait for bytes that are on their way (`transfers`), and two seal and verify meanwhile.
-    threads: Annotated[int, THREADS] = Field(default=6, description=THREADS_TEXT)
+    threads: Annotated[int, THREADS] = Field(
+        default=6,
+        description="four wait for bytes under way, two seal and verify; the client has threads of its own for the "
+        "network",
+    )
 
     @property
     def address(self) -> Address:

@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from kvtide.errors import ConfigError
 from kvtide.options import redacted
 from kvtide.schema import SIZE, Read, text, whole
-from kvtide.tiers.config import TierConfig
+from kvtide.tiers.config import THREADS, TierConfig
 
 PLAIN, TLS, UNIX = ("valkey", "redis"), ("valkeys", "rediss"), ("unix",)
 URL_SCHEMES = tuple(f"{scheme}://" for scheme in (*PLAIN, *TLS, *UNIX))
@@ -75,7 +75,7 @@ class ValkeyConfig(TierConfig):
 
     url: Annotated[str, Read(_url, {"type": "string"})] = Field(
         description="`valkey://host:6379`, `valkeys://host:6379` (TLS) or `unix:///path`; `redis://` and `rediss://` "
-        "mean the same",
+        "mean the same; `/2` or `?db=2` for a database",
         examples=["valkeys://cache.example:6379"],
         repr=False,
     )
@@ -83,14 +83,14 @@ class ValkeyConfig(TierConfig):
         default=None, description="ACL user", json_schema_extra={"default_text": "the server's default user"}
     )
     password_file: Annotated[str | None, _file("the password")] = Field(
-        default=None, description="file with the password"
+        default=None, description="file with the password. In the URL it works too, and is shown nowhere"
     )
     password_env: Annotated[str | None, text("the name of an environment variable")] = Field(
         default=None, description="environment variable with the password"
     )
     tls_ca: Annotated[str | None, _file("certificates to trust")] = Field(
         default=None,
-        description="file with the certificates to trust",
+        description="file with the certificates to trust. The server's name is checked, always",
         json_schema_extra={"default_text": "the system's"},
     )
     tls_cert: Annotated[str | None, _file("this client's certificate")] = Field(
@@ -101,13 +101,16 @@ class ValkeyConfig(TierConfig):
     )
     ttl_s: Annotated[int | None, whole(1, TTL_S_MAX, ", which is ten years; leave it out for never")] = Field(
         default=None,
-        description="seconds after which the server forgets a block",
+        description="seconds after which the server forgets a block; at most ten years",
         json_schema_extra={"default_text": "never"},
     )
     max_value: Annotated[int, SIZE] = Field(
         default=512 << 20,
-        description="largest record that the server takes",
-        json_schema_extra={"default_text": '`"512MiB"`, as servers have it'},
+        description="largest value that the server takes (`proto-max-bulk-len`)",
+        json_schema_extra={"default_text": '`"512MiB"`'},
+    )
+    threads: Annotated[int, THREADS] = Field(
+        default=4, description="also the number of connections; one of them is kept free for lookups and gets"
     )
     _access: Access = PrivateAttr()
 
