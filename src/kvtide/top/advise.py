@@ -181,7 +181,8 @@ def _policy(shown: Figures, now: State) -> Iterator[Advice]:
         yield Advice(
             "policy",
             "Store from the second use on (`admission=second-use`).",
-            f"{stored:,.0f} blocks were stored and {loaded:,.0f} loaded, while {evicted:,.0f} were evicted: most of what is stored is never asked for.",
+            f"{stored:,.0f} blocks were stored and {loaded:,.0f} loaded, while {evicted:,.0f} were evicted: most of "
+            "what is stored is never asked for.",
             {"stored_blocks": stored, "loaded_blocks": loaded, "evicted_blocks": evicted},
         )
 
