@@ -47,7 +47,7 @@ def test_what_loading_saved_is_what_computing_would_have_cost_less_the_copies() 
 
 
 def test_loads_that_took_longer_than_computing_are_a_loss() -> None:
-    slow = since_start(**{**BUSY, "kvtide_transfer_seconds_sum": {'direction="load"': 5}})
+    slow = since_start(**{**BUSY, "kvtide_transfer_seconds_sum": {'direction="load"': 5.0}})
     assert slow.ttft_saved_ms == pytest.approx(-200)
 
 

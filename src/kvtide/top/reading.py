@@ -89,12 +89,13 @@ def _get(url: str, timeout_s: float) -> str:
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = connect(parts.hostname, parts.port, timeout=timeout_s)
     late = threading.Event()
+    sockets: list[socket.socket] = []  # the connection forgets its own while the answer is still read
 
     def give_up() -> None:
         late.set()
-        if connection.sock is not None:
+        for connected in sockets:
             with suppress(OSError):  # closed meanwhile
-                connection.sock.shutdown(socket.SHUT_RDWR)
+                connected.shutdown(socket.SHUT_RDWR)
 
     # The timeout of a socket begins again with every byte; this one does not.
     deadline = threading.Timer(timeout_s, give_up)
@@ -102,11 +103,12 @@ def _get(url: str, timeout_s: float) -> str:
     deadline.start()
     try:
         connection.connect()
+        sockets.append(connection.sock)
         if late.is_set():
             raise TimeoutError
         connection.request("GET", parts.path, headers={"Accept": "text/plain", "Connection": "close"})
-        response = connection.getresponse()
-        body = response.read(BYTES_MAX + 1)
+        with connection.getresponse() as response:
+            body = response.read(BYTES_MAX + 1)
     except (OSError, HTTPException) as error:
         raise CannotRead(_why(error, late.is_set(), timeout_s)) from None
     finally:
