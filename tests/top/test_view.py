@@ -90,7 +90,7 @@ def test_a_tier_that_is_off_stands_out() -> None:
 
 
 def test_other_trouble_is_said() -> None:
-    changed = {
+    changed: dict[str, float | dict[str, float]] = {
         "kvtide_transfers_unanswered": 2,
         "kvtide_loads_failed_total": 3,
         "kvtide_not_stored_total": {'reason="stopped"': 9.0},
