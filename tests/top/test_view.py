@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.top.history import History, Server
 from kvtide.top.reading import parse
 from kvtide.top.texts import bar, count_text, sparkline, time_text
@@ -49,6 +50,17 @@ def restarted() -> Server:
     history = History("http://127.0.0.1:8003/metrics")
     history.add(parse(metrics(**grown(BUSY, 2))), 0.0)
     history.add(parse(metrics(**BUSY)), 1.0)
+    return history.server()
+
+
+def crowded() -> Server:
+    """Return a server with every reason that there is."""
+    history = History("http://127.0.0.1:8005/metrics")
+    reasons: dict[str, float | dict[str, float]] = {
+        f"kvtide_{name}_total": {f'reason="{reason.value}"': 1000.0 for reason in all_of}
+        for name, all_of in (("not_loaded", NotLoaded), ("not_stored", NotStored))
+    }
+    history.add(parse(metrics(**{**BUSY, **reasons})), 0.0)
     return history.server()
 
 
@@ -134,13 +146,14 @@ def test_several_servers_have_a_line_each_and_the_chosen_one_all_its_numbers() -
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_no_line_is_wider_than_the_terminal_and_none_is_broken(width: int, ascii_only: bool) -> None:
     far = watched("http://a-host-with-a-very-long-name.cluster.example.org:8000/some/path/metrics", kvtide_tier_off=OFF)
-    servers = [far, watched(), gone(), never(), restarted(), new()]
+    servers = [far, watched(), crowded(), gone(), never(), restarted(), new()]
     for chosen in range(len(servers)):
         lines = picture(*servers, width=width, chosen=chosen, ascii_only=ascii_only)
         assert max(len(line) for line in lines) <= width
         if ascii_only:
             assert "".join(lines).replace("…", "").isascii()
-    assert len(picture(far, width=width)) == len(picture(far, width=300))
+    for server in (far, crowded()):
+        assert len(picture(server, width=width)) == len(picture(server, width=500))
 
 
 def test_one_server_fits_a_small_terminal() -> None:
