@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.top.advise import Advice, advise
+from kvtide.top.advice import Advice
+from kvtide.top.advise import advise
 from kvtide.top.figures import figures
 from kvtide.top.reading import parse
 from kvtide.top.state import state
@@ -134,7 +135,6 @@ def test_a_tier_that_is_late_costs_hits() -> None:
         ({"kvtide_transfers_unanswered": 1}, "Find the rank that hangs"),
         ({"kvtide_not_stored_total": {'reason="stopped"': 5.0}}, "Restart the server"),
         ({"kvtide_tier_off": {'tier="disk",rank="0"': 1.0}}, "Look after tier disk"),
-        ({"kvtide_tier_corrupt_records_total": {'tier="disk"': 1.0}}, "Verify tier disk"),
     ],
 )
 def test_what_is_broken_comes_before_all_other_advice_even_with_little_traffic(change: Numbers, do: str) -> None:
@@ -143,6 +143,13 @@ def test_what_is_broken_comes_before_all_other_advice_even_with_little_traffic(c
         assert only.kind == "repair"
         assert only.do.startswith(do)
         assert only.numbers
+
+
+def test_records_that_did_not_verify_are_said_beside_all_other_advice() -> None:
+    corrupt: Numbers = {"kvtide_tier_corrupt_records_total": {'tier="disk"': 1.0}}
+    assert kinds(FULL, corrupt) == ["repair", "memory"]
+    assert kinds(BUSY, corrupt) == ["repair", "unknown"]
+    assert advice(FULL, corrupt)[0].numbers == {"corrupt_records": 1}
 
 
 def test_with_little_traffic_nothing_is_said_but_that() -> None:

@@ -13,6 +13,7 @@ from tests.vllm.fixtures import PROMPTS
 from tests.vllm.llm import BLOCK_TOKENS
 from tests.vllm.test_round_trip import hit
 from tests.vllm.test_server import complete, server
+from tests.vllm.test_tiers import disk
 
 
 def top_once(address: str) -> Any:
@@ -46,3 +47,28 @@ def test_top_shows_the_ratios_that_requests_made(llama: Path, tmp_path: Path) ->
     assert counted["blocks"]["stored"] == sum(len(tokens) // BLOCK_TOKENS for tokens in prompts)
     assert counted["ttft_ms"] > 0
     assert counted["ttft_saved_ms"] is not None
+
+
+def test_top_shows_a_tier_that_fills_and_what_came_from_it(llama: Path, tmp_path: Path) -> None:
+    prompts = PROMPTS[:6]
+    (tmp_path / "tier").mkdir()
+    # 32 slots: less than two prompts, so that most of what comes back must come from the disk.
+    with server(llama, tmp_path / "server.log", host="2MiB", tiers=[disk(tmp_path / "tier")]) as address:
+        for tokens in (*prompts, *prompts):
+            complete(address, tokens)
+        time.sleep(1.5)
+        complete(address, prompts[0])
+        time.sleep(0.5)
+        shown = top_once(address)
+    (tier,) = shown["now"]["tiers"].values()
+    assert 0 < tier["fill"] < 1
+    assert tier["budget_bytes"] == 64 << 20
+    assert tier["off_ranks"] == []
+    counted = shown["since_start"]
+    assert counted["blocks"]["evicted"] > 0
+    assert counted["blocks"]["sunk"] > 0
+    (traffic,) = counted["tiers"].values()
+    assert traffic["put_bytes"] >= counted["blocks"]["sunk"] * (64 << 10)
+    assert traffic["got_bytes"] > 0
+    assert counted["hit_ratio"]["tiers"] > 0
+    assert sum(counted["tokens"].values()) == 2 * sum(map(len, prompts)) + len(prompts[0])

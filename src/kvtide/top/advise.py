@@ -8,9 +8,10 @@ is a question for a trace: `kvtide plan`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
+from kvtide.top.advice import Advice
 from kvtide.top.figures import Figures
+from kvtide.top.repairs import to_repair, to_verify
 from kvtide.top.state import State
 from kvtide.units import percent_text, seconds_text, size_text
 
@@ -27,63 +28,19 @@ UNREAD = 20
 """Blocks stored for each one loaded, from which on most of what is stored is of no use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What to do, why, and the numbers that say so."""
-
-    kind: str
-    """"repair", "memory", "tier", "policy", "nothing" or "unknown"."""
-    do: str
-    because: str
-    numbers: dict[str, float] = field(default_factory=dict)
-
-
 Rule = Callable[[Figures, State], Iterator[Advice]]
 
 
 def advise(shown: Figures, now: State) -> list[Advice]:
     """Return advice for a server: at least one, which may be to do nothing or to look longer."""
-    repairs = list(_repair(shown, now))
+    repairs = list(to_repair(shown, now))
     if repairs:
         return repairs  # what else is counted meanwhile is a consequence
+    suspects = list(to_verify(shown))
     if shown.requests < REQUESTS_MIN or shown.tokens.all < TOKENS_MIN:
-        return [_unknown(shown)]
+        return [*suspects, _unknown(shown)]
     found = [advice for rule in RULES for advice in rule(shown, now)]
-    return found or [_nothing(shown, now)]
-
-
-def _repair(shown: Figures, now: State) -> Iterator[Advice]:
-    unanswered = now.waits["transfers_unanswered"]
-    if unanswered:
-        yield Advice(
-            "repair",
-            "Find the rank that hangs: the server's log names it.",
-            f"{unanswered:.0f} transfers are overdue, and until their rank answers nothing is stored or loaded.",
-            {"transfers_unanswered": unanswered},
-        )
-    if stopped := shown.not_stored.get("stopped", 0.0):
-        yield Advice(
-            "repair",
-            "Restart the server: offloading has stopped. Its log says why.",
-            f"{stopped:,.0f} blocks were not stored because a rank cannot copy any more.",
-            {"not_stored_stopped": stopped},
-        )
-    for name, tier in now.tiers.items():
-        if tier.off_ranks:
-            yield Advice(
-                "repair",
-                f"Look after tier {name}: it is switched off.",
-                f"After failures it is not used on rank {', '.join(tier.off_ranks)}, and only tried now and then.",
-                {"ranks_off": float(len(tier.off_ranks))},
-            )
-    for name, traffic in shown.tiers.items():
-        if traffic.corrupt_records:
-            yield Advice(
-                "repair",
-                f"Verify tier {name} (`kvtide tier verify`), and suspect its hardware.",
-                f"{traffic.corrupt_records:,.0f} of its records did not verify. They count as misses.",
-                {"corrupt_records": traffic.corrupt_records},
-            )
+    return [*suspects, *(found or [_nothing(shown, now)])]
 
 
 def _memory(shown: Figures, now: State) -> Iterator[Advice]:

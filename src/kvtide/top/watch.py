@@ -11,6 +11,8 @@ from kvtide.top.reading import CannotRead, read
 
 TIMEOUT_S = 5.0
 """For one request to a server, from the first byte to the last."""
+LEAVE_S = 1.0
+"""Who leaves does not wait for a server that hangs: its thread ends by itself, by the deadline of its request."""
 
 
 class Watch:
@@ -35,7 +37,7 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        deadline_s = time.monotonic() + 2 * TIMEOUT_S
+        deadline_s = time.monotonic() + LEAVE_S
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
