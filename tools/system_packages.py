@@ -68,7 +68,7 @@ def unpack(files: list[Path], folder: Path) -> None:
     found = {
         # The browser's program in usr/bin is a script that looks for the real one in /usr/lib.
         "bin": [*root.glob("usr/bin/*"), *root.glob("usr/lib/chromium/chromium-headless-shell")],
-        "lib": [*root.glob("**/lib/**/*.so.*"), *root.glob("**/lib/**/lib*-[0-9]*.so")],
+        "lib": [*root.glob("**/lib/**/*.so.*"), *root.glob("**/*-linux-gnu/**/lib*.so")],
     }
     for name, paths in found.items():
         (folder / name).mkdir(exist_ok=True)
