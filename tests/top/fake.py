@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,15 @@ from pathlib import Path
 
 RECORDED = (Path(__file__).parent / "vllm-0.32.0.metrics").read_text()
 """What a real server answered: vLLM's CPU build with kvtide, see tests/vllm/test_top.py."""
+
+
+KVTIDE = (
+    sys.executable,
+    "-c",
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from kvtide.cli import main; sys.exit(main())",
+)
+"""The command, which hears Ctrl-C also where a shell has started the tests in the background."""
 
 
 class FakeServer:

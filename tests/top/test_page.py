@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from tools.system_packages import is_here
 
 from tests.not_tested import lacks
-from tests.top.fake import BUSY, FakeServer, fake_server, grown, metrics
+from tests.top.fake import BUSY, KVTIDE, FakeServer, fake_server, grown, metrics
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 DESK, PHONE = 1280, 400
@@ -52,7 +51,7 @@ def fonts(program: Path) -> dict[str, str]:
 @contextmanager
 def top(*urls: str) -> Iterator[str]:
     """Run `kvtide top --web` on a free port; yield the address it prints."""
-    command = [sys.executable, "-m", "kvtide", "top", *urls, "--interval", "0.2", "--web", "0"]
+    command = [*KVTIDE, "top", *urls, "--interval", "0.2", "--web", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 (our own)
     try:
         assert process.stdout is not None

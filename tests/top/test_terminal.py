@@ -11,7 +11,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from rich.console import Console
 
 from kvtide.top.history import Server
 from kvtide.top.terminal import show
-from tests.top.fake import BUSY, FakeServer, fake_server, grown, metrics
+from tests.top.fake import BUSY, KVTIDE, FakeServer, fake_server, grown, metrics
 from tests.top.test_view import gone, watched
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -90,7 +89,7 @@ class Terminal:
             name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
         }
         self.process = subprocess.Popen(  # noqa: S603 (our own)
-            [sys.executable, "-m", "kvtide", "top", *urls, "--interval", "0.2"],
+            [*KVTIDE, "top", *urls, "--interval", "0.2"],
             stdin=inner,
             stdout=inner,
             stderr=inner,
