@@ -24,7 +24,7 @@ OFF: dict[str, float | dict[str, float]] = {"kvtide_tier_off": {'tier="disk",ran
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A Chromium without a window."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None or not is_here("libatomic.so.1"):  # the library is the driver's
@@ -36,16 +36,21 @@ def browser() -> Iterator[Any]:
             executable_path=str(Path(found).resolve()),
             args=["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
             chromium_sandbox=False,  # needs rights that containers do not give; it sees our own page only
-            env={**os.environ, **fonts(Path(found).resolve())},
+            env={**os.environ, **fonts(Path(found).resolve(), tmp_path_factory.mktemp("fonts"))},
         )
         yield chromium
         chromium.close()
 
 
-def fonts(program: Path) -> dict[str, str]:
-    """Where a browser that was unpacked, not installed, finds letters, on a system that has none."""
-    root = next((folder for folder in program.parents if (folder / "etc" / "fonts").is_dir()), None)
-    return {} if root is None or Path("/etc/fonts/fonts.conf").exists() else {"FONTCONFIG_SYSROOT": str(root)}
+def fonts(program: Path, folder: Path) -> dict[str, str]:
+    """Say where a browser that was unpacked, not installed, finds letters, on a system that has none."""
+    found = next((parent for parent in program.parents if (parent / "usr/share/fonts").is_dir()), None)
+    if found is None or Path("/etc/fonts/fonts.conf").exists():
+        return {}
+    settings = folder / "fonts.conf"
+    where = f"<dir>{found}/usr/share/fonts</dir><cachedir>{folder}</cachedir>"
+    settings.write_text(f'<?xml version="1.0"?><fontconfig>{where}</fontconfig>')
+    return {"FONTCONFIG_FILE": str(settings)}
 
 
 @contextmanager
