@@ -29,7 +29,8 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "traces": "copy core engine errors options units",
         "demo": "copy core engine errors options",
         "doctor": "copy core errors options tiers units vllm",
-        "cli": "__init__ demo doctor errors options sim tiers traces",
+        "cli": "__init__ demo doctor errors options sim tiers top traces",
+        "top": "errors options units",
         "__init__": "core errors",
         "__main__": "cli",
     },
@@ -95,6 +96,7 @@ THIRD_PARTY = {
     "traces": "matplotlib numpy rich tokenizers torch",
     "demo": "numpy rich safetensors torch vllm",
     "doctor": "numpy rich",
+    "top": "prometheus_client rich",
 }
 """What each part imports from elsewhere, the standard library aside."""
 
