@@ -35,6 +35,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "traces": "commands copy core engine errors options output progress units",
         "demo": "commands copy core engine errors options output progress",
         "doctor": "commands copy core errors options output schema tiers units vllm",
+        "top": "commands errors options output units",
         "cli": "__init__ commands completion errors options",
         "__init__": "core errors",
         "__main__": "cli",
@@ -107,6 +108,7 @@ THIRD_PARTY = {
     "traces": "click matplotlib numpy rich tokenizers torch",
     "demo": "numpy rich safetensors torch vllm",
     "doctor": "numpy rich",
+    "top": "click prometheus_client rich",
 }
 """What each part imports from elsewhere, the standard library aside."""
 

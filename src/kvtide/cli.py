@@ -27,6 +27,7 @@ EXIT_INTERRUPTED = 130
 EXIT_NOBODY_READS = 141
 
 MODULES: Mapping[str, str] = {
+    "advise": "kvtide.top.cli_advise",
     "check": "kvtide.doctor.cli_check",
     "demo": "kvtide.demo.cli",
     "doctor": "kvtide.doctor.cli",
@@ -34,11 +35,13 @@ MODULES: Mapping[str, str] = {
     "replay": "kvtide.traces.cli_replay",
     "simulate": "kvtide.sim.cli",
     "tier": "kvtide.tiers.cli",
+    "top": "kvtide.top.cli",
     "trace": "kvtide.traces.cli_trace",
 }
 """Where each command is: `COMMAND` of a module, which is imported when it is used."""
 
 SUMMARIES: Mapping[str, str] = {
+    "advise": "say what would help a running server",
     "check": "what a server would say to its options, without a server",
     "demo": "conversations that overflow the device pool, with and without offloading",
     "doctor": "look at this machine: what keeps it from serving, and what to do",
@@ -46,6 +49,7 @@ SUMMARIES: Mapping[str, str] = {
     "replay": "serve a trace in virtual time and report hits and times",
     "simulate": "search for faults of the core in seeded worlds",
     "tier": "look at disk tiers and shared stores, verify or empty them",
+    "top": "show what running servers do, live",
     "trace": "make synthetic traces, and look at traces",
 }
 """For help, without importing them all."""

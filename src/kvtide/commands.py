@@ -31,24 +31,28 @@ class Whole(click.ParamType[int]):
 
     name = "N"
 
-    def __init__(self, minimum: int = 0) -> None:
-        self._minimum = minimum
+    def __init__(self, minimum: int = 0, maximum: int | None = None) -> None:
+        self._minimum, self._maximum = minimum, maximum
+        upto = "" if maximum is None else f" and at most {maximum}"
+        self._expected = f"a whole number of at least {minimum}{upto}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read it."""
         number = int(value) if _WHOLE.fullmatch(str(value)) else None
-        if number is None or number < self._minimum:
-            _refuse(param, value if number is None else number, f"a whole number of at least {self._minimum}")
+        if number is None or number < self._minimum or (self._maximum is not None and number > self._maximum):
+            _refuse(param, value if number is None else number, self._expected)
         return number
 
 
 class Real(click.ParamType[float]):
-    """A number above 0, or from 0 on."""
+    """A number above 0, from 0 on, or between bounds."""
 
     name = "N"
 
-    def __init__(self, *, zero: bool = False) -> None:
-        self._zero = zero
+    def __init__(self, minimum: float | None = None, maximum: float | None = None) -> None:
+        self._minimum, self._maximum = minimum, maximum
+        least = "a number above 0" if minimum is None else f"a number of at least {minimum:g}"
+        self._expected = least if maximum is None else f"{least} and at most {maximum:g}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Read it."""
@@ -56,8 +60,9 @@ class Real(click.ParamType[float]):
             number = float(value)
         except ValueError:
             number = math.nan
-        if not (0 <= number < math.inf) or (number == 0 and not self._zero):
-            _refuse(param, value, "a number of at least 0" if self._zero else "a number above 0")
+        enough = number > 0 if self._minimum is None else number >= self._minimum
+        if not enough or not number < math.inf or (self._maximum is not None and number > self._maximum):
+            _refuse(param, value, self._expected)
         return number
 
 
@@ -104,7 +109,7 @@ def shown(param: click.Parameter | None) -> str:
     """Return what people call an option or argument."""
     if isinstance(param, click.Option):
         return param.opts[0]
-    return str(param.metavar) if param is not None else "value"
+    return str(param.metavar).removesuffix("...") if param is not None else "value"
 
 
 def option(
@@ -129,9 +134,13 @@ def flag(name: str, text: str) -> click.Option:
     return click.Option([name], is_flag=True, help=text)
 
 
-def argument(name: str, *, required: bool = False, kind: click.ParamType[Any] | None = None) -> click.Argument:
-    """Return what stands in a command without a name."""
-    return click.Argument([name.lower()], metavar=name, required=required, type=kind or File())
+def argument(
+    name: str, *, required: bool = False, kind: click.ParamType[Any] | None = None, many: bool = False
+) -> click.Argument:
+    """Return what stands in a command without a name. `many`: one or more of them."""
+    metavar = f"{name}..." if many else name
+    count = -1 if many else 1
+    return click.Argument([name.lower()], metavar=metavar, required=required, type=kind or File(), nargs=count)
 
 
 class _Help(click.Command):

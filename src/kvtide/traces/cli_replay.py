@@ -125,7 +125,7 @@ def _tier_options(name: str, what: str) -> list[click.Option]:
             default="3GB/s",
             metavar="RATE",
         ),
-        option(f"--{name}-latency", "seconds before the first byte", Real(zero=True), default=0.001, metavar="S"),
+        option(f"--{name}-latency", "seconds before the first byte", Real(0), default=0.001, metavar="S"),
         option(
             f"--{name}-deadline",
             "requests do not wait when nothing has come for so many seconds",
