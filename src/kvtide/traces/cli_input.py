@@ -1,7 +1,4 @@
-"""Options that say where requests come from, shared by the commands.
-
-TRACE is a file, packed with gzip or not, or "-" for standard input; without one, a synthetic workload is used.
-"""
+"""Options that say where requests come from, shared by the commands."""
 
 from __future__ import annotations
 
@@ -20,6 +17,9 @@ from kvtide.traces.readers import FORMATS, REQUESTS_PER_S
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.tokenizers import BYTES
 from kvtide.traces.workloads import WORKLOADS, Workload
+
+TRACE_TEXT = """\
+TRACE is a file, packed with gzip or not, or "-" for standard input; without one, a synthetic workload is used."""
 
 SKIPPED_SHOWN = 5
 """So many skipped lines are named one by one."""

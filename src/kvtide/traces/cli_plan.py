@@ -13,7 +13,7 @@ from kvtide.output import Output, put, tell
 from kvtide.progress import progress
 from kvtide.traces.assumptions import assumption_texts, assumptions
 from kvtide.traces.cli_common import admission_option, size
-from kvtide.traces.cli_input import Input, input_of, input_options
+from kvtide.traces.cli_input import TRACE_TEXT, Input, input_of, input_options
 from kvtide.traces.cli_machine import machine_of, machine_options
 from kvtide.traces.machine import Machine
 from kvtide.traces.measured import measure_machine
@@ -138,7 +138,7 @@ _POLICIES = "lru,prefix,arc,s3fifo,forecast"
 
 COMMAND = command(
     "plan",
-    text=TEXT,
+    text=f"{TEXT}\n\n{TRACE_TEXT}",
     examples=EXAMPLES,
     params=[
         *input_options(),

@@ -15,7 +15,7 @@ from kvtide.errors import ConfigError
 from kvtide.output import Output, put
 from kvtide.progress import counted, progress
 from kvtide.traces.cli_common import admission_option, rate, size
-from kvtide.traces.cli_input import input_of, input_options
+from kvtide.traces.cli_input import TRACE_TEXT, input_of, input_options
 from kvtide.traces.cli_machine import machine_of, machine_options
 from kvtide.traces.machine import Machine
 from kvtide.traces.plots import draw_replay, figure
@@ -144,7 +144,7 @@ def _tier_options(name: str, what: str) -> list[click.Option]:
 
 COMMAND = command(
     "replay",
-    text=TEXT,
+    text=f"{TEXT}\n\n{TRACE_TEXT}",
     examples=EXAMPLES,
     params=[
         *input_options(),

@@ -11,7 +11,7 @@ from rich.table import Table
 from kvtide.commands import Arguments, Whole, argument, command, flag, group, option
 from kvtide.output import Output, put, tell
 from kvtide.progress import counted, progress
-from kvtide.traces.cli_input import input_of, input_options, workload_of, workload_options
+from kvtide.traces.cli_input import TRACE_TEXT, input_of, input_options, workload_of, workload_options
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.stats import TraceStats, trace_stats
 from kvtide.traces.writing import check_writable, write_whole
@@ -126,7 +126,7 @@ COMMAND = group(
         command(
             "stats",
             summary="reuse, gaps between uses, working set",
-            text="Say how much of a trace is used again, after how long, and how much is in use.",
+            text=f"Say how much of a trace is used again, after how long, and how much is in use.\n\n{TRACE_TEXT}",
             examples="  kvtide trace stats agents.jsonl\n  kvtide trace stats --workload chats --json",
             params=[*input_options(), flag("--json", "print one JSON object instead of tables")],
             run=run_stats,
