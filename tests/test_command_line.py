@@ -23,6 +23,8 @@ from tests.tiers.support import disk_store
 
 KVTIDE = (sys.executable, "-m", "kvtide")
 SMALL = ("--requests", "60")
+BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
+"""As people have it: what is written may stay in memory until the end."""
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +36,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, **environment},
+        env={**BUFFERED, **environment},
         check=False,
     )
 
@@ -87,6 +89,27 @@ def test_who_reads_only_the_beginning_sees_no_error(command: str) -> None:
     assert done.stdout.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command", [("plan", *SMALL, "--policies", "lru"), ("simulate", "--seed", "7"), ("trace", "make"), ("check", "{}")]
+)
+def test_who_reads_nothing_ends_it_as_others_end(command: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(  # noqa: S603 (our own)
+            [*KVTIDE, *command],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+            env=BUFFERED,
+        )
+    assert done.returncode == 141
+    assert "rror" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 def test_ctrl_c_ends_a_simulation_with_130_and_what_it_has() -> None:
     command = [*KVTIDE, "simulate", "--seeds", "1000000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
@@ -101,7 +124,7 @@ def test_ctrl_c_ends_a_simulation_with_130_and_what_it_has() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
 @pytest.mark.parametrize(
-    "command", ["trace make --requests 500", "plan --requests 60 --policies lru", "simulate --seed 7 --log", "--help"]
+    "command", ["trace make --requests 500", "plan --requests 60 --policies lru", "simulate --seed 7 --log", "check {}"]
 )
 def test_a_full_disk_is_said_in_one_line(command: str) -> None:
     done = shell(f"kvtide {command} > /dev/full 2> >(grep -v 'no trace was given' >&2)")

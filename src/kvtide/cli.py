@@ -7,7 +7,6 @@ Results go to stdout, everything else to stderr. Exit codes: 0 all is well, 1 th
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -110,11 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        _forget_output()
+        _forget_what_cannot_be_written()
         code = EXIT_NOBODY_READS
     except (click.ClickException, KVTideError, OSError) as error:
-        if isinstance(error, OSError):
-            _forget_output()
+        _forget_what_cannot_be_written()
         print(f"kvtide: error: {_in_one_line(error)}", file=sys.stderr)
         code = EXIT_BAD_REQUEST
     return code
@@ -153,10 +151,9 @@ def _in_one_line(error: Exception) -> str:
     return str(error)
 
 
-def _forget_output() -> None:
-    """Let nothing more be written to stdout: Python would try once more when it ends, and complain."""
+def _forget_what_cannot_be_written() -> None:
+    """Write what is left for stdout, or forget it: Python would try once more when it ends, and complain."""
     try:
-        stdout = sys.stdout.fileno()
-    except (io.UnsupportedOperation, ValueError):
-        return
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

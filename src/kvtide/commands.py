@@ -109,7 +109,7 @@ def shown(param: click.Parameter | None) -> str:
     """Return what people call an option or argument."""
     if isinstance(param, click.Option):
         return param.opts[0]
-    return str(param.metavar).removesuffix("...") if param is not None else "value"
+    return str(param.metavar).removesuffix("...").strip("[]") if param is not None else "value"
 
 
 def option(
@@ -138,7 +138,7 @@ def argument(
     name: str, *, required: bool = False, kind: click.ParamType[Any] | None = None, many: bool = False
 ) -> click.Argument:
     """Return what stands in a command without a name. `many`: one or more of them."""
-    metavar = f"{name}..." if many else name
+    metavar = f"{name}..." if many else name if required else f"[{name}]"
     count = -1 if many else 1
     return click.Argument([name.lower()], metavar=metavar, required=required, type=kind or File(), nargs=count)
 
