@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
@@ -14,12 +15,12 @@ from kvtide.sim.request import SimRequest
 from kvtide.sim.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvtide.sim.copies import Job
     from kvtide.sim.pool import SimPool
     from kvtide.sim.rank import Rank
     from kvtide.sim.work import StepWork
+
+P = ParamSpec("P")
 
 
 class Checker:
@@ -145,3 +146,17 @@ class Checker:
 
     def at_end(self, slots_taken: int) -> None:
         """The world is over. So many slots could be taken when all were asked for."""
+
+
+def told(method: Callable[Concatenate[Checker, P], None], checkers: Sequence[Checker]) -> Callable[P, None]:
+    """Return what tells those checkers something that have such a method of their own; this is hot."""
+    name = method.__name__
+    methods: list[Callable[P, None]] = [
+        getattr(checker, name) for checker in checkers if getattr(type(checker), name) is not method
+    ]
+
+    def tell(*args: P.args, **kwargs: P.kwargs) -> None:
+        for own in methods:
+            own(*args, **kwargs)
+
+    return methods[0] if len(methods) == 1 else tell

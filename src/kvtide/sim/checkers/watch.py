@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from kvtide.core.events import CacheEvent, Cleared, Removed, Stored
 from kvtide.core.manager import OffloadManager
 from kvtide.core.messages import Outcome, Plan, Report
-from kvtide.sim.checkers.base import Checker
+from kvtide.sim.checkers.base import Checker, told
 from kvtide.sim.checkers.completeness import CompletenessChecker
 from kvtide.sim.checkers.conservation import ConservationChecker
 from kvtide.sim.checkers.content import ContentChecker
-from kvtide.sim.checkers.everybody import Everybody
 from kvtide.sim.checkers.lazy import LazyChecker
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.checkers.offers import OffersChecker
@@ -53,28 +52,63 @@ CHECKERS: tuple[type[Checker], ...] = (
 )
 
 
-class Watch(Everybody):
-    """Brings the books up to date, and lets everybody hear of it."""
+class Watch:
+    """Brings the books up to date, and lets everybody hear of it. What is told of is explained in `Checker`."""
 
     def __init__(self, world: World) -> None:
-        observed = Observed(world)
-        super().__init__(world, observed, [checker(world, observed) for checker in CHECKERS if checker.concerns(world)])
+        self.observed = Observed(world)
+        self.manager: OffloadManager
+        all_ = [checker(world, self.observed) for checker in CHECKERS if checker.concerns(world)]
+        self._checkers = all_
+        self.allocated = told(Checker.allocated, all_)
+        self.taken = told(Checker.taken, all_)
+        self.freed = told(Checker.freed, all_)
+        self.pinned = told(Checker.pinned, all_)
+        self.unpinned = told(Checker.unpinned, all_)
+        self.slid = told(Checker.slid, all_)
+        self.before_end = told(Checker.before_end, all_)
+        self.stored = told(Checker.stored, all_)
+        self.removed = told(Checker.removed, all_)
+        self.matched = told(Checker.matched, all_)
+        self.reserved = told(Checker.reserved, all_)
+        self.given_up = told(Checker.given_up, all_)
+        self.after_evicted = told(Checker.after_evicted, all_)
+        self.before_plan = told(Checker.before_plan, all_)
+        self.planned = told(Checker.planned, all_)
+        self.plan_made = told(Checker.plan_made, all_)
+        self.before_report = told(Checker.before_report, all_)
+        self.before_passed = told(Checker.before_passed, all_)
+        self.passed = told(Checker.passed, all_)
+        self.before_reset = told(Checker.before_reset, all_)
+        self.compute_begins = told(Checker.compute_begins, all_)
+        self.compute_ends = told(Checker.compute_ends, all_)
+        self.copy_begins = told(Checker.copy_begins, all_)
+        self.polled = told(Checker.polled, all_)
+        self.after_step = told(Checker.after_step, all_)
+        self.at_end = told(Checker.at_end, all_)
+        self._tell_admitted = told(Checker.admitted, all_)
+        self._tell_arrived = told(Checker.arrived, all_)
+        self._tell_advanced = told(Checker.advanced, all_)
+        self._tell_after_end = told(Checker.after_end, all_)
+        self._tell_reported = told(Checker.reported, all_)
+        self._tell_after_reset = told(Checker.after_reset, all_)
+        self._tell_at_rest = told(Checker.at_rest, all_)
 
     def attach(self, manager: OffloadManager) -> None:
         """Let the checkers ask the manager under test."""
         self.manager = manager
         self._take_events = manager.take_events
-        for checker in self.checkers:
+        for checker in self._checkers:
             checker.manager = manager
 
     def attach_pool(self, pool: SimPool) -> None:
         """Let the checkers look at the queue of free device blocks."""
-        for checker in self.checkers:
+        for checker in self._checkers:
             checker.pool = pool
 
     def attach_ranks(self, ranks: list[Rank]) -> None:
         """Let the checkers look into the memory of the ranks."""
-        for checker in self.checkers:
+        for checker in self._checkers:
             checker.ranks = ranks
 
     # ------------------------------------------------------------------ façade
@@ -86,7 +120,7 @@ class Watch(Everybody):
 
     def admitted(self, request: SimRequest, loading: bool, accepted: int) -> None:
         """Hear that a request was given its blocks."""
-        super().admitted(request, loading, accepted)
+        self._tell_admitted(request, loading, accepted)
         if loading:
             self.observed.loads_due.append(request)
 
@@ -101,21 +135,21 @@ class Watch(Everybody):
         if succeeded and flight.orphaned:
             raise Violation("I4", f"the load of {request.id} began before a reset, and counts as done")
         flight.request = None
-        super().arrived(request, succeeded)
+        self._tell_arrived(request, succeeded)
         if succeeded:
             observed.computed[request.id] = request.resume_at
 
     def advanced(self, request: SimRequest, computed_tokens: int) -> None:
         """Hear how far kvtide was told a request is."""
         self.observed.computed[request.id] = computed_tokens
-        super().advanced(request, computed_tokens)
+        self._tell_advanced(request, computed_tokens)
 
     def after_end(self, request: SimRequest, preempted: bool) -> None:
         """Hear that a request was preempted or finished."""
         self._follow_events()
         observed = self.observed
         observed.gauges = self.manager.gauges()
-        super().after_end(request, preempted)
+        self._tell_after_end(request, preempted)
         observed.computed[request.id] = 0
         if not preempted:
             del observed.requests[request.id]
@@ -144,7 +178,7 @@ class Watch(Everybody):
         observed = self.observed
         if observed.settled:
             observed.gauges = self.manager.gauges()
-        super().reported(outcome)
+        self._tell_reported(outcome)
         for request_id in outcome.loaded:
             observed.computed[request_id] = observed.requests[request_id].resume_at
         if observed.settled:
@@ -159,7 +193,7 @@ class Watch(Everybody):
         """Hear that the engine sleeps. Transfers that are overdue may be under way, and what has to wait for them."""
         overdue = self.observed.overdue
         if not overdue:
-            super().at_rest()
+            self._tell_at_rest()
         elif len(overdue) < len(self.observed.flights):
             raise Violation("I8", "the engine sleeps while transfers are under way that are not overdue")
 
@@ -170,7 +204,7 @@ class Watch(Everybody):
         for flight in self.observed.flights.values():
             flight.orphaned = True
         self.observed.gauges = self.manager.gauges()
-        super().after_reset(below)
+        self._tell_after_reset(below)
 
     def _follow_events(self) -> None:
         """Read the event stream. Keys are turned into what they stand for with the weights of now."""
