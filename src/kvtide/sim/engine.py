@@ -87,7 +87,7 @@ class SimEngine:
             if self.resting and self._arrivals:
                 self.step_number = max(self.step_number, self._arrivals[0].at_step)  # sleep until then
             self.step()
-            self.resting = self.scheduler.idle and not self._outputs and not self.manager.busy
+            self.resting = self.scheduler.idle and not self._outputs and not self.manager.manager.busy
             if self.resting:
                 self.watch.at_rest()
             if self.steps > STEPS_MAX:
@@ -199,7 +199,7 @@ class SimEngine:
                 prompt_tokens = sum(
                     item.end - item.start for item in work.items if item.end <= item.request.prompt_tokens
                 )
-                self.manager.computed(prompt_tokens, TICK_S * (self.clock.now - work.begun_tick))
+                self.manager.manager.computed(prompt_tokens, TICK_S * (self.clock.now - work.begun_tick))
             for item in work.items:
                 if item.life == item.request.life and item.request.state is State.RUNNING:
                     self._computed(item)
