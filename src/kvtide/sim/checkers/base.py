@@ -108,7 +108,7 @@ class Checker:
         """The manager is about to hear what ended the transfers in `observed.settled`, of which there are some."""
 
     def reported(self, outcome: Outcome) -> None:
-        """The manager has answered; the transfers in `observed.settled` leave the books right after this."""
+        """The manager has answered, if anything is over or overdue; `observed.settled` leaves the books right after."""
 
     def before_passed(self) -> None:
         """The manager is about to be told how much time has passed."""

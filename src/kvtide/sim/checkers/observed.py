@@ -10,7 +10,7 @@ from kvtide.core.metrics import Gauges
 from kvtide.sim.attention import Layout
 from kvtide.sim.checkers.flight import Flight, Kind
 from kvtide.sim.request import SimRequest
-from kvtide.sim.tokens import NOTHING, ROOT, Tokens, epoch_of, group_of, node_of, node_of_key, stamp
+from kvtide.sim.tokens import NOTHING, ROOT, Tokens, epoch_of, group_of, node_of, stamp
 from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
 
@@ -64,14 +64,14 @@ class Observed:
         self.overdue_total = 0
         """How many there were so far."""
         self._now_s = 0.0
-        self._given_up: list[Flight] = []
+        self.given_up: list[Flight] = []
         """Loads that are overdue since the last report."""
 
     # ------------------------------------------------------------------ keys
 
     def stamp_of(self, group: int, key: bytes) -> int:
         """Return the stamp that a key stands for, with the weights of now."""
-        return stamp(node_of_key(key), self.epoch, group)
+        return stamp(int.from_bytes(key, "big"), self.epoch, group)
 
     def tokens_of(self, content: int) -> int:
         """Return the length of the prefix that a stamp stands for."""
@@ -181,11 +181,11 @@ class Observed:
                 self.overdue_total += 1
                 flight.failed = flight.kind in ("store", "load")
                 if flight.kind == "load":
-                    self._given_up.append(flight)
+                    self.given_up.append(flight)
 
     def take_given_up(self) -> list[Flight]:
         """Return the loads that are overdue since the last report, and that their requests wait for to the last."""
-        given_up, self._given_up = self._given_up, []
+        given_up, self.given_up = self.given_up, []
         return [flight for flight in given_up if flight.ranks_left and self.is_awaited(flight)]
 
     def is_awaited(self, flight: Flight) -> bool:

@@ -176,13 +176,13 @@ class Watch:
         """Hear what the manager made of it."""
         self._follow_events()
         observed = self.observed
-        if observed.settled:
-            observed.gauges = self.manager.gauges()
+        if not (observed.settled or outcome.loaded or outcome.failed or observed.given_up):
+            return  # nothing is over, as in most steps
+        observed.gauges = self.manager.gauges()
         self._tell_reported(outcome)
         for request_id in outcome.loaded:
             observed.computed[request_id] = observed.requests[request_id].resume_at
-        if observed.settled:
-            observed.end_settled()
+        observed.end_settled()
 
     def take_time(self, seconds: float) -> None:
         """Hear how much time has passed."""
