@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 SLOW_COPY_TICKS_MAX = 12 * TICKS_PER_STEP
 BROKEN = "the driver is gone"
+
+Memory = MutableSequence[int]
+"""A stamp for each block, or for each slot."""
 
 
 class CopyCrash(Exception):
@@ -201,16 +204,11 @@ class SimCopyEngine(CopyEngine):
         self._watch.copy_begins(rank, job)
         job.begun = True
         self.running[copy.id] = job
-        device, host = rank.device, rank.host
-        if job.is_store:
-            job.seen = [device[block] for block in copy.blocks]
-            for slot in copy.slots:
-                host[slot] = MOVING
-        else:
-            rank.loads_moved += 1
-            job.seen = [host[slot] for slot in copy.slots]
-            for block in copy.blocks:
-                device[block] = MOVING
+        source, read, target, written = self._ends_of(job)
+        rank.loads_moved += not job.is_store
+        job.seen = [source[at] for at in read]
+        for at in written:
+            target[at] = MOVING
         if self._log:
             self._log.add(f"rank {rank.index} begins copy {copy.id}")
         self._clock.after(job.duration_ticks, self._end, job)
@@ -226,7 +224,6 @@ class SimCopyEngine(CopyEngine):
         self._over(job, str(crash))
 
     def _move(self, job: Job) -> None:
-        copy, device, host = job.copy, self._rank.device, self._rank.host
         if job.crashes:
             self._fault_counts["copy_crash"] += 1
             raise CopyCrash("the driver gave up")
@@ -234,14 +231,18 @@ class SimCopyEngine(CopyEngine):
             self._fault_counts["failed_copy"] += 1
             self._over(job, "the copy failed")
             return
-        if job.is_store:
-            for block, slot, seen in zip(copy.blocks, copy.slots, job.seen, strict=True):
-                host[slot] = seen if device[block] == seen else TORN
-        else:
-            self._rank.loads_moved += 1
-            for block, slot, seen in zip(copy.blocks, copy.slots, job.seen, strict=True):
-                device[block] = seen if host[slot] == seen else TORN
+        source, read, target, written = self._ends_of(job)
+        self._rank.loads_moved += not job.is_store
+        for here, there, seen in zip(read, written, job.seen, strict=True):
+            target[there] = seen if source[here] == seen else TORN
         self._over(job, None)
+
+    def _ends_of(self, job: Job) -> tuple[Memory, tuple[int, ...], Memory, tuple[int, ...]]:
+        """Return where a copy reads from and where it writes to: the memory, and which places of it."""
+        device, host, copy = self._rank.device, self._rank.host, job.copy
+        if job.is_store:
+            return device, copy.blocks, host, copy.slots
+        return host, copy.slots, device, copy.blocks
 
     def _over(self, job: Job, failure: str | None) -> None:
         copy_id = job.copy.id
