@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.core.messages import Copy
 from kvtide.sim.clock import HANG_TICKS_MAX, TICK_S, TICKS_PER_STEP
-from kvtide.sim.draw import Draw
-from kvtide.sim.faults import FaultCounts
 from kvtide.sim.run import Run
 from kvtide.sim.tokens import MOVING, TORN
 
@@ -77,9 +75,8 @@ class SimCopyEngine(CopyEngine):
         self.waited_ticks = 0
         """How long other ranks have been seen to wait, which is when this one waits too."""
         self._rank = rank
-        self._faults = run.world.faults
+        self._run = run
         self._clock = run.clock
-        self._draw = run.draw
         self._watch = run.watch
         self._fault_counts = run.fault_counts
         self._log = run.log
@@ -91,10 +88,9 @@ class SimCopyEngine(CopyEngine):
 
     def foresee(self, copy: Copy, *, is_store: bool, speed: tuple[int, int]) -> None:
         """Draw what will become of a copy. `speed`: ticks until it begins and until it ends, if all goes well."""
-        draw, faults = self._draw, self._faults
-        if draw.chance(faults.rank_skew):
-            self._fault_counts["rank_skew"] += 1
-            speed = draw_speed(draw, faults.slow_copy, self._fault_counts)
+        draw, faults = self._run.draw, self._run.world.faults
+        if self._run.happens("rank_skew"):
+            speed = draw_speed(self._run)
         # Loads hang more often, for there are fewer of them.
         if draw.chance(faults.silent_rank) and (not is_store or draw.chance(32)):
             self._fault_counts["silent_rank"] += 1
@@ -261,9 +257,8 @@ class SimCopyEngine(CopyEngine):
             self._rank.compute_next()
 
 
-def draw_speed(draw: Draw, slow_chance: int, fault_counts: FaultCounts) -> tuple[int, int]:
+def draw_speed(run: Run) -> tuple[int, int]:
     """Return how many ticks pass before a copy begins and how many until it ends."""
-    if draw.chance(slow_chance):
-        fault_counts["slow_copy"] += 1
-        return draw.between(1, SLOW_COPY_TICKS_MAX), draw.between(1, SLOW_COPY_TICKS_MAX)
-    return draw.between(1, 2), draw.between(1, TICKS_PER_STEP)
+    slow = run.happens("slow_copy")
+    delays, durations = (SLOW_COPY_TICKS_MAX, SLOW_COPY_TICKS_MAX) if slow else (2, TICKS_PER_STEP)
+    return run.draw.between(1, delays), run.draw.between(1, durations)

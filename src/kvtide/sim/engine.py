@@ -41,7 +41,7 @@ class SimEngine:
         self.log = run.log
         self.fault_counts = run.fault_counts
         self.watch = run.watch
-        self._draw = run.draw
+        self._run = run
         pool = SimPool(world.device_blocks, run.watch, finds_newest=world.habits.finds_newest)
         self.manager = WatchedManager(run, pool)
         if world.habits.tells_evicted:
@@ -275,10 +275,9 @@ class SimEngine:
 
     def _foresee(self, plan: Plan) -> None:
         """Draw what becomes of a plan's copies: how fast they are is much the same on all ranks."""
-        slow = self.world.faults.slow_copy
         loads = len(plan.loads)
         for position, copy in enumerate(plan.loads + plan.stores):
-            speed = draw_speed(self._draw, slow, self.fault_counts)
+            speed = draw_speed(self._run)
             for rank in self.ranks:
                 rank.copies.foresee(copy, is_store=position >= loads, speed=speed)
 
