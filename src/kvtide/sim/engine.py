@@ -46,10 +46,9 @@ class SimEngine:
         self.manager = WatchedManager(run, pool)
         if world.habits.tells_evicted:
             pool.on_evicted = self.manager.evicted
-        self.watch.attach_pool(pool)
         self.scheduler = Scheduler(run, pool, self.manager)
         self.ranks = [Rank(index, run) for index in range(world.ranks)]
-        self.watch.attach_ranks(self.ranks)
+        self.watch.attach(self.manager.manager, pool, self.ranks)
         self._warm_up_tiers()
         self._mailbox = Mailbox(run, self.ranks)
         self._reads = [(group.block_tokens, first_blocks(group)) for group in world.groups]

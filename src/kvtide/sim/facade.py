@@ -28,7 +28,6 @@ class WatchedManager:
         self._log = run.log
         self.steps = 0
         """Plans so far, which is the number of the last step."""
-        run.watch.attach(self.manager)
 
     def add_request(self, request: SimRequest) -> None:
         """See `OffloadManager.add_request`."""

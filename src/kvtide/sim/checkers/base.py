@@ -37,8 +37,8 @@ class Checker:
         self.world = world
         self.observed = observed
         self.manager: OffloadManager
-        self.ranks: list[Rank] = []
         self.pool: SimPool
+        self.ranks: list[Rank]
 
     # ------------------------------------------------------------------ engine and device pool
 

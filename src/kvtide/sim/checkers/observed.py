@@ -24,6 +24,7 @@ class Observed:
     def __init__(self, world: World) -> None:
         self.tokens: Tokens = world.tokens
         self.groups: Layout = world.groups
+        self._any_tier = world.tier is not None
         self.all_ranks = (1 << world.ranks) - 1
         self.epoch = 0
         self.stopped = False
@@ -160,12 +161,16 @@ class Observed:
 
     @property
     def slots_stored(self) -> int:
-        """Number of slots that stores write to."""
+        """Number of slots that stores write to, which is cheap to say where nothing else writes."""
+        if not self._any_tier:
+            return len(self.slots_written)
         return sum(len(flight.slots) for flight in self.flights.values() if flight.is_store)
 
     @property
     def slots_leaving(self) -> int:
         """Number of slots that were given up and are still read, to sink."""
+        if not self._any_tier:
+            return 0
         return sum(len(flight.slots) for flight in self.flights.values() if flight.leaving)
 
     # ------------------------------------------------------------------ time and reports

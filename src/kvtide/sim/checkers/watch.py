@@ -58,58 +58,47 @@ class Watch:
     def __init__(self, world: World) -> None:
         self.observed = Observed(world)
         self.manager: OffloadManager
-        all_ = [checker(world, self.observed) for checker in CHECKERS if checker.concerns(world)]
-        self._checkers = all_
-        self.allocated = told(Checker.allocated, all_)
-        self.taken = told(Checker.taken, all_)
-        self.freed = told(Checker.freed, all_)
-        self.pinned = told(Checker.pinned, all_)
-        self.unpinned = told(Checker.unpinned, all_)
-        self.slid = told(Checker.slid, all_)
-        self.before_end = told(Checker.before_end, all_)
-        self.stored = told(Checker.stored, all_)
-        self.removed = told(Checker.removed, all_)
-        self.matched = told(Checker.matched, all_)
-        self.reserved = told(Checker.reserved, all_)
-        self.given_up = told(Checker.given_up, all_)
-        self.after_evicted = told(Checker.after_evicted, all_)
-        self.before_plan = told(Checker.before_plan, all_)
-        self.planned = told(Checker.planned, all_)
-        self.plan_made = told(Checker.plan_made, all_)
-        self.before_report = told(Checker.before_report, all_)
-        self.before_passed = told(Checker.before_passed, all_)
-        self.passed = told(Checker.passed, all_)
-        self.before_reset = told(Checker.before_reset, all_)
-        self.compute_begins = told(Checker.compute_begins, all_)
-        self.compute_ends = told(Checker.compute_ends, all_)
-        self.copy_begins = told(Checker.copy_begins, all_)
-        self.polled = told(Checker.polled, all_)
-        self.after_step = told(Checker.after_step, all_)
-        self.at_end = told(Checker.at_end, all_)
-        self._tell_admitted = told(Checker.admitted, all_)
-        self._tell_arrived = told(Checker.arrived, all_)
-        self._tell_advanced = told(Checker.advanced, all_)
-        self._tell_after_end = told(Checker.after_end, all_)
-        self._tell_reported = told(Checker.reported, all_)
-        self._tell_after_reset = told(Checker.after_reset, all_)
-        self._tell_at_rest = told(Checker.at_rest, all_)
+        checkers = [checker(world, self.observed) for checker in CHECKERS if checker.concerns(world)]
+        self._checkers = checkers
+        self.allocated = told(Checker.allocated, checkers)
+        self.taken = told(Checker.taken, checkers)
+        self.freed = told(Checker.freed, checkers)
+        self.pinned = told(Checker.pinned, checkers)
+        self.unpinned = told(Checker.unpinned, checkers)
+        self.slid = told(Checker.slid, checkers)
+        self.before_end = told(Checker.before_end, checkers)
+        self.stored = told(Checker.stored, checkers)
+        self.removed = told(Checker.removed, checkers)
+        self.matched = told(Checker.matched, checkers)
+        self.reserved = told(Checker.reserved, checkers)
+        self.given_up = told(Checker.given_up, checkers)
+        self.after_evicted = told(Checker.after_evicted, checkers)
+        self.before_plan = told(Checker.before_plan, checkers)
+        self.planned = told(Checker.planned, checkers)
+        self.plan_made = told(Checker.plan_made, checkers)
+        self.before_report = told(Checker.before_report, checkers)
+        self.before_passed = told(Checker.before_passed, checkers)
+        self.passed = told(Checker.passed, checkers)
+        self.before_reset = told(Checker.before_reset, checkers)
+        self.compute_begins = told(Checker.compute_begins, checkers)
+        self.compute_ends = told(Checker.compute_ends, checkers)
+        self.copy_begins = told(Checker.copy_begins, checkers)
+        self.polled = told(Checker.polled, checkers)
+        self.after_step = told(Checker.after_step, checkers)
+        self.at_end = told(Checker.at_end, checkers)
+        self._tell_admitted = told(Checker.admitted, checkers)
+        self._tell_arrived = told(Checker.arrived, checkers)
+        self._tell_advanced = told(Checker.advanced, checkers)
+        self._tell_after_end = told(Checker.after_end, checkers)
+        self._tell_reported = told(Checker.reported, checkers)
+        self._tell_after_reset = told(Checker.after_reset, checkers)
+        self._tell_at_rest = told(Checker.at_rest, checkers)
 
-    def attach(self, manager: OffloadManager) -> None:
-        """Let the checkers ask the manager under test."""
+    def attach(self, manager: OffloadManager, pool: SimPool, ranks: list[Rank]) -> None:
+        """Let the checkers ask the manager under test, and look at the free device blocks and into all memory."""
         self.manager = manager
-        self._take_events = manager.take_events
         for checker in self._checkers:
-            checker.manager = manager
-
-    def attach_pool(self, pool: SimPool) -> None:
-        """Let the checkers look at the queue of free device blocks."""
-        for checker in self._checkers:
-            checker.pool = pool
-
-    def attach_ranks(self, ranks: list[Rank]) -> None:
-        """Let the checkers look into the memory of the ranks."""
-        for checker in self._checkers:
-            checker.ranks = ranks
+            checker.manager, checker.pool, checker.ranks = manager, pool, ranks
 
     # ------------------------------------------------------------------ façade
 
@@ -208,10 +197,8 @@ class Watch:
 
     def _follow_events(self) -> None:
         """Read the event stream. Keys are turned into what they stand for with the weights of now."""
-        events = self._take_events()
-        if events:
-            for event in events:
-                self._follow(event)
+        for event in self.manager.take_events():
+            self._follow(event)
 
     def _follow(self, event: CacheEvent) -> None:
         observed = self.observed
