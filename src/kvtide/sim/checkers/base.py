@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
@@ -149,14 +149,12 @@ class Checker:
 
 
 def told(method: Callable[Concatenate[Checker, P], None], checkers: Sequence[Checker]) -> Callable[P, None]:
-    """Return what tells those checkers something that have such a method of their own; this is hot."""
+    """Return what tells those checkers something that have such a method of their own. By position: this is hot."""
     name = method.__name__
-    methods: list[Callable[P, None]] = [
-        getattr(checker, name) for checker in checkers if getattr(type(checker), name) is not method
-    ]
+    methods = [getattr(checker, name) for checker in checkers if getattr(type(checker), name) is not method]
 
-    def tell(*args: P.args, **kwargs: P.kwargs) -> None:
+    def tell(*args: Any) -> None:
         for own in methods:
-            own(*args, **kwargs)
+            own(*args)
 
-    return methods[0] if len(methods) == 1 else tell
+    return cast("Callable[P, None]", methods[0] if len(methods) == 1 else tell)
