@@ -91,8 +91,8 @@ class Worker:
             self.stop(f"the copy engine broke: {describe(error)}")
         else:
             # What is not in flight was reported before, or was refused by a submit that raised.
-            done = tuple([id_ for id_ in done if id_ in self._in_flight])
-            failed.update([(id_, why) for id_, why in engine_failed if id_ in self._in_flight])
+            done = tuple(filter(self._in_flight.__contains__, done))
+            failed.update((id_, why) for id_, why in engine_failed if id_ in self._in_flight)
         self._in_flight.difference_update(done, failed)
         if self._over is not None:
             failed.update(self._abandon(self._over))

@@ -145,7 +145,7 @@ class TierStack:
 
     def start(self, errand: Errand) -> None:
         """Begin an errand. `poll` will answer it exactly once."""
-        if errand.id in self._jobs:
+        if errand.id in self._jobs or any(answer.id == errand.id for answer in self._answers):
             return  # the plan came twice
         job = _Job(errand, self._clock())
         self._jobs[errand.id] = job
