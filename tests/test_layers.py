@@ -28,7 +28,8 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "sim": "copy core errors options tiers worker",
         "traces": "copy core engine errors options units",
         "demo": "copy core engine errors options",
-        "cli": "__init__ demo errors options sim tiers traces",
+        "top": "errors options units",
+        "cli": "__init__ demo errors options sim tiers top traces",
         "__init__": "core errors",
         "__main__": "cli",
     },
@@ -93,6 +94,7 @@ THIRD_PARTY = {
     "vllm": "huggingface_hub numpy ray torch vllm",  # the first and ray are vLLM's own
     "traces": "matplotlib numpy rich tokenizers torch",
     "demo": "numpy rich safetensors torch vllm",
+    "top": "prometheus_client rich",
 }
 """What each part imports from elsewhere, the standard library aside."""
 

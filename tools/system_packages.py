@@ -18,6 +18,8 @@ from pathlib import Path
 
 PACKAGES = {
     "redis-server": "redis-server",
+    "chromium-headless-shell": "chromium-headless-shell",
+    "libatomic.so.1": "libatomic1",  # of the browser's driver
     "libnuma.so.1": "libnuma1",
     "libibverbs.so.1": "libibverbs1",
     "librdmacm.so.1": "librdmacm1",
@@ -63,7 +65,11 @@ def unpack(files: list[Path], folder: Path) -> None:
     root = folder / "root"
     for file in files:
         run(["dpkg-deb", "--extract", str(file), str(root)])
-    found = {"bin": [*root.glob("usr/bin/*")], "lib": [*root.glob("**/lib/**/*.so.*")]}
+    found = {
+        # The browser's program in usr/bin is a script that looks for the real one in /usr/lib.
+        "bin": [*root.glob("usr/bin/*"), *root.glob("usr/lib/chromium/chromium-headless-shell")],
+        "lib": [*root.glob("**/lib/**/*.so.*"), *root.glob("**/lib/**/lib*-[0-9]*.so")],
+    }
     for name, paths in found.items():
         (folder / name).mkdir(exist_ok=True)
         for path in paths:

@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     from kvtide.demo import cli as demo  # noqa: PLC0415 (see above)
     from kvtide.sim import cli as sim  # noqa: PLC0415 (see above)
     from kvtide.tiers import cli as tiers  # noqa: PLC0415 (see above)
+    from kvtide.top import cli as top  # noqa: PLC0415 (see above)
     from kvtide.traces import cli as traces  # noqa: PLC0415 (see above)
 
     parser: argparse.ArgumentParser = Parser(prog="kvtide", description="KV-cache offloading for LLM serving.")
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_parser(commands)
     traces.add_parsers(commands)
     tiers.add_parser(commands)
+    top.add_parsers(commands)
     return parser
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tools.system_packages import PACKAGES, bring, is_here
+from tools.system_packages import PACKAGES, bring, is_here, unpack
 
 from tools import system_packages
 
@@ -22,6 +22,24 @@ def test_what_the_system_has_is_left_alone(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", "")
     bring(list(PACKAGES), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_browser_is_the_program_and_not_the_script_that_looks_for_it_elsewhere(tmp_path: Path) -> None:
+    for place in ("usr/bin", "usr/lib/chromium"):
+        (tmp_path / "root" / place).mkdir(parents=True)
+        (tmp_path / "root" / place / "chromium-headless-shell").touch()
+    unpack([], tmp_path)
+    program = tmp_path / "bin" / "chromium-headless-shell"
+    assert program.resolve() == tmp_path / "root" / "usr/lib/chromium/chromium-headless-shell"
+
+
+def test_libraries_are_found_with_their_version_at_either_end(tmp_path: Path) -> None:
+    folder = tmp_path / "root" / "usr/lib/x86_64-linux-gnu"
+    (folder / "pulseaudio").mkdir(parents=True)
+    (folder / "libpulse.so.0").touch()
+    (folder / "pulseaudio" / "libpulsecommon-16.1.so").touch()
+    unpack([], tmp_path)
+    assert {link.name for link in (tmp_path / "lib").iterdir()} == {"libpulse.so.0", "libpulsecommon-16.1.so"}
 
 
 def test_where_there_is_no_apt_get_it_says_so_and_what_would_bring_it(

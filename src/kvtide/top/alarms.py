@@ -1,0 +1,43 @@
+"""What somebody should look at, in words: a line each."""
+
+from __future__ import annotations
+
+from kvtide.top.figures import Figures
+from kvtide.top.history import Server
+from kvtide.top.state import State
+
+
+def alarms(server: Server) -> list[str]:
+    """Return what is wrong with a server now."""
+    if server.state == "waiting":
+        return []
+    found = [server.why] if server.why else []
+    if server.state == "up" and server.now is not None:
+        found += _of_state(server.now)
+        found += _of_figures(server.window or server.since_start)
+    return found
+
+
+def _of_state(now: State) -> list[str]:
+    found = [
+        f"tier {name} is switched off on rank {', '.join(tier.off_ranks)} after failures"
+        for name, tier in now.tiers.items()
+        if tier.off_ranks
+    ]
+    if unanswered := now.waits["transfers_unanswered"]:
+        found.append(f"{unanswered:.0f} transfers are overdue: until all ranks answer, nothing is stored or loaded")
+    return found
+
+
+def _of_figures(shown: Figures | None) -> list[str]:
+    if shown is None:
+        return []
+    found = [f"{name.replace('_', ' ')}: {count:,.0f}" for name, count in shown.trouble.items() if count]
+    found += [
+        f"tier {name}: {tier.corrupt_records:,.0f} records did not verify"
+        for name, tier in shown.tiers.items()
+        if tier.corrupt_records
+    ]
+    if shown.not_stored.get("stopped"):
+        found.append("a rank cannot copy any more: offloading has stopped, and the log says why")
+    return found

@@ -1,0 +1,91 @@
+"""What gauges mean: how full the pool and the tiers are at one moment, and which tiers are off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtide.top.counts import Counts
+from kvtide.top.reading import KVTIDE, Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The host pool."""
+
+    slots: float
+    free: float
+    pinned: float
+    bytes: float | None
+    """Of all ranks, from the bytes that a stored block has; None before one was stored."""
+
+    @property
+    def fill(self) -> float | None:
+        """The part of all slots that is in use."""
+        return 1 - self.free / self.slots if self.slots else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One tier, all ranks together."""
+
+    used_bytes: float | None
+    """None: the tier does not say."""
+    budget_bytes: float | None
+    off_ranks: tuple[str, ...]
+    """On which it is switched off after failures."""
+
+    @property
+    def fill(self) -> float | None:
+        """The part of its budget that is in use."""
+        return self.used_bytes / self.budget_bytes if self.used_bytes is not None and self.budget_bytes else None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A server at one moment."""
+
+    running: float
+    waiting: float
+    pool: Pool
+    tiers: dict[str, Tier]
+    waits: dict[str, float]
+    """Blocks that wait to be stored or to go below, requests that wait for tiers, transfers that nobody answers for."""
+
+
+def state(reading: Reading) -> State:
+    """Read the gauges."""
+    gauges = reading.gauges
+    names = ("backlog_blocks", "sink_queue_blocks", "searches", "transfers_unanswered")
+    return State(
+        running=gauges.total("vllm:num_requests_running"),
+        waiting=gauges.total("vllm:num_requests_waiting"),
+        pool=_pool(reading),
+        tiers={name: _tier(gauges, name) for name in gauges.by(f"{KVTIDE}tier_off", "tier")},
+        waits={name: gauges.total(f"{KVTIDE}{name}") for name in names},
+    )
+
+
+def _pool(reading: Reading) -> Pool:
+    gauges, counters = reading.gauges, reading.counters
+    stored = counters.total(f"{KVTIDE}stored_blocks_total")
+    moved = counters.total(f"{KVTIDE}transfer_bytes_total", direction="store")
+    slots = gauges.total(f"{KVTIDE}slots")
+    return Pool(
+        slots=slots,
+        free=gauges.total(f"{KVTIDE}slots_free"),
+        pinned=gauges.total(f"{KVTIDE}slots_pinned"),
+        bytes=slots * moved / stored if stored and moved else None,
+    )
+
+
+def _tier(gauges: Counts, name: str) -> Tier:
+    off = gauges.by(f"{KVTIDE}tier_off", "rank", tier=name)
+    return Tier(
+        used_bytes=_known(gauges, f"{KVTIDE}tier_bytes_used", name),
+        budget_bytes=_known(gauges, f"{KVTIDE}tier_bytes_budget", name),
+        off_ranks=tuple(rank for rank, is_off in off.items() if is_off),
+    )
+
+
+def _known(gauges: Counts, name: str, tier: str) -> float | None:
+    return gauges.total(name, tier=tier) if tier in gauges.by(name, "tier") else None

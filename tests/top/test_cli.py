@@ -1,0 +1,100 @@
+"""The commands: one reading for scripts, what is refused, and exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.command_line import check_refused, run
+from tests.top.fake import BUSY, RECORDED, fake_server, metrics
+
+
+def test_once_json_is_one_object_with_the_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(RECORDED) as server:
+        code, out, err = run(capsys, "top", server.url, "--once", "--json")
+    assert (code, err) == (0, "")
+    (shown,) = json.loads(out)["servers"]
+    assert (shown["state"], shown["models"], shown["window"]) == ("up", ["llama"], None)
+    ratio = shown["since_start"]["hit_ratio"]
+    assert ratio == {"device": 1184 / 5400, "host": 1984 / 5400, "tiers": 0, "all": pytest.approx(3168 / 5400)}
+    assert shown["since_start"]["not_loaded"] == {"not_cached": 2016}
+    assert shown["now"]["pool"]["fill"] == 1 - 193 / 256
+
+
+def test_once_without_json_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(metrics(**BUSY)) as server:
+        code, out, err = run(capsys, "top", f"127.0.0.1:{server.port}", "--once")
+    assert (code, err) == (0, "")
+    assert "22.5%" in out
+    assert "\x1b" not in out
+
+
+def test_a_server_that_does_not_answer_is_in_the_result_and_in_the_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with fake_server(metrics(**BUSY)) as server, fake_server("") as other:
+        other.stop()
+        code, out, _ = run(capsys, "top", server.url, other.url, "--once", "--json")
+    assert code == 1
+    up, down = json.loads(out)["servers"]
+    assert (up["state"], down["state"], down["why"]) == ("up", "down", "nobody listens there")
+    assert down["since_start"] is None
+
+
+def test_a_server_that_is_named_twice_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(metrics(**BUSY)) as server:
+        _, out, _ = run(capsys, "top", server.url, f"127.0.0.1:{server.port}", "--once", "--json")
+    assert len(json.loads(out)["servers"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("top ftp://localhost --once", "URL='ftp://localhost': expected the address of a server"),
+        ("top localhost:8000 --interval 0", "--interval=0.0: expected seconds, from 0.2"),
+        ("top localhost:8000 --interval nan", "--interval=nan: expected seconds"),
+        ("top localhost:8000 --json", "--json=True: expected to be used with --once"),
+        ("top localhost:8000 --once --web 1", "--web=1: expected to be used without --once"),
+        ("top localhost:8000 --web 70000", "--web=70000: expected a port from 0 to 65535"),
+        ("top localhost:8000", "kvtide top='no terminal': expected a terminal, --web PORT, or --once"),
+        ("top " + " ".join(f"host{n}" for n in range(65)) + " --once", "URL=65: expected at most 64 servers"),
+        ("advise localhost:8000 --seconds 0", "--seconds=0.0: expected seconds, from 0.2"),
+        ("advise 127.0.0.1:1", "URL='http://127.0.0.1:1/metrics': expected a server that runs kvtide and answers"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(capsys: pytest.CaptureFixture[str], argv: str, message: str) -> None:
+    code, out, err = run(capsys, *argv.split())
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith(f"kvtide: error: {message}")
+
+
+def test_a_port_that_is_taken_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(metrics(**BUSY)) as server:
+        check_refused(capsys, f"top {server.url} --web {server.port}", f"--web={server.port}: expected a port that can")
+
+
+def test_advice_over_some_seconds_rests_on_what_happened_in_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(metrics(**BUSY)) as server:
+        code, out, err = run(capsys, "advise", server.url, "--seconds", "0.4", "--json")
+    assert code == 0
+    shown = json.loads(out)
+    assert [advice["kind"] for advice in shown["advice"]] == ["unknown"]
+    assert shown["advice"][0]["numbers"] == {"requests": 0, "prompt_tokens": 0}
+    assert shown["seconds"] >= 0.3
+    assert err == "==> looking for 400 ms\n"
+    assert server.asked >= 20
+
+
+def test_advice_since_the_start_does_not_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(metrics(**{**BUSY, "time_to_first_token_seconds_count": 50})) as server:
+        code, out, err = run(capsys, "advise", server.url, "--since-start")
+    assert (code, err) == (0, "")
+    assert out.startswith("50 requests with 10,000 prompt tokens since the server was started.\n")
+    assert "Leave it as it is.\n  The host pool is 75.0% full" in out
+    assert server.asked == 1
+
+
+def test_a_server_without_kvtide_gets_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(metrics(num_requests_running=1)) as server:
+        check_refused(capsys, f"advise {server.url} --since-start", f"URL='{server.url}': expected a server that runs")

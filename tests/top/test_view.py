@@ -1,0 +1,182 @@
+"""The terminal's picture: all that is known, in 80 columns."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from kvtide.core.reasons import NotLoaded, NotStored
+from kvtide.top.history import History, Server
+from kvtide.top.reading import parse
+from kvtide.top.texts import bar, count_text, sparkline, time_text
+from kvtide.top.view import screen
+from tests.top.fake import BUSY, RECORDED, grown, metrics
+
+OFF = {'tier="disk",rank="0"': 1.0, 'tier="disk",rank="1"': 0.0}
+
+
+def picture(*servers: Server, width: int = 80, chosen: int = 0, ascii_only: bool = False) -> list[str]:
+    """Return the lines of a frame, as wide as the terminal is."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=50, force_terminal=True, color_system=None)
+    console.print(screen(servers, chosen, width=width, clock="12:00:00", keys="q leaves", ascii_only=ascii_only))
+    return out.getvalue().splitlines()
+
+
+def watched(url: str = "http://127.0.0.1:8000/metrics", **changed: float | dict[str, float]) -> Server:
+    """Return a server that was read 100 times, a second apart."""
+    history = History(url)
+    for second in range(100):
+        history.add(parse(metrics(**{**grown(BUSY, 1 + second), **changed})), float(second))
+    return history.server()
+
+
+def gone() -> Server:
+    history = History("http://127.0.0.1:8001/metrics")
+    history.add(parse(RECORDED), 0.0)
+    history.miss("nobody listens there", 1.0)
+    return history.server()
+
+
+def never() -> Server:
+    history = History("http://127.0.0.1:8002/metrics")
+    history.miss("no answer within 5 s", 0.0)
+    return history.server()
+
+
+def restarted() -> Server:
+    history = History("http://127.0.0.1:8003/metrics")
+    history.add(parse(metrics(**grown(BUSY, 2))), 0.0)
+    history.add(parse(metrics(**BUSY)), 1.0)
+    return history.server()
+
+
+def crowded() -> Server:
+    """Return a server with every reason that there is."""
+    history = History("http://127.0.0.1:8005/metrics")
+    reasons: dict[str, float | dict[str, float]] = {
+        f"kvtide_{name}_total": {f'reason="{reason.value}"': 1000.0 for reason in all_of}
+        for name, all_of in (("not_loaded", NotLoaded), ("not_stored", NotStored))
+    }
+    history.add(parse(metrics(**{**BUSY, **reasons})), 0.0)
+    return history.server()
+
+
+def new() -> Server:
+    return History("http://127.0.0.1:8004/metrics").server()
+
+
+def line_of(lines: list[str], begin: str) -> str:
+    (found,) = [line for line in lines if line.startswith(begin)]
+    return found
+
+
+def test_a_server_at_work_shows_shares_rates_fills_and_reasons() -> None:
+    lines = picture(watched())
+    assert "up, 3 running, 1 waiting" in line_of(lines, "127.0.0.1:8000")
+    for level, share in (("device", "50.0%"), ("host      ", "22.5%"), ("tiers", "7.5%"), ("computed", "20.0%")):
+        assert line_of(lines, level).split()[1:3] == [share, share]
+    assert "200 MiB/s" in line_of(lines, "store")
+    assert "100 MiB/s" in line_of(lines, "load")
+    assert line_of(lines, "TTFT").split()[1:5] == ["400", "ms", "400", "ms"]
+    assert line_of(lines, "  saved").split()[1:5] == ["200", "ms", "200", "ms"]
+    assert "75.0% of 160 MiB, 160 slots, 8 pinned" in line_of(lines, "host pool")
+    assert "25.0% of 8 GiB, put 64 MiB/s, got 32 MiB/s" in line_of(lines, "tier disk")
+    assert "not_cached 108.0k, last_token 12.0k" in line_of(lines, "not loaded (tokens, last 60 s)")
+    assert "host_full 720" in line_of(lines, "not stored (blocks, last 60 s)")
+    assert "failed 420" in line_of(lines, "not sunk (blocks, last 60 s)")
+
+
+def test_shares_over_time_are_curves() -> None:
+    curve = line_of(picture(watched()), "device")[40:].strip()
+    assert len(curve) > 30
+    assert set(curve) == {"▅"}
+
+
+def test_a_tier_that_is_off_stands_out() -> None:
+    lines = picture(watched(kvtide_tier_off=OFF))
+    assert "! tier disk is switched off on rank 0 after failures" in "\n".join(lines)
+    assert "OFF" in line_of(lines, "tier disk")
+
+
+def test_other_trouble_is_said() -> None:
+    changed: dict[str, float | dict[str, float]] = {
+        "kvtide_transfers_unanswered": 2,
+        "kvtide_loads_failed_total": 3,
+        "kvtide_not_stored_total": {'reason="stopped"': 9.0},
+        "kvtide_tier_corrupt_records_total": {'tier="disk"': 4.0},
+    }
+    history = History("http://127.0.0.1:8000/metrics")
+    history.add(parse(metrics(**{**BUSY, **changed})), 0.0)
+    text = "\n".join(picture(history.server(), width=120))
+    assert "! 2 transfers are overdue" in text
+    assert "! loads failed: 3" in text
+    assert "! tier disk: 4 records did not verify" in text
+    assert "offloading has stopped" in text
+
+
+def test_a_server_that_is_gone_keeps_its_last_numbers_and_says_why() -> None:
+    lines = picture(gone())
+    assert "down" in line_of(lines, "127.0.0.1:8001")
+    assert "! nobody listens there" in "\n".join(lines)
+    assert line_of(lines, "device").split()[2] == "21.9%"
+
+
+def test_a_server_that_never_answered_shows_nothing_but_why() -> None:
+    lines = picture(never())
+    assert "! no answer within 5 s" in "\n".join(lines)
+    assert not any(line.startswith("device") for line in lines)
+
+
+def test_a_restart_is_said() -> None:
+    assert "restarted 1x" in line_of(picture(restarted()), "127.0.0.1:8003")
+
+
+def test_several_servers_have_a_line_each_and_the_chosen_one_all_its_numbers() -> None:
+    lines = picture(watched(), gone(), never(), new(), chosen=1)
+    assert line_of(lines, "  127.0.0.1:8000").split()[1:4] == ["50.0%", "22.5%", "7.5%"]
+    assert line_of(lines, "> 127.0.0.1:8001").split()[2] == "down"
+    assert line_of(lines, "  127.0.0.1:8004").split()[1] == "waiting"
+    assert line_of(lines, "device").split()[2] == "21.9%"
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_no_line_is_wider_than_the_terminal_and_none_is_broken(width: int, ascii_only: bool) -> None:
+    far = watched("http://a-host-with-a-very-long-name.cluster.example.org:8000/some/path/metrics", kvtide_tier_off=OFF)
+    servers = [far, watched(), crowded(), gone(), never(), restarted(), new()]
+    for chosen in range(len(servers)):
+        lines = picture(*servers, width=width, chosen=chosen, ascii_only=ascii_only)
+        assert max(len(line) for line in lines) <= width
+        if ascii_only:
+            assert "".join(lines).replace("…", "").isascii()
+    for server in (far, crowded()):
+        assert len(picture(server, width=width)) == len(picture(server, width=500))
+
+
+def test_one_server_fits_a_small_terminal() -> None:
+    assert len(picture(watched())) <= 24
+
+
+def test_curves_show_gaps_and_keep_their_width() -> None:
+    assert sparkline([None, 0.0, 1.0], 5, top=1.0) == "   ▁█"
+    assert sparkline([0.0, 0.0], 2) == "▁▁"
+    assert sparkline([5.0, 10.0], 2, ascii_only=True) == "=#"
+    assert sparkline([1.0] * 9, 4) == "████"
+    assert sparkline([], 3) == "   "
+    assert sparkline([2.0], 1, top=1.0) == "█"
+
+
+def test_numbers_are_short() -> None:
+    assert [count_text(count) for count in (0, 9_999, 10_000, 1_234_567, 5e9)] == [
+        "0",
+        "9,999",
+        "10.0k",
+        "1.2M",
+        "5.0G",
+    ]
+    assert time_text(-250) == "-250 ms"
+    assert bar(None, 4) == "░░░░"
+    assert bar(2.0, 4) == "████"
