@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvtide.traces.plan import PlanResult
 from kvtide.traces.plan_page import plan_page
 from kvtide.traces.prices import GIB
 from kvtide.traces.rates import Sourced
@@ -18,8 +20,6 @@ from tests.browser import DESK, PHONE, cut_off, page_of
 from tests.traces.support_plan import plan
 
 POLICIES = ("lru", "prefix", "arc", "s3fifo", "forecast")
-RESULT = plan(Workload("mixture", 300), policies=POLICIES, device_bytes=10 * GIB)
-CHOSEN = [point.host_bytes for point in RESULT.curves["prefix"]].index(RESULT.recommendation.host_bytes)
 TITLE = f"Host memory for <img src=x onerror=alert(1)>{'a-long-name-of-a-file' * 10}"
 TAKEN = {"load_bytes_per_s": Sourced(54.9e9, "measured", "one large copy")}
 
@@ -39,10 +39,15 @@ PIXELS = """([id, name]) => {
 """How many pixels of a chart have one of the page's colours, by column."""
 
 
+@cache
+def planned() -> PlanResult:
+    return plan(Workload("mixture", 300), policies=POLICIES, device_bytes=10 * GIB)
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("page") / "plan.html"
-    file.write_text(plan_page(RESULT, TITLE, TAKEN), encoding="utf-8")
+    file.write_text(plan_page(planned(), TITLE, TAKEN), encoding="utf-8")
     return file.as_uri()
 
 
@@ -65,9 +70,9 @@ def wait_for(page: Any, chart: str, colour: str) -> None:
 
 def said(size: int, *policies: str) -> str:
     """What is read from the curves at a size."""
-    points = {policy: RESULT.curves[policy][size] for policy in policies}
+    points = {policy: planned().curves[policy][size] for policy in policies}
     added = ", ".join(f"{policy} adds {percent_text(point.added_share)}" for policy, point in points.items())
-    first, without = seconds_text(RESULT.ttft_s[size]), seconds_text(RESULT.ttft_without_s)
+    first, without = seconds_text(planned().ttft_s[size]), seconds_text(planned().ttft_without_s)
     return f"{size_text(points[policies[0]].host_bytes)}: {added}; first token after {first} ({without} without)."
 
 
@@ -82,6 +87,28 @@ def test_both_curves_are_drawn_and_nothing_is_cut_off(browser: Any, address: str
             assert len(pixels(page, chart, "soft")) > 50  # numbers and titles of the axes
         assert page.inner_text("h1") == TITLE
         assert page.query_selector("img") is None
+
+
+def test_axes_have_titles_and_marks_have_words(browser: Any, address: str) -> None:
+    with opened(browser, address) as page:
+        page.add_init_script("""
+            window.written = [];
+            const write = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (words, ...rest) {
+              written.push(words);
+              write.call(this, words, ...rest);
+            };""")
+        page.reload()
+        written = set(page.evaluate("written"))
+    chosen, without = size_text(planned().recommendation.host_bytes), seconds_text(planned().ttft_without_s)
+    assert written >= {
+        "host memory, GiB (log scale)",
+        "added, % of prompt tokens",
+        "time to first token, ms",
+        f"recommended: {chosen}",
+        f"without host memory: {without}",
+        f"{planned().recommendation.host_bytes // GIB}",
+    }
 
 
 def test_what_is_recommended_is_marked_in_both_charts(browser: Any, address: str) -> None:
@@ -107,11 +134,12 @@ def test_dark_has_other_colours_and_follows_the_system_while_it_is_open(browser:
 
 def test_the_keyboard_reaches_everything_and_reads_the_curves(browser: Any, address: str) -> None:
     with opened(browser, address) as page:
+        chosen = [point.host_bytes for point in planned().curves["prefix"]].index(planned().recommendation.host_bytes)
         slider = page.get_by_role("slider", name="Read the curves at")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.id") == "size"
         assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
-        assert page.inner_text("#readout") == said(CHOSEN, "prefix", *shown(page))
+        assert page.inner_text("#readout") == said(chosen, "prefix", *shown(page))
         page.keyboard.press("Home")
         assert page.inner_text("#readout") == said(0, "prefix", *shown(page))
         page.keyboard.press("ArrowRight")
@@ -145,7 +173,7 @@ def test_another_policy_is_drawn_when_it_is_chosen(browser: Any, address: str) -
 
 def test_pointing_at_a_chart_reads_the_nearest_size(browser: Any, address: str) -> None:
     with opened(browser, address) as page:
-        for chart, size in (("gain", 0), ("ttft", len(RESULT.ttft_s) - 1)):
+        for chart, size in (("gain", 0), ("ttft", len(planned().ttft_s) - 1)):
             box = page.query_selector(f"#{chart} .u-over").bounding_box()
             page.mouse.move(box["x"] + (3 if size == 0 else box["width"] - 3), box["y"] + box["height"] / 2)
             assert page.inner_text("#readout") == said(size, "prefix", *shown(page))
@@ -156,10 +184,10 @@ def test_the_table_is_a_table_for_screen_readers_at_any_width(browser: Any, addr
     with opened(browser, address, width) as page:
         table = page.get_by_role("table", name="All numbers")
         rows = table.get_by_role("row")
-        assert table.get_by_role("rowheader").count() == len(RESULT.ttft_s) + 1
+        assert table.get_by_role("rowheader").count() == len(planned().ttft_s) + 1
         last = rows.last.get_by_role("cell").all_inner_texts()
         assert len(last) == len(POLICIES) + 1
-        assert last[-1].endswith(seconds_text(RESULT.ttft_s[-1]))
+        assert last[-1].endswith(seconds_text(planned().ttft_s[-1]))
 
 
 def test_a_window_that_is_made_narrow_cuts_nothing_off(browser: Any, address: str) -> None:

@@ -46,18 +46,25 @@ def time_unit(plan: PlanResult) -> tuple[str, float]:
 
 def compared(plan: PlanResult, policy: str) -> str:
     """Say where a policy differs most from the main one."""
-    main = main_policy(plan)
-    if policy == main:
+    if policy == main_policy(plan):
         return "in the recommendation"
-    pairs = zip(plan.curves[policy], plan.curves[main], strict=True)
-    most, size = max(((one.added_share - other.added_share, one.host_bytes) for one, other in pairs), key=_distance)
-    if abs(most) < _SAME:
-        return f"the same as {main}"
-    return f"{100 * most:+.1f} points at {size_text(size)}"
+    if is_same(plan, policy):
+        return f"the same as {main_policy(plan)}"
+    more, size = _most_different(plan, policy)
+    return f"{100 * more:+.1f} points at {size_text(size)}"
 
 
-def _distance(difference: tuple[float, int]) -> float:
-    return abs(difference[0])
+def is_same(plan: PlanResult, policy: str) -> bool:
+    """Whether a policy looks like the main one at every size."""
+    return abs(_most_different(plan, policy)[0]) < _SAME
+
+
+def _most_different(plan: PlanResult, policy: str) -> tuple[float, int]:
+    """Return how much more than the main policy this one adds where they differ most, and the size in bytes."""
+    pairs = zip(plan.curves[policy], plan.curves[main_policy(plan)], strict=True)
+    return max(
+        ((one.added_share - main.added_share, one.host_bytes) for one, main in pairs), key=lambda pair: abs(pair[0])
+    )
 
 
 def page_data(plan: PlanResult) -> dict[str, object]:
