@@ -41,7 +41,8 @@ def data_of(page: str) -> dict[str, object]:
 
 def test_names_from_outside_are_text_and_never_markup(result: PlanResult) -> None:
     evil = Sourced(1.0, "given", "</li><script>alert(2)</script>")
-    page = plan_page(result, "</title><script>alert(1)</script>{{data}}", {**TAKEN, "<b>": evil})
+    named = replace(result, curves={**result.curves, "</script><script>alert(3)": result.curves["lru"]})
+    page = plan_page(named, "</title><script>alert(1)</script>{{data}}", {**TAKEN, "<b>": evil})
     assert "<script>alert" not in page
     assert "<b>" not in page
     assert page.count('{"sizes"') == 1

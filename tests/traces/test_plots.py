@@ -61,6 +61,13 @@ def test_a_plan_is_drawn_as_gain_and_ttft_with_what_is_recommended(drawn: list[A
     assert list(ttft.lines[0].get_ydata()) == [1000 * ttft_s for ttft_s in result.ttft_s]
 
 
+def test_sizes_that_lie_close_together_are_not_written_over_each_other(drawn: list[Any], tmp_path: Path) -> None:
+    sizes = tuple(size * GIB for size in (1, 100, 101, 102, 110, 1000))
+    draw_plan(plan(Workload("mixture", 40), sizes=sizes), "a trace", tmp_path / "plan.png")
+    for axis in drawn:
+        assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "100", "1000"]
+
+
 def test_a_plan_that_recommends_none_says_so(drawn: list[Any], tmp_path: Path) -> None:
     result = plan_for(40, 900 * GIB)
     assert not result.recommendation.host_bytes

@@ -19,6 +19,8 @@ _SLICES = 60
 _SOURCES = ("device", "host", "below", "computed")
 _SOURCE_COLOURS = ("#9db4c0", "#0b6e99", "#d9a66b", "#efeeec")
 """What the host adds is to be seen first."""
+_TICKS = 14
+"""At most so many sizes are written below an axis."""
 _DASHES = ("--", ":", "-.")
 _SOFT, _MARK = "#787774", "#8a4b00"
 
@@ -54,7 +56,8 @@ def draw_plan(plan: PlanResult, title: str, path: Path) -> None:
     for axis in (left, right):
         axis.set_ylim(bottom=0, top=max(1, 1.1 * axis.get_ylim()[1]))
         axis.set_xscale("log", base=2)
-        axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        ticks = _apart(sizes)
+        axis.set_xticks(ticks, [f"{size:g}" if size >= 1 else f"{size:.2g}" for size in ticks])
         axis.set_xlabel("host memory, GiB (log scale)")
         _mark(axis, plan.recommendation.host_bytes)
         axis.legend(frameon=False, loc="best")
@@ -80,6 +83,16 @@ def _draw_gain(axis: Any, plan: PlanResult) -> None:
             how = {"linestyle": dash, "marker": "o", "markersize": 3, "linewidth": 1.3, "capsize": 2}
             axis.errorbar(sizes, shares, yerr=errors, color=colour, label=label, **how)
     axis.set(ylabel=f"prompt tokens added to the {percent_text(plan.device_share)} on the device, %")
+
+
+def _apart(sizes: Sequence[float]) -> list[float]:
+    """Return sizes that are far enough apart to be written below an axis."""
+    least = (sizes[-1] / sizes[0]) ** (1 / _TICKS)
+    kept = [sizes[0]]
+    for size in sizes[1:]:
+        if size >= least * kept[-1]:
+            kept.append(size)
+    return kept
 
 
 def _share_and_error(point: Point) -> tuple[float, float]:

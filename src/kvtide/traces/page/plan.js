@@ -16,9 +16,9 @@ const at = new Map(sizes.map((size, index) => [size, index]));
 const curves = data.policies.map(({shares, fine}) =>
   fine ? data.fine.map(([, share]) => share) : grid.map(size => at.has(size) ? shares[at.get(size)] : null));
 
-const count = new Intl.NumberFormat("en", {maximumSignificantDigits: 5, useGrouping: false});
+const short = value => String(Number(value.toPrecision(Math.abs(value) < 1 ? 2 : 6)));
 function sizeTicks(u) {  // the sizes that were planned, as many as there is room for
-  const room = size => 8 + 7 * count.format(size).length, kept = [];
+  const room = size => 8 + 7 * short(size).length, kept = [];
   for (const size of sizes) {
     const before = kept[kept.length - 1];
     if (before === undefined || u.valToPos(size, "x") - u.valToPos(before, "x") >= (room(size) + room(before)) / 2) kept.push(size);
@@ -95,8 +95,8 @@ function plot(id, yLabel, highest, series, columns, hook) {
     scales: {x: {time: false, distr: 3, log: 2, range: () => [first / near, last * near]}, y: {range: () => [0, top]}},
     axes: [
       axis("host memory, GiB (log scale)", {splits: sizeTicks, filter: (u, splits) => splits, size: 32,
-        values: (u, splits) => splits.map(size => count.format(size))}),
-      axis(yLabel, {size: 46, values: (u, splits) => splits.map(value => count.format(value))}),
+        values: (u, splits) => splits.map(size => short(size))}),
+      axis(yLabel, {size: 46, values: (u, splits) => splits.map(value => short(value))}),
     ],
     series: [{}, ...series],
     hooks: {draw: [hook]},
