@@ -116,5 +116,6 @@ def test_concurrent_clients_and_metrics(llama: Path, llama_says: Says, tmp_path:
     assert seen["slots"] == seen["slots_free"] + seen["slots_cached"]
     assert seen["pinned_blocks"] == 0
     text = log.read_text()
-    assert re.search(r"kvtide: \d+ host blocks of \d+ bytes on each of 1 ranks .* mode eager", text)
+    started = r"INFO .* kvtide \S+( \(commit [0-9a-f]{9}\))?: 16 MiB of host memory \(\d+ blocks of \S+ KiB\), "
+    assert re.search(started + r"tiers below: none; mode eager", text)
     assert re.search(r"kvtide: \d+ requests, \d+ tokens loaded", text), text[-2000:]
