@@ -18,6 +18,7 @@ from pathlib import Path
 
 PACKAGES = {
     "redis-server": "redis-server",
+    "prometheus": "prometheus",
     "libnuma.so.1": "libnuma1",
     "libibverbs.so.1": "libibverbs1",
     "librdmacm.so.1": "librdmacm1",

@@ -68,6 +68,7 @@ COUNTERS = {
 GAUGES = {
     **_of_the_core(Gauges),
     "pinned_blocks": Number("Device blocks that stores or loads keep from being reused."),
+    "stopped": Number("1 when a rank cannot copy any more, so that nothing is stored or loaded, else 0."),
     "tier_bytes_used": Number("Bytes that a tier holds.", {"tier": TIER, "rank": ()}),
     "tier_bytes_budget": Number("Bytes that a tier may hold.", {"tier": TIER, "rank": ()}),
     "tier_off": Number("1 while a tier is switched off after failures, else 0.", {"tier": TIER, "rank": ()}),

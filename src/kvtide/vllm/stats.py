@@ -107,7 +107,7 @@ class CoreStats(_Totals):
         self._count(stats, "device_tokens", requests.device_tokens)
         gauges = manager.gauges()
         stats.data["gauges"] = {name: getattr(gauges, name) for name in gauges.__slots__}
-        stats.data["gauges"]["pinned_blocks"] = count_pins()
+        stats.data["gauges"] |= {"pinned_blocks": count_pins(), "stopped": int(requests.stopped)}
         return stats
 
 
