@@ -18,13 +18,14 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
     "kvtide": {
         "errors": "",
         "units": "",
+        "latency": "",
         "options": "errors",
         "core": "errors options",
-        "copy": "core errors options units",
-        "tiers": "core errors options units",
+        "copy": "core errors latency options units",
+        "tiers": "core errors latency options units",
         "worker": "copy core errors tiers",
         "engine": "copy core errors options tiers worker",
-        "vllm": "copy core errors options tiers units worker",
+        "vllm": "__init__ copy core errors latency options tiers units worker",
         "sim": "copy core errors options tiers worker",
         "traces": "copy core engine errors options units",
         "demo": "copy core engine errors options",
@@ -92,7 +93,7 @@ THIRD_PARTY = {
     "copy": "numpy torch triton",
     "tiers": "cryptography mooncake numpy rich valkey xxhash",
     "engine": "numpy",
-    "vllm": "huggingface_hub numpy ray torch vllm",  # the first and ray are vLLM's own
+    "vllm": "huggingface_hub numpy prometheus_client ray torch vllm",  # all but numpy are vLLM's own
     "traces": "matplotlib numpy rich tokenizers torch",
     "demo": "numpy rich safetensors torch vllm",
     "doctor": "numpy rich",

@@ -10,7 +10,7 @@ from kvtide.core.messages import Copy, Plan, Report
 from kvtide.errors import describe
 
 if TYPE_CHECKING:  # tiers need packages that those who have none need not install
-    from kvtide.tiers import Tier
+    from kvtide.tiers import TierStats
     from kvtide.tiers.stack import TierStack
 
 
@@ -131,10 +131,9 @@ class Worker:
         """Why no transfer is taken any more, ever; None as long as they are."""
         return self._over
 
-    @property
-    def tiers(self) -> tuple[Tier, ...]:
-        """The tiers below host memory, nearest first."""
-        return () if self._tiers is None else self._tiers.tiers
+    def tier_stats(self) -> dict[str, TierStats]:
+        """Return what each tier below host memory has done and holds, by name."""
+        return {} if self._tiers is None else self._tiers.stats()
 
     @property
     def stats(self) -> WorkerStats:

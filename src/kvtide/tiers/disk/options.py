@@ -11,7 +11,9 @@ from kvtide.errors import ConfigError
 from kvtide.options import parse_choice, parse_size
 from kvtide.tiers.config import TierConfig, common
 from kvtide.tiers.disk.file_io import IoMode
-from kvtide.tiers.disk.store_folder import check_format, named_folder, usable, used_bytes
+from kvtide.tiers.disk.set_aside import room
+from kvtide.tiers.disk.store_folder import named_folder, stored_format, usable
+from kvtide.units import size_text
 
 OPTIONS: Mapping[str, str] = {
     "path": "folder on a local disk, which has to exist; only one engine may use it",
@@ -38,6 +40,11 @@ class DiskConfig(TierConfig):
         """The folder."""
         return str(self.path)
 
+    @property
+    def shown(self) -> str:
+        """What the start line says."""
+        return f"disk {self.path} ({size_text(self.size)})"
+
 
 def parse(index: int, options: Mapping[str, object]) -> DiskConfig:
     """Read the options of a disk tier, and look at the folder and its disk."""
@@ -46,10 +53,10 @@ def parse(index: int, options: Mapping[str, object]) -> DiskConfig:
     path = _folder(f"{prefix}.path", options.get("path"))
     size = parse_size(f"{prefix}.size", options.get("size"))
     with usable(f"{prefix}.path", str(path)):
-        room = _room(path)
-    if size > room:
+        left = room(path)
+    if size > left:
         raise ConfigError(
-            f"{prefix}.size", options["size"], f"at most the {room} bytes that the disk of {path} has left"
+            f"{prefix}.size", options["size"], f"at most the {left} bytes that the disk of {path} has left"
         )
     io = parse_choice(f"{prefix}.io", options.get("io", "auto"), ("auto", *(mode.value for mode in IoMode)))
     return DiskConfig(**shared, path=path, size=size, io=io)
@@ -67,11 +74,5 @@ def _folder(option: str, value: object) -> Path:
         read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     if read_only or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigError(option, value, "a folder that this user can write")
-    check_format(option, path)
+    stored_format(option, path)  # raises where this user may not read what is there
     return path
-
-
-def _room(path: Path) -> int:
-    """Return what the disk has left, and what the store has of it already."""
-    disk = os.statvfs(path)
-    return disk.f_bavail * disk.f_frsize + used_bytes(path)
