@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import kvtide
@@ -44,28 +44,34 @@ def test_help_names_the_commands_and_leaving_the_command_out_is_asking_for_help(
     assert run(capsys) == (code, out, err)
 
 
-def _commands(parser: argparse.ArgumentParser, so_far: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def _commands(command: click.Command, so_far: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return all commands, and theirs."""
     found = [so_far]
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, inner in action.choices.items():
-                found += _commands(inner, (*so_far, name))
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            found += _commands(inner, (*so_far, name))
     return found
 
 
-@pytest.mark.parametrize("command", _commands(cli._parser()), ids=" ".join)
-def test_every_command_has_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        cli.main([*command, "--help"])
-    assert leaving.value.code == 0
-    assert "usage: kvtide" in capsys.readouterr().out
+@pytest.mark.parametrize("command", _commands(cli.KVTIDE), ids=" ".join)
+def test_every_command_has_help_with_examples_and_a_summary(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(" ".join(["Usage: kvtide", *command]))
+    assert re.search(rf"^Examples:\n  kvtide {' '.join(command)}", out, re.MULTILINE)
+    _, above, _ = run(capsys, *command[:-1], "--help")
+    assert not command or re.search(rf"^  {command[-1]} +\w", above, re.MULTILINE)
 
 
 def test_help_of_the_demo_has_examples_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "demo", "--help")
     assert code == 0
-    assert "examples:" in out
+    assert "Examples:" in out
     assert "(default: 256MiB)" in out
 
 
@@ -107,11 +113,12 @@ def test_the_table_is_the_result_and_progress_is_not(capsys: pytest.CaptureFixtu
         ("demo --policy mru", "--policy='mru': expected one of prefix, lru"),
         ("demo --window 64", "--window=64: expected to be used with --hybrid"),
         ("demo --hybrid --window 1", "--window=1: expected a whole number of at least 2"),
-        ("demo --hosts 1GiB", "--hosts='1GiB': expected an option that `kvtide demo --help` lists"),
-        ("demo --turn 3", "--turn='3': expected an option that `kvtide demo --help` lists"),
-        ("--verbose", "--verbose='': expected an option that `kvtide --help` lists"),
-        ("demo --seed", "argument --seed: expected one argument (see kvtide demo --help)"),
-        ("dance", "argument COMMAND: invalid choice: 'dance'"),
+        ("demo --hosts 1GiB", "No such option '--hosts'. Did you mean '--host'? (see kvtide demo --help)"),
+        ("demo --turn 3", "No such option '--turn'. (Did you mean one of: '--ranks', '--turn-tokens', '--turns'?)"),
+        ("--verbose", "No such option '--verbose'. Did you mean '--version'? (see kvtide --help)"),
+        ("demo --seed", "Option '--seed' requires an argument. (see kvtide --help)"),
+        ("dmeo", "no such command: 'dmeo'; did you mean \"demo\"? known are advise, check, demo,"),
+        ("tier inpsect /tmp", "no such command: 'inpsect'; did you mean \"inspect\"? known are clear,"),
     ],
 )
 def test_a_bad_option_costs_one_line_on_stderr_and_exit_code_2(

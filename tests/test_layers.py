@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.cli import MODULES
 from kvtide.tiers.config import KINDS
 from tests.imports import PACKAGE, Import, circle, imports, imports_of, module_of, part_of, parts
 
@@ -17,21 +18,26 @@ DRAWN_IN = Path(__file__).parent.parent / "docs" / "architecture.md"
 LAYERS: Mapping[str, Mapping[str, str]] = {
     "kvtide": {
         "errors": "",
+        "output": "",
+        "progress": "",
         "units": "",
         "latency": "",
         "options": "errors",
+        "commands": "errors options",
+        "schema": "errors options",
+        "completion": "errors",
         "core": "errors options",
         "copy": "core errors latency options units",
-        "tiers": "core errors latency options units",
+        "tiers": "commands core errors latency options output progress schema units",
         "worker": "copy core errors tiers",
         "engine": "copy core errors options tiers worker",
-        "vllm": "__init__ copy core errors latency options tiers units worker",
-        "sim": "copy core errors options tiers worker",
-        "traces": "copy core engine errors options units",
-        "demo": "copy core engine errors options",
-        "doctor": "copy core errors options tiers units vllm",
-        "cli": "__init__ demo doctor errors options sim tiers top traces",
-        "top": "errors options units",
+        "vllm": "__init__ copy core errors latency options schema tiers units worker",
+        "sim": "commands copy core errors options progress tiers worker",
+        "traces": "commands copy core engine errors options output progress units",
+        "demo": "commands copy core engine errors options output progress",
+        "doctor": "commands copy core errors options output schema tiers units vllm",
+        "top": "commands errors options output units",
+        "cli": "__init__ commands completion errors options",
         "__init__": "core errors",
         "__main__": "cli",
     },
@@ -83,21 +89,27 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "faulty": "backend base breaker memory queued",
         "clears": "base log_once",
         "stack": "base clears config namespace",
-        "cli": "admin config",
+        "cli": "config",
         "__init__": "backend base config faulty memory namespace null queued stack",
     },
 }
 """What each part of a package imports of the others. Kinds of tiers are imported by name, too."""
 
 THIRD_PARTY = {
+    "commands": "click",
+    "schema": "pydantic pydantic_core",
+    "completion": "click",
+    "output": "rich",
+    "progress": "rich",
+    "cli": "click",
     "copy": "numpy torch triton",
-    "tiers": "cryptography mooncake numpy rich valkey xxhash",
+    "tiers": "click cryptography mooncake numpy pydantic valkey xxhash",
     "engine": "numpy",
-    "vllm": "huggingface_hub numpy prometheus_client ray torch vllm",  # all but numpy are vLLM's own
-    "traces": "matplotlib numpy rich tokenizers torch",
+    "vllm": "huggingface_hub numpy prometheus_client pydantic ray torch vllm",  # the rest is vLLM's own
+    "traces": "click matplotlib numpy rich tokenizers torch",
     "demo": "numpy rich safetensors torch vllm",
     "doctor": "numpy rich",
-    "top": "prometheus_client rich",
+    "top": "click prometheus_client rich",
 }
 """What each part imports from elsewhere, the standard library aside."""
 
@@ -168,10 +180,11 @@ def test_the_core_calls_nothing_that_acts(name: str) -> None:
             assert not called, f"{file}:{getattr(node, 'lineno', 0)} calls {name}"
 
 
-def test_kinds_of_tiers_are_imported_by_name_and_nothing_else_of_ours_is() -> None:
+def test_kinds_of_tiers_and_commands_are_imported_by_name_and_nothing_else_of_ours_is() -> None:
     by_name = {(module_of(found.file), found.module) for found in imports() if found.by_name and top(found) == "kvtide"}
     kinds = {("kvtide.tiers.config", module) for module in KINDS.values()}
-    assert by_name == {*kinds, ("kvtide.copy.cuda.torch_gpu", "kvtide.copy.cuda.kernels")}
+    commands = {("kvtide.cli", module) for module in MODULES.values()}
+    assert by_name == {*kinds, *commands, ("kvtide.copy.cuda.torch_gpu", "kvtide.copy.cuda.kernels")}
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:

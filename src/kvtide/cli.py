@@ -6,54 +6,129 @@ Results go to stdout, everything else to stderr. Exit codes: 0 all is well, 1 th
 
 from __future__ import annotations
 
-import argparse
+import importlib
+import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from click.shell_completion import shell_complete
 
 from kvtide import __version__
-from kvtide.errors import ConfigError, KVTideError
+from kvtide.commands import Group
+from kvtide.completion import COMPLETE_VARIABLE, completion_options
+from kvtide.errors import KVTideError
 from kvtide.options import redacted
 
 EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130
 EXIT_NOBODY_READS = 141
 
+MODULES: Mapping[str, str] = {
+    "advise": "kvtide.top.cli_advise",
+    "check": "kvtide.doctor.cli_check",
+    "demo": "kvtide.demo.cli",
+    "doctor": "kvtide.doctor.cli",
+    "plan": "kvtide.traces.cli_plan",
+    "replay": "kvtide.traces.cli_replay",
+    "simulate": "kvtide.sim.cli",
+    "tier": "kvtide.tiers.cli",
+    "top": "kvtide.top.cli",
+    "trace": "kvtide.traces.cli_trace",
+}
+"""Where each command is: `COMMAND` of a module, which is imported when it is used."""
 
-class Parser(argparse.ArgumentParser):
-    """The parser of all commands: it takes options by their whole names, and its errors take one line."""
+SUMMARIES: Mapping[str, str] = {
+    "advise": "say what would help a running server",
+    "check": "what a server would say to its options, without a server",
+    "demo": "conversations that overflow the device pool, with and without offloading",
+    "doctor": "look at this machine: what keeps it from serving, and what to do",
+    "plan": "how much host memory is worth buying",
+    "replay": "serve a trace in virtual time and report hits and times",
+    "simulate": "search for faults of the core in seeded worlds",
+    "tier": "look at disk tiers and shared stores, verify or empty them",
+    "top": "show what running servers do, live",
+    "trace": "make synthetic traces, and look at traces",
+}
+"""For help, without importing them all."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+EXAMPLES = """\
+Examples:
+  kvtide demo                             see that it works, on this machine's CPU
+  kvtide plan trace.jsonl --gpu H100      how much host memory is worth buying
+  kvtide COMMAND --help                   options and examples of a command"""
 
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where to find out more."""
-        self.exit(EXIT_BAD_REQUEST, f"kvtide: error: {_without_passwords(message)} (see {self.prog} --help)\n")
+
+class _Commands(Group):
+    """All commands. One is imported when it is asked for: help and completion have to be quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return their names."""
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return one."""
+        if cmd_name not in MODULES:
+            return None
+        found: click.Command = importlib.import_module(MODULES[cmd_name]).COMMAND
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what there is."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+
+def _without_command(ctx: click.Context) -> None:
+    """Show what there is, where nothing is asked for."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+KVTIDE = _Commands(
+    "kvtide",
+    help="KV-cache offloading for LLM serving.",
+    epilog=EXAMPLES,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    callback=click.pass_context(_without_command),
+    params=completion_options(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+click.version_option(__version__, prog_name="kvtide", message="%(prog)s %(version)s")(KVTIDE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     try:
-        _limit_blas_threads()
-        parser = _parser()
-        args, unknown = parser.parse_known_args(argv)
-        if unknown:
-            raise _unknown_option(unknown, args.command)
-        if args.command is None:
-            parser.print_help()
-            return 0
-        code: int = args.run(args)
-    except KVTideError as error:
-        print(f"kvtide: error: {error}", file=sys.stderr)
-        return EXIT_BAD_REQUEST
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        code = run(argv)
+        sys.stdout.flush()
+    except click.exceptions.Exit as leaving:
+        code = leaving.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Who reads the output has seen enough (| head). Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_NOBODY_READS
+        _forget_output()
+        code = EXIT_NOBODY_READS
+    except (click.ClickException, KVTideError, OSError) as error:
+        if isinstance(error, OSError):
+            _forget_output()
+        print(f"kvtide: error: {_in_one_line(error)}", file=sys.stderr)
+        code = EXIT_BAD_REQUEST
     return code
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code, or raise what happened."""
+    _limit_blas_threads()
+    if COMPLETE_VARIABLE in os.environ:
+        return shell_complete(KVTIDE, {}, "kvtide", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE])
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    with KVTIDE.make_context("kvtide", arguments) as context:
+        result: Any = KVTIDE.invoke(context)
+    return result or 0
 
 
 def _limit_blas_threads() -> None:
@@ -66,35 +141,22 @@ def _limit_blas_threads() -> None:
         os.environ.setdefault(name, "1")
 
 
-def _parser() -> argparse.ArgumentParser:
-    # Not at the top: `_limit_blas_threads` comes before numpy, which these import.
-    from kvtide.demo import cli as demo  # noqa: PLC0415 (see above)
-    from kvtide.doctor import cli as doctor  # noqa: PLC0415 (see above)
-    from kvtide.sim import cli as sim  # noqa: PLC0415 (see above)
-    from kvtide.tiers import cli as tiers  # noqa: PLC0415 (see above)
-    from kvtide.top import cli as top  # noqa: PLC0415 (see above)
-    from kvtide.traces import cli as traces  # noqa: PLC0415 (see above)
-
-    parser: argparse.ArgumentParser = Parser(prog="kvtide", description="KV-cache offloading for LLM serving.")
-    parser.add_argument("--version", action="version", version=f"kvtide {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    demo.add_parser(commands)
-    sim.add_parser(commands)
-    traces.add_parsers(commands)
-    tiers.add_parser(commands)
-    doctor.add_parser(commands)
-    top.add_parsers(commands)
-    return parser
+def _in_one_line(error: Exception) -> str:
+    if isinstance(error, click.ClickException):
+        # It repeats what it did not understand: perhaps the URL of a store, with a password.
+        words = error.format_message().split()
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        see = f"(see {context.command_path if context is not None else 'kvtide'} --help)"
+        return " ".join([*(redacted(word) if "@" in word else word for word in words), see])
+    if isinstance(error, OSError) and not isinstance(error, KVTideError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    return str(error)
 
 
-def _without_passwords(message: str) -> str:
-    """Return a message of argparse, which repeats what it did not understand: perhaps the URL of a store."""
-    return " ".join(redacted(word) if "@" in word else word for word in message.split(" "))
-
-
-def _unknown_option(unknown: Sequence[str], command: str | None) -> ConfigError:
-    option, has_value, value = unknown[0].partition("=")
-    if not has_value and len(unknown) > 1:
-        value = unknown[1]
-    option, value = redacted(option), redacted(value)
-    return ConfigError(option, value, f"an option that `kvtide {command or ''}".rstrip() + " --help` lists")
+def _forget_output() -> None:
+    """Let nothing more be written to stdout: Python would try once more when it ends, and complain."""
+    try:
+        stdout = sys.stdout.fileno()
+    except (io.UnsupportedOperation, ValueError):
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)

@@ -15,13 +15,14 @@ Choice = TypeVar("Choice", bound=str)
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
-    _UNITS[f"{_letter}ib"] = 1024**_power
+    for _binary in ("", "i", "ib"):
+        _UNITS[f"{_letter}{_binary}"] = 1024**_power
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.ASCII)
 _PASSWORD_IN_QUERY = re.compile(r"([?&]pass\w*=).*", re.IGNORECASE | re.DOTALL)
 
 
 def parse_size(option: str, value: object) -> int:
-    """Read a number of bytes: an integer, or text such as "64GiB" or "500 MB"."""
+    """Read a number of bytes: an integer, or text such as "64GiB", "64G", which is the same, or "500 MB"."""
     expected = 'a size in bytes above 0, such as 4096 or "64GiB"'
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip().lower())

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import argparse
 import json
 import re
 
 import pytest
+from click.exceptions import Exit
 
-from kvtide.cli import Parser
+from kvtide.cli import run as run_command
 from kvtide.errors import ConfigError
 from kvtide.sim import batch, cli
 from kvtide.sim.batch import Caught
@@ -15,11 +15,7 @@ from kvtide.sim.tally import Tally
 
 
 def run(*arguments: str) -> int:
-    parser: argparse.ArgumentParser = Parser()
-    cli.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["simulate", *arguments])
-    code: int = args.run(args)
-    return code
+    return run_command(["simulate", *arguments])
 
 
 def output(capsys: pytest.CaptureFixture[str]) -> str:
@@ -65,7 +61,7 @@ def test_a_violation_names_invariant_step_seed_and_command_and_exits_1(capsys: p
 
 
 def test_the_seed_in_the_help_shows_a_missing_fence(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(Exit):
         run("--help")
     (seed,) = re.findall(r"--canary no-load-fence --seed (\d+)", output(capsys))
     assert run("--canary", "no-load-fence", "--seed", seed) == 1
@@ -120,7 +116,7 @@ def test_a_short_soak_runs_on_two_processes(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(output(capsys))["seeds"] > 0
 
 
-def test_an_interrupted_run_prints_what_it_has(
+def test_an_interrupted_run_prints_what_it_has_and_exits_130(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_chunk = batch.run_chunk
@@ -131,7 +127,7 @@ def test_an_interrupted_run_prints_what_it_has(
         return run_chunk(first, count, overrides)
 
     monkeypatch.setattr(batch, "run_chunk", interrupted)
-    assert run("--seeds", "100", "--first", "0") == 0
+    assert run("--seeds", "100", "--first", "0") == 130
     assert "25 seeds" in output(capsys)
 
 

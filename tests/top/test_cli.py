@@ -52,14 +52,14 @@ def test_a_server_that_is_named_twice_is_shown_once(capsys: pytest.CaptureFixtur
     ("argv", "message"),
     [
         ("top ftp://localhost --once", "URL='ftp://localhost': expected the address of a server"),
-        ("top localhost:8000 --interval 0", "--interval=0.0: expected seconds, from 0.2"),
-        ("top localhost:8000 --interval nan", "--interval=nan: expected seconds"),
+        ("top localhost:8000 --interval 0", "--interval='0': expected a number of at least 0.2 and at most 86400"),
+        ("top localhost:8000 --interval nan", "--interval='nan': expected a number of at least 0.2"),
         ("top localhost:8000 --json", "--json=True: expected to be used with --once"),
         ("top localhost:8000 --once --web 1", "--web=1: expected to be used without --once"),
-        ("top localhost:8000 --web 70000", "--web=70000: expected a port from 0 to 65535"),
+        ("top localhost:8000 --web 70000", "--web=70000: expected a whole number of at least 0 and at most 65535"),
         ("top localhost:8000", "kvtide top='no terminal': expected a terminal, --web PORT, or --once"),
         ("top " + " ".join(f"host{n}" for n in range(65)) + " --once", "URL=65: expected at most 64 servers"),
-        ("advise localhost:8000 --seconds 0", "--seconds=0.0: expected seconds, from 0.2"),
+        ("advise localhost:8000 --seconds 0", "--seconds='0': expected a number of at least 0.2"),
         ("advise 127.0.0.1:1", "URL='http://127.0.0.1:1/metrics': expected a server that runs kvtide and answers"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import sys
@@ -10,19 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.cli import run as run_command
 from kvtide.errors import KVTideError
-from kvtide.traces import cli, open_trace
+from kvtide.traces import open_trace
 from tests.traces.support import mooncake_line, write
 
 SMALL = ("--requests", "80")
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser(prog="kvtide")
-    cli.add_parsers(parser.add_subparsers(dest="command"))
-    args = parser.parse_args(arguments)
-    code: int = args.run(args)
-    return code
+    return run_command(arguments)
 
 
 def test_without_a_file_a_synthetic_workload_is_used_and_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,14 +144,14 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("replay", "--policy", "best"), "--policy='best'"),
         (("replay", "--mode", "never"), "--mode='never'"),
         (("replay", "--gpu", "abacus"), "--gpu='abacus'"),
-        (("plan", "--prefill", "-1"), "--prefill=-1"),
-        (("plan", "--decode", "0"), "--decode=0"),
+        (("plan", "--prefill", "-1"), "--prefill='-1'"),
+        (("plan", "--decode", "0"), "--decode='0'"),
         (("plan", "--link", "fast"), "--link='fast'"),
         (("plan", "--parameters", "many"), "--parameters='many'"),
         (("plan", "--gpu", "l4", "--parameters", "70B"), "--gpus=1: expected at least 8 of the L4"),
-        (("plan", "--gpu-hour", "-1"), "--gpu-hour=-1"),
-        (("plan", "--gib-hour", "nan"), "--gib-hour=nan"),
-        (("plan", "/nowhere", "--rate", "0"), "--rate=0"),
+        (("plan", "--gpu-hour", "-1"), "--gpu-hour='-1'"),
+        (("plan", "--gib-hour", "nan"), "--gib-hour='nan'"),
+        (("plan", "/nowhere", "--rate", "0"), "--rate='0'"),
         (("plan", "--device", "1MiB"), "--device=1048576: expected at least one block"),
         (("replay", "--gpus", "0"), "--gpus=0"),
         (("replay", "--servers", "0"), "--servers=0"),
@@ -165,8 +161,8 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("replay", "--disk", "1TiB", "--disk-write", "back"), "--disk-write='back'"),
         (("replay", "--store", "1MiB"), "--store='1MiB': expected at least one block"),
         (("plan", "--admission", "never"), "--admission='never'"),
-        (("replay", "--requests", "few"), "requests='few'"),
-        (("replay", "--workload", "noise"), "workload='noise'"),
+        (("replay", "--requests", "few"), "--requests='few'"),
+        (("replay", "--workload", "noise"), "--workload='noise'"),
         (("replay", "--model-config", "/nowhere"), "--model-config"),
         (("replay", "--model-config", "x", "--bytes-per-token", "1"), "not to be used with"),
         (("replay", "/nowhere"), "No such file"),

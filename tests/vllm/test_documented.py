@@ -14,7 +14,7 @@ from kvtide.core import NotLoaded, NotStored
 from kvtide.core.metrics import Gauges, Metrics
 from kvtide.core.reasons import NotSunk
 from kvtide.vllm import prometheus, stats
-from kvtide.vllm.options import DEFAULT_HOST, VLLM_OPTIONS
+from kvtide.vllm.options import DEFAULT_HOST, ConnectorOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
 
@@ -27,7 +27,7 @@ def rows(title: str) -> list[list[str]]:
 
 def test_every_option_has_a_row() -> None:
     documented = {row[0].strip("`"): row[1] for row in rows("Options") if row[0].startswith("`")}
-    assert documented.keys() == VLLM_OPTIONS.keys()
+    assert documented.keys() == ConnectorOptions.model_fields.keys()
     assert DEFAULT_HOST in documented["host"]
 
 

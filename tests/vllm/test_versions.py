@@ -137,6 +137,7 @@ NAMES: dict[str, list[str]] = {
     "v1/outputs.py": ["kv_connector_worker_meta", "finished_recving", "invalid_block_ids"],
     "distributed/kv_events.py": ["class BlockStored", "class BlockRemoved", "class AllBlocksCleared", "group_idx"],
     "config/scheduler.py": ["scheduler_reserve_full_isl: bool = True"],
+    "engine/arg_utils.py": ["def create_engine_config(", "load_general_plugins()", "kv_transfer_config"],
     "config/kv_transfer.py": ["kv_load_failure_policy", "kv_connector_extra_config"],
     "v1/engine/core.py": ["data_parallel_index = dp_rank", "data_parallel_rank_local = local_dp_rank", "_dp{dp_rank}"],
     "config/parallel.py": ["def local_world_size(", "data_parallel_size_local"],

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from kvtide.demo.compare import RUNS, OnTurn
+from kvtide.progress import LinesNowAndThen
 
 LABELS = {
     "unlimited": "unlimited device pool",
@@ -43,16 +44,20 @@ def _move(progress: Progress, tasks: dict[str, TaskID], run: str, done: int) -> 
 
 
 class _Lines:
-    """One line for each run, when it is over."""
+    """A line for each run when it is over, and now and then before."""
 
     def __init__(self, console: Console, turns: int) -> None:
         self._console = console
         self._turns = turns
         self._begin_s = 0.0
+        self._lines = LinesNowAndThen()
 
     def __call__(self, run: str, done: int) -> None:
         if done == 0:
             self._begin_s = time.perf_counter()
-        if done == self._turns:
+            self._lines = LinesNowAndThen()
+        if done < self._turns:
+            self._lines(LABELS[run], done, self._turns)
+        else:
             wall_s = time.perf_counter() - self._begin_s
             self._console.print(f"==> {LABELS[run]}: {done} turns in {wall_s:.1f} s", highlight=False)

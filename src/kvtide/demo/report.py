@@ -7,10 +7,10 @@ import sys
 from dataclasses import asdict
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from kvtide.demo.compare import MODES, REFERENCE, RUNS, Comparison, RunResult
+from kvtide.output import Output
 
 WORTH_A_WORD = 1.05
 """A ratio of times below this is noise."""
@@ -21,8 +21,8 @@ def show(comparison: Comparison, *, wants_json: bool) -> int:
     if wants_json:
         print(json.dumps(as_json(comparison), indent=2))
     else:
-        out = Console()
-        out.print(table(comparison))
+        out = Output()
+        out.table(table(comparison))
         out.print(sentences(comparison), highlight=False, soft_wrap=not out.is_terminal)
     if comparison.identical_outputs:
         return 0

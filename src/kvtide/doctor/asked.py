@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +28,11 @@ class Asked:
     """Why vLLM itself would refuse it."""
 
 
-def read_asked(config: str | None) -> Asked:
-    """Read `--config`. A `ConfigError` if it is neither JSON nor a file with it."""
+def read_asked(config: str | None, option: str = "--config") -> Asked:
+    """Read `--config`, or what else `option` names. A `ConfigError` if it is neither JSON nor a file with it."""
     if config is None:
         return Asked()
-    outer = _object_of(config)
+    outer = _object_of(config, option)
     if not {"kv_connector", _EXTRA} & outer.keys():
         return Asked(given=True, extra=outer)
     ours = _among_several(outer) or outer  # the whole of --kv-transfer-config
@@ -45,22 +46,22 @@ def read_asked(config: str | None) -> Asked:
     return Asked(True, extra, ours.get("kv_connector_module_path") == MODULE, tuple(problems))
 
 
-def _object_of(config: str) -> Mapping[str, object]:
+def _object_of(config: str, option: str) -> Mapping[str, object]:
     text = config
     # What is here or in the file is not shown: it may hold a password.
     shown = "…" if any(mark in config for mark in "{[\"'") else redacted(config)
     if not config.lstrip().startswith(("{", "[")):
         try:
-            text = Path(config).read_text(encoding="utf-8")
+            text = sys.stdin.read() if config == "-" else Path(config).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "not text"
-            raise ConfigError("--config", shown, f"JSON, or a file with it that can be read ({why})") from None
+            raise ConfigError(option, shown, f"JSON, or a file with it that can be read ({why})") from None
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ConfigError("--config", shown, f"JSON ({error})") from None
+        raise ConfigError(option, shown, f"JSON ({error})") from None
     if not isinstance(found, dict):
-        raise ConfigError("--config", shown, 'an object such as {"host": "64GiB", "tiers": []}')
+        raise ConfigError(option, shown, 'an object such as {"host": "64GiB", "tiers": []}')
     return found
 
 

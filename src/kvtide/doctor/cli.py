@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ import sys
 
 from rich.style import Style
 
+from kvtide.commands import Arguments, File, command, flag, option
 from kvtide.doctor.asked import read_asked
 from kvtide.doctor.base import Check, Health
 from kvtide.doctor.checkup import all_checks
@@ -22,34 +22,16 @@ Look at this machine and say what would keep vLLM with kvtide from serving here,
 it. Run it with the Python of vLLM. It writes at most 256 MiB to the disks that it measures, and leaves nothing."""
 
 EXAMPLES = """\
-examples:
   kvtide doctor                                                 this machine
   kvtide doctor --config '{"host":"64GiB","tiers":[...]}'       and the tiers of a configuration
   kvtide doctor --config kv-transfer-config.json --json         the same from a file, for programs
 
-exit codes: 0 may serve, 1 something has to be mended first, 2 a request that cannot be understood"""
+Exit codes: 0 may serve, 1 something has to be mended first, 2 a request that cannot be understood"""
 
 _STYLES = {Health.OK: "green", Health.WARNING: "yellow", Health.BAD: "bold red"}
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make the command known."""
-    parser = commands.add_parser(
-        "doctor",
-        help="look at this machine: what keeps it from serving, and what to do",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument(
-        "--config",
-        metavar="FILE_OR_JSON",
-        help="what vLLM is given by --kv-transfer-config, or its kv_connector_extra_config",
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON list of all checks")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Run all checks and show what they found."""
     checks = all_checks(Machine(), read_asked(args.config))
     width = shutil.get_terminal_size().columns
@@ -79,3 +61,20 @@ def _tell_slow(check: Check) -> None:
     """Say on stderr what is being waited for, terminal or not."""
     sys.stderr.write(f"kvtide doctor: waiting for {check.title}, {check.deadline_s:g} s at most\n")
     sys.stderr.flush()
+
+
+COMMAND = command(
+    "doctor",
+    text=DESCRIPTION,
+    examples=EXAMPLES,
+    params=[
+        option(
+            "--config",
+            "what vLLM is given by --kv-transfer-config, or its kv_connector_extra_config",
+            File(),
+            metavar="FILE_OR_JSON",
+        ),
+        flag("--json", "print a JSON list of all checks"),
+    ],
+    run=run,
+)

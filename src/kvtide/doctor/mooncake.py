@@ -55,10 +55,10 @@ def _options(config: MooncakeConfig) -> dict[str, object]:
 
 def _ask(options: dict[str, object]) -> dict[str, object]:
     from kvtide.tiers.mooncake.native import check, connect, disconnect  # noqa: PLC0415 (only in that process)
-    from kvtide.tiers.mooncake.options import parse  # noqa: PLC0415 (see above)
+    from kvtide.tiers.mooncake.options import MooncakeConfig  # noqa: PLC0415 (see above)
 
     try:
-        store = connect(parse(0, options))
+        store = connect(MooncakeConfig.model_validate(options))
         seconds = round_trip_s(lambda: check(store.is_exist("kvtide:doctor")))
         disconnect(store, is_up=True)
     except BackendDown as down:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvtide.core import FullAttention, Geometry, OffloadConfig
@@ -12,10 +11,10 @@ from kvtide.doctor.base import Finding, bad, ok
 from kvtide.errors import ConfigError
 from kvtide.options import parse_size, redacted
 from kvtide.tiers import TierConfig
-from kvtide.tiers.config import kind_of
-from kvtide.vllm.options import DEFAULT_HOST, DP_RANK, read_options
+from kvtide.tiers.config import read_tiers
+from kvtide.vllm.options import DEFAULT_HOST, DP_RANK, check_options
 
-_ANY_GEOMETRY = Geometry(groups=(FullAttention(16),), block_bytes=1, device_blocks=2**40)
+ANY_GEOMETRY = Geometry(groups=(FullAttention(16),), block_bytes=1, device_blocks=2**40)
 """The model is not known here, so sizes are compared with nothing."""
 _SECRET = re.compile("pass|secret|token|key", re.IGNORECASE)
 
@@ -44,9 +43,8 @@ def read_wanted(asked: Asked) -> Wanted:
     """Read what is asked for."""
     problems = list(asked.problems)
     host, per_rank = _host_of(asked, problems)
-    tiers = tuple(_tiers_of(asked, problems))
-    unlike = {str(problem): problem for problem in problems}
-    return Wanted(asked.given, host, per_rank, tiers, tuple(unlike.values()))
+    tiers = tuple(_tiers_of(asked))
+    return Wanted(asked.given, host, per_rank, tiers, tuple(problems))
 
 
 def check_config(wanted: Wanted) -> Finding:
@@ -71,23 +69,21 @@ def _value_text(problem: ConfigError) -> str:
 
 def _host_of(asked: Asked, problems: list[ConfigError]) -> tuple[int, bool]:
     """Read everything as a server does; return the host memory, and whether that is of each rank."""
-    try:
-        options = read_options(asked.extra, events=False)
-        config = OffloadConfig.build(_ANY_GEOMETRY, options.core, options.below)
-    except ConfigError as problem:
-        problems.append(problem)
+    options, errors = check_options(asked.extra)
+    problems += errors
+    if options is None:
         return parse_size("host", DEFAULT_HOST), False
+    config = OffloadConfig.build(ANY_GEOMETRY, options.core, options.below)
     return config.host_bytes, "host_per_rank" in options.core
 
 
-def _tiers_of(asked: Asked, problems: list[ConfigError]) -> Iterator[TierConfig]:
+def _tiers_of(asked: Asked) -> list[TierConfig]:
     """Read each tier by itself: what is wrong with one keeps nobody from looking at the others."""
-    tiers = asked.extra.get("tiers")
-    for index, tier in enumerate(tiers) if isinstance(tiers, list) else ():
-        if not isinstance(tier, dict) or "type" not in tier:
-            continue  # refused already
-        own_path = {"path": tier["path"].replace(DP_RANK, "0")} if isinstance(tier.get("path"), str) else {}
-        try:
-            yield kind_of(f"tiers[{index}].type", tier["type"]).parse(index, {**tier, **own_path})
-        except ConfigError as problem:
-            problems.append(problem)
+    tiers = asked.extra.get("tiers", ())
+    own = [
+        {**tier, "path": tier["path"].replace(DP_RANK, "0")}
+        if isinstance(tier, dict) and isinstance(tier.get("path"), str)
+        else tier
+        for tier in (tiers if isinstance(tiers, list) else ())
+    ]
+    return read_tiers(own)[0]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import re
 from collections.abc import Sequence
 
+from kvtide.commands import Arguments
 from kvtide.errors import ConfigError
 from kvtide.sim.canaries import CANARIES, Canary
 
@@ -18,7 +18,7 @@ _DURATION_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 _SEED = f"a seed: a whole number from 0, of at most {DIGITS_MAX} digits"
 
 
-def check_together(args: argparse.Namespace) -> None:
+def check_together(args: Arguments) -> None:
     """Refuse options that have no meaning together."""
     if args.seed is None:
         _refuse(args, ("log", "shrink"), "--seed N with it")
@@ -30,14 +30,14 @@ def check_together(args: argparse.Namespace) -> None:
         _refuse(args, ("seeds", "soak", "jobs"), "no --canary with it")
 
 
-def _refuse(args: argparse.Namespace, names: Sequence[str], expected: str) -> None:
+def _refuse(args: Arguments, names: Sequence[str], expected: str) -> None:
     for name in names:
         value = getattr(args, name)
         if value is not None and value is not False:
             raise ConfigError(f"--{name}", value, expected)
 
 
-def first_seed(args: argparse.Namespace) -> int:
+def first_seed(args: Arguments) -> int:
     """Return the first seed: the one that was asked for, or a fresh one."""
     if args.first is not None:
         return number("--first", args.first, _SEED)

@@ -92,7 +92,7 @@ def run_here(pieces: Iterable[tuple[int, int]], overrides: Overrides, progress: 
             total.merge(run_chunk(first, count, overrides))
             progress(total)
     except KeyboardInterrupt:
-        pass
+        total.interrupted = True
     return total
 
 
@@ -119,6 +119,7 @@ def run_on_all(
                     total.merge(future.result())
                 progress(total)
         except KeyboardInterrupt:
+            total.interrupted = True
             executor.shutdown(wait=False, cancel_futures=True)
     return total
 

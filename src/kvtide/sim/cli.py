@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
 import time
 from contextlib import ExitStack
 
+from kvtide.commands import Arguments, command, flag, option
+from kvtide.progress import LinesNowAndThen, waiting
 from kvtide.sim.arguments import (
     canaries,
     canary,
@@ -36,8 +37,9 @@ from kvtide.sim.tally import Tally
 from kvtide.sim.world import World
 
 SEEDS_DEFAULT = 1_000
-PROGRESS_EVERY_S, PROGRESS_LINE_EVERY_S = 0.5, 30.0
-"""How often progress is shown: on a terminal, and elsewhere."""
+PROGRESS_EVERY_S = 0.5
+"""How often progress is shown on a terminal."""
+EXIT_INTERRUPTED = 130
 
 DESCRIPTION = """\
 Run the real core against a simulated serving engine in virtual time, with everything drawn from a seed: pools, groups,
@@ -45,7 +47,6 @@ ranks, traffic, delays and failures. After every step, checkers that share nothi
 must never happen (I1 to I9). The same seed gives the same run, on every Python."""
 
 EXAMPLES = """\
-examples:
   kvtide simulate                              1,000 fresh seeds
   kvtide simulate --seeds 20000 --jobs 8       more of them, on eight cores
   kvtide simulate --seed 42 --log              one world, step by step
@@ -55,35 +56,15 @@ examples:
   kvtide simulate --soak 10m                   fresh seeds on all cores, until time is up or Ctrl-C
   kvtide simulate --world mode=lazy,ranks=2    fresh seeds of one kind
 
-world options (--world name=value):
+World options (--world name=value):
 """
 
-EXIT_CODES = "\nexit codes: 0 nothing found, 1 a violation, or a canary that survived or is broken, 2 bad option"
+EXIT_CODES = """
+
+Exit codes: 0 nothing found, 1 a violation, or a canary that survived or is broken, 2 bad option, 130 Ctrl-C"""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make the subcommand known."""
-    worlds = "\n".join(f"  {name:<22} {option.what}: {option.expected}" for name, option in WORLD_OPTIONS.items())
-    parser = commands.add_parser(
-        "simulate",
-        help="search for faults of the core in seeded worlds",
-        description=DESCRIPTION,
-        epilog=EXAMPLES + worlds + "\n" + EXIT_CODES,
-    )
-    parser.add_argument("--seeds", metavar="N", help=f"run N seeds (default: {SEEDS_DEFAULT:,})")
-    parser.add_argument("--first", metavar="N", help="the first of them (default: drawn, and printed)")
-    parser.add_argument("--seed", metavar="N", help="run one seed")
-    parser.add_argument("--log", action="store_true", help="with --seed: print what happens")
-    parser.add_argument("--shrink", action="store_true", help="with --seed: look for a smaller world that fails too")
-    parser.add_argument("--canary", metavar="FAULT", help=f"let a fault in: {', '.join(canary_names())}")
-    parser.add_argument("--soak", metavar="TIME", help="run fresh seeds for this long, such as 90s, 10m or 2h")
-    parser.add_argument("--jobs", metavar="N", help="processes (default: 1; for --soak: all cores)")
-    parser.add_argument("--world", action="append", default=[], metavar="NAME=VALUE", help="fix a world option")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Do what the arguments ask for; return the exit code."""
     overrides = parse_overrides(args.world)
     check_together(args)
@@ -97,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 # ---------------------------------------------------------------------- one seed
 
 
-def _run_one(args: argparse.Namespace, seed: int, overrides: Overrides) -> int:
+def _run_one(args: Arguments, seed: int, overrides: Overrides) -> int:
     with ExitStack() as stack:
         if args.canary is not None:
             stack.enter_context(canary(args.canary).applied())
@@ -121,12 +102,13 @@ def _run_one(args: argparse.Namespace, seed: int, overrides: Overrides) -> int:
     return 1
 
 
-def _shrink(args: argparse.Namespace, seed: int, overrides: Overrides) -> int:
+def _shrink(args: Arguments, seed: int, overrides: Overrides) -> int:
     shrinker = Shrinker(seed, overrides)
     if shrinker.result.found is None:
         _say(f"seed {seed}: {shrinker.result.steps} steps, nothing found, nothing to shrink")
         return 0
-    shrinker.shrink()
+    with waiting(f"shrinking the world of seed {seed}"):
+        shrinker.shrink()
     found = shrinker.result.found
     assert found is not None
     if args.json:
@@ -144,7 +126,7 @@ def _shrink(args: argparse.Namespace, seed: int, overrides: Overrides) -> int:
 # ---------------------------------------------------------------------- canaries
 
 
-def _run_canaries(args: argparse.Namespace, overrides: Overrides) -> int:
+def _run_canaries(args: Arguments, overrides: Overrides) -> int:
     chosen = canaries(args.canary)
     first = first_seed(args)
     caught = []
@@ -152,7 +134,8 @@ def _run_canaries(args: argparse.Namespace, overrides: Overrides) -> int:
         _say(f"first seed {first}")
         _say(CANARY_HEADER)
     for mutation in chosen:
-        entry = run_canary(mutation, first, overrides)
+        with waiting(f"seeds without {mutation.name}"):
+            entry = run_canary(mutation, first, overrides)
         caught.append(entry)
         if not args.json:
             _say(canary_line(entry))
@@ -164,7 +147,7 @@ def _run_canaries(args: argparse.Namespace, overrides: Overrides) -> int:
 # ---------------------------------------------------------------------- many seeds
 
 
-def _run_many(args: argparse.Namespace, overrides: Overrides) -> int:
+def _run_many(args: Arguments, overrides: Overrides) -> int:
     limit_s = duration_s(args.soak) if args.soak is not None else None
     seeds = number("--seeds", args.seeds, "how many seeds", 1) if args.seeds is not None else None
     if seeds is None and limit_s is None:
@@ -186,7 +169,7 @@ def _run_many(args: argparse.Namespace, overrides: Overrides) -> int:
     else:
         for line in tally_lines(tally, wall_s):
             _say(line)
-    return int(tally.violations > 0)
+    return 1 if tally.violations else EXIT_INTERRUPTED if tally.interrupted else 0
 
 
 class _Progress:
@@ -199,10 +182,11 @@ class _Progress:
         self._told = 0
         self._shown_s = begin_s
         self._terminal = sys.stderr.isatty()
+        self._lines = LinesNowAndThen()
 
     def __call__(self, tally: Tally) -> None:
         now_s = time.monotonic()
-        if now_s - self._shown_s >= (PROGRESS_EVERY_S if self._terminal else PROGRESS_LINE_EVERY_S):
+        if now_s - self._shown_s >= PROGRESS_EVERY_S if self._terminal else self._lines.is_time():
             self._shown_s = now_s
             line = progress_line(tally, now_s - self._begin_s)
             width = shutil.get_terminal_size().columns - 1  # what wraps cannot be overwritten
@@ -224,3 +208,25 @@ class _Progress:
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+_WORLDS = "\n".join(f"  {name:<22} {option.what}: {option.expected}" for name, option in WORLD_OPTIONS.items())
+
+COMMAND = command(
+    "simulate",
+    text=DESCRIPTION,
+    examples=EXAMPLES + _WORLDS + EXIT_CODES,
+    params=[
+        option("--seeds", f"run N seeds (default: {SEEDS_DEFAULT:,})", metavar="N"),
+        option("--first", "the first of them (default: drawn, and printed)", metavar="N"),
+        option("--seed", "run one seed", metavar="N"),
+        flag("--log", "with --seed: print what happens"),
+        flag("--shrink", "with --seed: look for a smaller world that fails too"),
+        option("--canary", f"let a fault in: {', '.join(canary_names())}", metavar="FAULT"),
+        option("--soak", "run fresh seeds for this long, such as 90s, 10m or 2h", metavar="TIME"),
+        option("--jobs", "processes (default: 1; for --soak: all cores)", metavar="N"),
+        option("--world", "fix a world option", metavar="NAME=VALUE", many=True),
+        flag("--json", "print one JSON object"),
+    ],
+    run=run,
+)

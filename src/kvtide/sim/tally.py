@@ -31,6 +31,8 @@ class Tally:
     seeds: int = 0
     steps: int = 0
     busy_s: float = 0.0
+    interrupted: bool = False
+    """Ctrl-C ended it early."""
     """Seconds of processor time, summed over processes."""
     violations: int = 0
     found: list[Found] = field(default_factory=list)

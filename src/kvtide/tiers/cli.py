@@ -2,100 +2,105 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+import click
 
+from kvtide.commands import Arguments, Run, argument, command, flag, group, option
 from kvtide.errors import ConfigError
 from kvtide.options import redacted
-from kvtide.tiers.admin import Progress as Advance
+from kvtide.output import put, tell
+from kvtide.progress import progress, waiting
 from kvtide.tiers.config import KINDS, Kind, kind_of
 from kvtide.units import size_text
 
+_PLACE = "the folder of a disk tier, or the URL of a shared store"
 DESCRIPTION = """\
 Look at a place where blocks are kept below host memory, verify it, or empty it. PLACE is the folder of a disk tier, or
 the URL of a shared store. `verify` and `clear` refuse a folder that a server is using; `inspect` looks at it anyway."""
 
 EXAMPLES = """\
-examples:
   kvtide tier inspect /var/cache/kvtide              what is there, made by which model
   kvtide tier inspect --json /var/cache/kvtide       the same, for programs
   kvtide tier verify /var/cache/kvtide               read every record, compare checksums
-  kvtide tier clear /var/cache/kvtide                remove everything
+  kvtide tier clear /var/cache/kvtide                remove everything, after asking
   kvtide tier inspect valkey://cache.example:6379 --option password_file=/etc/kvtide/password
 
-exit codes: 0 all is well, 1 records that do not verify, 2 a place that cannot be used"""
+Exit codes: 0 all is well, 1 records that do not verify, 2 a place that cannot be used"""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make the subcommands known."""
-    command = commands.add_parser(
-        "tier",
-        help="look at disk tiers and shared stores, verify or empty them",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
-    inner = command.add_subparsers(dest="tier_command", metavar="COMMAND", title="commands", required=True)
-    for name, what, run in (
-        ("inspect", "say what is there and which model made it", run_inspect),
-        ("verify", "read every record and compare checksums", run_verify),
-        ("clear", "remove everything that is kvtide's", run_clear),
-    ):
-        parser = inner.add_parser(name, help=what, description=f"{what.capitalize()}.")
-        parser.add_argument("place", metavar="PLACE", help="folder of a disk tier, or URL of a shared store")
-        parser.add_argument(
-            "--option",
-            action="append",
-            default=[],
-            metavar="NAME=VALUE",
-            help="an option of the tier that has to do with access, as in the option `tiers`",
-        )
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
-        parser.set_defaults(run=run)
-
-
-def run_inspect(args: argparse.Namespace) -> int:
+def run_inspect(args: Arguments) -> int:
     """Say what is there."""
     kind = _kind_at(args.place)
-    found = kind.inspect(args.place, _options(kind, args.option))
+    found = _inspected(kind, args.place, _options(kind, args.option))
     if args.json:
-        _put(json.dumps(found))
+        put(json.dumps(found))
         return 0
     for line in _described(found):
-        _put(line)
+        put(line)
     return 0
 
 
-def run_verify(args: argparse.Namespace) -> int:
+def run_verify(args: Arguments) -> int:
     """Read every record and compare checksums."""
     kind = _kind_at(args.place)
     options = _options(kind, args.option)
-    with _progress("verifying", size_text) as advance:
-        found = kind.verify(args.place, options, advance)
+    with progress(size_text) as advance:
+        found = kind.verify(args.place, options, lambda done, total: advance("verifying", done, total))
     if args.json:
         shown = {"records": found.records, "bytes": found.bytes, "corrupt_records": found.corrupt_records}
-        _put(json.dumps({**shown, "corrupt": list(found.corrupt)}))
+        put(json.dumps({**shown, "corrupt": list(found.corrupt)}))
     else:
-        _put(f"{found.records:,} records, {size_text(found.bytes)}: {found.corrupt_records:,} do not verify")
+        put(f"{found.records:,} records, {size_text(found.bytes)}: {found.corrupt_records:,} do not verify")
         for where in found.corrupt:
-            _put(f"  {where}")
+            put(f"  {where}")
     return int(found.corrupt_records > 0)
 
 
-def run_clear(args: argparse.Namespace) -> int:
-    """Remove everything."""
+def run_clear(args: Arguments) -> int:
+    """Remove everything, once somebody has agreed."""
     kind = _kind_at(args.place)
     options = _options(kind, args.option)
-    with _progress("removing", lambda records: f"{records:,} records") as advance:
-        removed = kind.clear(args.place, options, advance)
     shown = redacted(args.place) if "://" in args.place else args.place
-    _put(json.dumps({"records": removed}) if args.json else f"{removed:,} records removed from {shown}")
+    if args.dry_run:
+        found = _inspected(kind, args.place, options)
+        put(
+            json.dumps({name: found.get(name) for name in ("records", "bytes")})
+            if args.json
+            else f"{_counted(found)} would be removed from {shown}"
+        )
+        return 0
+    if not args.yes and not _agreed(kind, args.place, options, shown):
+        tell("kvtide: nothing was removed")
+        return 1
+    with progress() as advance:
+        removed = kind.clear(args.place, options, lambda done, total: advance("removing records", done, total))
+    put(json.dumps({"records": removed}) if args.json else f"{removed:,} records removed from {shown}")
     return 0
+
+
+def _agreed(kind: Kind, place: str, options: dict[str, object], shown: str) -> bool:
+    """Ask on the terminal. Without one nobody can answer, and nothing is removed."""
+    if not sys.stdin.isatty():
+        raise ConfigError("--yes", False, f"--yes, because nobody can be asked here whether to empty {shown}")
+    try:
+        what = _counted(_inspected(kind, place, options))
+    except ConfigError:
+        what = "everything"  # of another format, which `clear` makes room for
+    return click.confirm(f"Remove {what} from {shown}?", default=False, err=True)
+
+
+def _inspected(kind: Kind, place: str, options: dict[str, object]) -> dict[str, object]:
+    with waiting("looking"):
+        return kind.inspect(place, options)
+
+
+def _counted(found: dict[str, object]) -> str:
+    records, size = found.get("records"), found.get("bytes")
+    how_many = f"{records:,} records" if isinstance(records, int) else "records that cannot be counted"
+    return f"{how_many}, {size_text(size)}" if isinstance(size, int) else how_many
 
 
 def _kind_at(place: str) -> Kind:
@@ -161,16 +166,45 @@ def _dicts(value: object) -> list[dict[str, object]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-@contextmanager
-def _progress(what: str, count: Callable[[int], str]) -> Iterator[Advance]:
-    """Show how far it is, on a terminal only: `count` says it where nobody knows how much there is."""
-    columns = (TextColumn(what), BarColumn(), TextColumn("{task.fields[far]}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as shown:
-        task = shown.add_task(what, total=None, far="")
-        yield lambda done, total: shown.update(
-            task, completed=done, total=total, far=f"{done / total:.0%}" if total else count(done)
-        )
+def _command(name: str, what: str, examples: str, run: Run, *more: click.Parameter) -> click.Command:
+    access = "an option of the tier that has to do with access, as in the option `tiers`"
+    shared = [
+        argument("PLACE", required=True),
+        option("--option", access, metavar="NAME=VALUE", many=True),
+        *more,
+        flag("--json", "print one JSON object"),
+    ]
+    text = f"{what.capitalize()}. PLACE: {_PLACE}."
+    return command(name, summary=what, text=text, examples=examples, params=shared, run=run)
 
 
-def _put(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+COMMAND = group(
+    "tier",
+    text=DESCRIPTION,
+    examples=EXAMPLES,
+    commands=[
+        _command(
+            "inspect",
+            "say what is there and which model made it",
+            "  kvtide tier inspect /var/cache/kvtide\n"
+            "  kvtide tier inspect valkey://cache.example:6379 --option password_file=/etc/kvtide/password",
+            run_inspect,
+        ),
+        _command(
+            "verify",
+            "read every record and compare checksums",
+            "  kvtide tier verify /var/cache/kvtide\n\nExit codes: 0 all is well, 1 records that do not verify",
+            run_verify,
+        ),
+        _command(
+            "clear",
+            "remove everything that is kvtide's",
+            "  kvtide tier clear /var/cache/kvtide               asks before it does\n"
+            "  kvtide tier clear --dry-run /var/cache/kvtide     says what would be removed\n"
+            "  kvtide tier clear --yes /var/cache/kvtide         for scripts",
+            run_clear,
+            flag("--yes", "do not ask"),
+            flag("--dry-run", "count what would be removed, and leave it"),
+        ),
+    ],
+)

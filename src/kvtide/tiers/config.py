@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, cast, get_args
+
+from pydantic import Field, PrivateAttr, model_validator
 
 from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean, parse_choice, parse_count
+from kvtide.options import did_you_mean, parse_choice
+from kvtide.schema import OptionsModel, Read, one_of, read_model, text, whole
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.base import Tier
-from kvtide.tiers.encryption import SecretSource, secret_source
+from kvtide.tiers.encryption import SecretSource
 from kvtide.tiers.namespace import Namespace
 
 Write = Literal["through", "evict"]
@@ -32,39 +35,75 @@ KINDS: Mapping[str, str] = {
 }
 """The module of each type."""
 
-COMMON: Mapping[str, str] = {
-    "type": "what kind of place it is: " + ", ".join(KINDS),
-    "deadline_ms": "longest time that a request waits for this tier (default: 50)",
-    "write": '"through": blocks sink as soon as they are on the host; "evict": when they leave it (default: through)',
-    "admit": '"all", or "second-use": blocks sink when they were used twice (default: all)',
-    "threads": "calls that run at a time",
-    "encryption_key_file": "file with a key of 64 hexadecimal digits: records are encrypted with AES-GCM",
-    "encryption_key_env": "environment variable with such a key, instead of a file",
-}
-"""Options that every type has."""
-
 THREADS_MAX = 64
 DEADLINE_MS_MAX = 3_600_000
 """An hour. Sockets and locks raise errors of their own when they are to wait for much longer."""
+THREADS = whole(1, THREADS_MAX)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierConfig:
-    """What every tier's configuration has. Types derive their own from it."""
+def _admission(option: str, value: object) -> Admission:
+    older_name = value == "second-touch"
+    return "second-use" if older_name else parse_choice(option, value, get_args(Admission))
 
-    type: str
-    index: int
-    """Position in the list."""
-    deadline_ms: int
-    write: Write
-    admit: Admission
-    threads: int
-    secret: SecretSource | None
+
+class TierConfig(OptionsModel):
+    """What people write about a tier of any type. Types derive their own from it."""
+
+    type: Annotated[str, one_of(*KINDS)] = Field(description="`disk`, `valkey`, `mooncake`; `null` keeps nothing")
+    deadline_ms: Annotated[int, whole(1, DEADLINE_MS_MAX, ", which is an hour")] = Field(
+        default=50, description="longest time that a request waits for this tier; at most an hour"
+    )
+    write: Annotated[Write, one_of(*get_args(Write))] = Field(
+        default="through",
+        description="`through`: blocks sink as soon as they are on the host; `evict`: when they leave it",
+    )
+    admit: Annotated[Admission, Read(_admission, {"enum": [*get_args(Admission), "second-touch"]})] = Field(
+        default="all",
+        description="`all`, or `second-use`: blocks sink when they were used twice (`second-touch` is its older name)",
+    )
+    threads: Annotated[int, THREADS] = Field(
+        default=4, description="calls that run at a time", json_schema_extra={"default_text": "by type"}
+    )
+    encryption_key_file: Annotated[str | None, text("the path of a file")] = Field(
+        default=None,
+        description="file with a key of 64 hexadecimal digits, `chmod 600`: records are encrypted with AES-GCM",
+    )
+    encryption_key_env: Annotated[str | None, text("the name of an environment variable")] = Field(
+        default=None, description="environment variable with such a key, instead of a file"
+    )
+    _index: int = PrivateAttr(default=0)
+
+    def model_post_init(self, context: Any) -> None:
+        """Learn its position in the list."""
+        self._index = (context or {}).get("index", 0)
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> TierConfig:
+        if self.encryption_key_file is not None and self.encryption_key_env is not None:
+            names = "either encryption_key_file or encryption_key_env"
+            raise ConfigError("encryption_key_env", self.encryption_key_env, names)
+        if self.secret is not None:
+            self.secret.read()
+        return self
+
+    @property
+    def secret(self) -> SecretSource | None:
+        """Where the key is with which records are encrypted."""
+        if self.encryption_key_file is not None:
+            return SecretSource(f"{self.option}.encryption_key_file", file=Path(self.encryption_key_file))
+        if self.encryption_key_env is not None:
+            return SecretSource(f"{self.option}.encryption_key_env", variable=self.encryption_key_env)
+        return None
+
+    @property
+    def index(self) -> int:
+        """Position in the list."""
+        return self._index
 
     @property
     def option(self) -> str:
         """What error messages call it: `tiers[0]`."""
-        return f"tiers[{self.index}]"
+        return f"tiers[{self._index}]"
 
     @property
     def place(self) -> str:
@@ -80,15 +119,12 @@ class TierConfig:
 class Kind(Protocol):
     """What a type's module provides. The last three are for operators: see `kvtide.tiers.admin`."""
 
-    OPTIONS: Mapping[str, str]
-    """Its own options, with their meaning."""
+    CONFIG: type[TierConfig]
+    """What people can write about it."""
     URL_SCHEMES: tuple[str, ...]
     """What URLs of such a place begin with ("valkey://"); () for none."""
     ACCESS: tuple[str, ...]
     """Options that operators need as well."""
-
-    def parse(self, index: int, options: Mapping[str, object]) -> TierConfig:
-        """Read the options of one tier. Asks no server."""
 
     def open_tier(self, config: TierConfig, namespace: Namespace, slot_bytes_max: int) -> Tier:
         """Open the tier for the namespace's rank. A `ConfigError` if this place cannot be used at all."""
@@ -113,33 +149,49 @@ def tier_names(types: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_tiers(option: object) -> tuple[TierConfig, ...]:
-    """Read the option `tiers`. Looks at paths, and at no server."""
-    if isinstance(option, str | bytes | Mapping) or not isinstance(option, Sequence):
-        raise ConfigError(
-            "tiers", option, 'a list such as [{"type": "disk", "path": "/var/cache/kvtide", "size": "1GiB"}]'
-        )
-    configs: list[TierConfig] = []
-    places: dict[str, TierConfig] = {}
-    for index, options in enumerate(option):
-        config = _parse_one(index, options)
-        if config.place in places:
-            other = places[config.place].option
-            raise ConfigError(config.option, config.place, f"a place that is not already that of {other}")
-        places[config.place] = config
-        configs.append(config)
+    """Read the option `tiers`, or raise what is wrong. Looks at paths, and at no server."""
+    configs, errors = read_tiers(option)
+    if errors:
+        raise errors[0]
     return tuple(configs)
 
 
-def _parse_one(index: int, options: object) -> TierConfig:
+def read_tiers(option: object) -> tuple[list[TierConfig], list[ConfigError]]:
+    """Read the option `tiers`: return those that can be read, and everything that is wrong."""
+    if isinstance(option, str | bytes | Mapping) or not isinstance(option, Sequence):
+        example = 'a list such as [{"type": "disk", "path": "/var/cache/kvtide", "size": "1GiB"}]'
+        return [], [ConfigError("tiers", option, example)]
+    configs: list[TierConfig] = []
+    errors: list[ConfigError] = []
+    places: dict[str, TierConfig] = {}
+    for index, options in enumerate(option):
+        config, wrong = _read_one(index, options)
+        errors += wrong
+        if config is None:
+            continue
+        if config.place in places:
+            other = places[config.place].option
+            errors.append(ConfigError(config.option, config.place, f"a place that is not already that of {other}"))
+        places[config.place] = config
+        configs.append(config)
+    return configs, errors
+
+
+def _read_one(index: int, options: object) -> tuple[TierConfig | None, list[ConfigError]]:
     name = f"tiers[{index}]"
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise ConfigError(
-            name, options, 'an object such as {"type": "disk", "path": "/var/cache/kvtide", "size": "1GiB"}'
-        )
+        example = 'an object such as {"type": "disk", "path": "/var/cache/kvtide", "size": "1GiB"}'
+        return None, [ConfigError(name, options, example)]
     if "type" not in options:
-        raise ConfigError(f"{name}.type", None, f"one of {', '.join(KINDS)}")
-    kind = kind_of(f"{name}.type", options["type"])
-    return kind.parse(index, options)
+        return None, [ConfigError(f"{name}.type", None, f"one of {', '.join(KINDS)}")]
+    if "checksum" in options:
+        always = "to be left out: every record has a checksum, always"
+        return None, [ConfigError(f"{name}.checksum", options["checksum"], always)]
+    try:
+        kind = kind_of(f"{name}.type", options["type"])
+    except ConfigError as unknown:
+        return None, [unknown]
+    return read_model(kind.CONFIG, options, f"{name}.", {"index": index})
 
 
 def kind_of(option: str, name: object) -> Kind:
@@ -164,46 +216,3 @@ def open_tiers(configs: Sequence[TierConfig], namespace: Namespace, *, rank: int
             tier.close()
         raise
     return tiers
-
-
-def common(index: int, options: Mapping[str, object], known: Mapping[str, str], *, threads: int) -> dict[str, Any]:
-    """Read what `TierConfig` has, and refuse what the type does not know. `threads` is its default."""
-    prefix = f"tiers[{index}]"
-    every = {**COMMON, **known}
-    for name, value in options.items():
-        if name == "checksum":
-            raise ConfigError(f"{prefix}.{name}", value, "to be left out: every record has a checksum, always")
-        if name not in every:
-            raise ConfigError(
-                f"{prefix}.{name}", value, f"a known option; {did_you_mean(name, every)}known are {', '.join(every)}"
-            )
-    count = parse_count(f"{prefix}.threads", options.get("threads", threads))
-    if count > THREADS_MAX:
-        raise ConfigError(f"{prefix}.threads", count, f"at most {THREADS_MAX}")
-    deadline_ms = parse_count(f"{prefix}.deadline_ms", options.get("deadline_ms", 50))
-    if deadline_ms > DEADLINE_MS_MAX:
-        raise ConfigError(f"{prefix}.deadline_ms", deadline_ms, f"at most {DEADLINE_MS_MAX}, which is an hour")
-    return {
-        "type": options["type"],
-        "index": index,
-        "deadline_ms": deadline_ms,
-        "write": parse_choice(f"{prefix}.write", options.get("write", "through"), get_args(Write)),
-        "admit": _admit(f"{prefix}.admit", options.get("admit", "all")),
-        "threads": count,
-        "secret": secret_source(prefix, options),
-    }
-
-
-def _admit(option: str, value: object) -> Admission:
-    older_name = value == "second-touch"
-    return "second-use" if older_name else parse_choice(option, value, get_args(Admission))
-
-
-def text_option(prefix: str, name: str, options: Mapping[str, object], known: Mapping[str, str]) -> str | None:
-    """Read a text that may be left out. `prefix` is what stands before its name in errors."""
-    if name not in options:
-        return None
-    value = options[name]
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{prefix}{name}", value, known[name])
-    return value

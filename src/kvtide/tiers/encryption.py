@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,19 +102,3 @@ class SecretSource:
         if value is None:
             raise ConfigError(self.option, self.variable, f"an environment variable that is set, to {_FORMAT}")
         return value
-
-
-def secret_source(prefix: str, options: Mapping[str, object]) -> SecretSource | None:
-    """Read `encryption_key_file` or `encryption_key_env`. `prefix` says which tier it is, for errors."""
-    names = [name for name in ("encryption_key_file", "encryption_key_env") if name in options]
-    if not names:
-        return None
-    if len(names) > 1:
-        raise ConfigError(f"{prefix}.{names[1]}", options[names[1]], f"either {names[0]} or {names[1]}")
-    option, value = f"{prefix}.{names[0]}", options[names[0]]
-    if not isinstance(value, str) or not value:
-        what = "the path of a file" if names[0].endswith("file") else "the name of an environment variable"
-        raise ConfigError(option, value, what)
-    source = SecretSource(option, Path(value)) if names[0].endswith("file") else SecretSource(option, variable=value)
-    source.read()
-    return source

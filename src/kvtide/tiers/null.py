@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kvtide.tiers.base import HIT, MISS, CallResult, Item, KeyResult, Tier, TierKey, TierStats
-from kvtide.tiers.config import TierConfig, common
+from kvtide.tiers.config import TierConfig
 from kvtide.tiers.namespace import Namespace
 
-OPTIONS: Mapping[str, str] = {}
 URL_SCHEMES: tuple[str, ...] = ()
 ACCESS: tuple[str, ...] = ()
+
+
+CONFIG = TierConfig
 
 
 class NullTier(Tier):
@@ -63,11 +65,6 @@ class NullTier(Tier):
         self._stats.keys[pair] = self._stats.keys.get(pair, 0) + count
         self._answers.append(CallResult(ticket, (result,) * count))
         return True
-
-
-def parse(index: int, options: Mapping[str, object]) -> TierConfig:
-    """Read the options of a null tier."""
-    return TierConfig(**common(index, options, OPTIONS, threads=1))
 
 
 def open_tier(config: TierConfig, namespace: Namespace, slot_bytes_max: int) -> Tier:  # noqa: ARG001 - it needs nothing

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtide.errors import ConfigError
-from kvtide.traces.cli_common import number, tell
+import click
+
+from kvtide.commands import Arguments, Choice, File, Real, Whole, argument, flag, option
+from kvtide.output import tell
 from kvtide.traces.consistency import consistent
 from kvtide.traces.reader import Trace, open_trace
 from kvtide.traces.readers import FORMATS, REQUESTS_PER_S
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.tokenizers import BYTES
 from kvtide.traces.workloads import WORKLOADS, Workload
+
+TRACE_TEXT = """\
+TRACE is a file, packed with gzip or not, or "-" for standard input; without one, a synthetic workload is used."""
 
 SKIPPED_SHOWN = 5
 """So many skipped lines are named one by one."""
@@ -47,56 +51,58 @@ class Input:
             tell(f"kvtide: {trace.untimed:,} requests have no time: {rate:g} per second are taken to come (see --rate)")
 
 
-def add_input(command: argparse.ArgumentParser) -> None:
-    """Add what says where requests come from."""
-    file = 'a file, packed with gzip or not, or "-" for standard input; without one, a synthetic workload is used'
-    command.add_argument("trace", nargs="?", metavar="TRACE", help=file)
-    formats = f"auto, {', '.join(FORMATS)} (default: auto)"
-    command.add_argument("--format", default="auto", metavar="NAME", help=f"format of the trace: {formats}")
-    blocks = "tokens that one hash stands for (default: 512 for mooncake, 16 for others)"
-    command.add_argument("--block-tokens", type=number, metavar="N", help=blocks)
-    tokenizer = f"for texts: {BYTES}, a tokenizer.json, or a model on the Hugging Face hub (default: {BYTES})"
-    command.add_argument("--tokenizer", default=BYTES, metavar="NAME", help=tokenizer)
-    rate = f"requests per second of a trace without times, such as a batch file (default: {REQUESTS_PER_S:g})"
-    command.add_argument("--rate", type=float, default=REQUESTS_PER_S, metavar="N", help=rate)
-    command.add_argument("--strict", action="store_true", help="a line that cannot be read is an error")
-    add_workload(command)
+def input_options() -> list[click.Parameter]:
+    """Return what says where requests come from."""
+    return [
+        argument("TRACE"),
+        option(
+            "--format", f"format of the trace: auto, {', '.join(FORMATS)}", Choice(("auto", *FORMATS)), default="auto"
+        ),
+        option(
+            "--block-tokens", "tokens that one hash stands for (default: 512 for mooncake, 16 for others)", Whole(1)
+        ),
+        option(
+            "--tokenizer",
+            f"for texts: {BYTES}, a tokenizer.json, or a model on the Hugging Face hub",
+            File(),
+            default=BYTES,
+            metavar="NAME",
+        ),
+        option(
+            "--rate",
+            "requests per second of a trace without times, such as a batch file",
+            Real(),
+            default=REQUESTS_PER_S,
+        ),
+        flag("--strict", "a line that cannot be read is an error"),
+        *workload_options(),
+    ]
 
 
-def add_workload(command: argparse.ArgumentParser) -> None:
-    """Add what chooses a synthetic workload."""
+def workload_options() -> list[click.Option]:
+    """Return what chooses a synthetic workload."""
     default = Workload()
-    names = f"synthetic workload: {', '.join(WORKLOADS)} (default: {default.name})"
-    command.add_argument("--workload", default=default.name, metavar="NAME", help=names)
-    command.add_argument(
-        "--requests",
-        type=number,
-        default=default.requests,
-        metavar="N",
-        help=f"its length (default: {default.requests})",
-    )
-    command.add_argument(
-        "--seed", type=number, default=default.seed, metavar="N", help=f"its seed (default: {default.seed})"
-    )
+    names = f"synthetic workload: {', '.join(WORKLOADS)}"
+    return [
+        option("--workload", names, Choice(tuple(WORKLOADS)), default=default.name),
+        option("--requests", "its length", Whole(1), default=default.requests),
+        option("--seed", "its seed", Whole(), default=default.seed),
+    ]
 
 
-def workload_of(args: argparse.Namespace) -> Workload:
+def workload_of(args: Arguments) -> Workload:
     """Return the synthetic workload that was chosen."""
     block_tokens = Workload().block_tokens if args.block_tokens is None else args.block_tokens
     return Workload(args.workload, args.requests, args.seed, block_tokens)
 
 
-def input_of(args: argparse.Namespace) -> Input:
+def input_of(args: Arguments) -> Input:
     """Open the trace, or make the workload and say so."""
     if args.trace is None:
         workload = workload_of(args)
         title = f"synthetic workload {workload.name!r}, {workload.requests:,} requests, seed {workload.seed}"
         tell(f"kvtide: no trace was given: this is a {title}")
         return Input(workload, workload.block_tokens, title)
-    if args.block_tokens is not None and (not isinstance(args.block_tokens, int) or args.block_tokens < 1):
-        raise ConfigError("--block-tokens", args.block_tokens, "a whole number of at least 1")
-    if not 0 < args.rate < float("inf"):
-        raise ConfigError("--rate", args.rate, "a number above 0")
     trace = open_trace(
         args.trace,
         trace_format=args.format,

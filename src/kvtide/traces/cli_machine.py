@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from dataclasses import replace
 
+import click
+
+from kvtide.commands import SIZES, Arguments, File, Real, Whole, option
 from kvtide.errors import ConfigError
-from kvtide.traces.cli_common import number, size
+from kvtide.traces.cli_common import rate, size
 from kvtide.traces.device_memory import kv_memory
 from kvtide.traces.gpus import DEFAULT_GPU, GPUS, Gpu, gpu_named
 from kvtide.traces.machine import Machine
@@ -20,40 +22,35 @@ _PARAMETERS = re.compile(r"([0-9.]+(?:e[0-9]+)?)\s*([mbt]?)", re.IGNORECASE)
 _TIMES = {"": 1.0, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
-def add_machine(command: argparse.ArgumentParser) -> None:
-    """Add what describes the model and the machine."""
-    kv = f"bytes of KV per token (default: {DEFAULT_MODEL.bytes_per_token}, {DEFAULT_MODEL.name})"
-    command.add_argument("--bytes-per-token", metavar="SIZE", help=kv)
+def machine_options() -> list[click.Option]:
+    """Return what describes the model and the machine."""
+    kv = f"bytes of KV per token (default: {DEFAULT_MODEL.bytes_per_token}, {DEFAULT_MODEL.name}); {SIZES}"
     config = "a model's config.json: bytes of KV per token, parameters, weights, and from these speed and room"
-    command.add_argument("--model-config", metavar="FILE", help=config)
-    command.add_argument("--parameters", metavar="N", help='parameters of the model, such as "70B"')
-    command.add_argument("--weights", metavar="SIZE", help="bytes of its weights (default: from the parameters)")
     gpus = f"from which rates and sizes are derived: {', '.join(GPUS)} (default: {DEFAULT_GPU})"
-    command.add_argument("--gpu", metavar="NAME", help=gpus)
-    command.add_argument(
-        "--gpus", type=number, default=1, metavar="N", help="GPUs that share the traffic and the weights (default: 1)"
-    )
     device = f'KV memory of each GPU, or "{NO_DEVICE}": no prefix cache there (default: from the GPU and the model)'
-    command.add_argument("--device", metavar="SIZE", help=device)
-    rate = "instead of what is derived"
-    command.add_argument("--prefill", type=float, metavar="N", help=f"prefill tokens per second of each GPU, {rate}")
-    command.add_argument("--decode", type=float, metavar="S", help=f"seconds per output token, {rate}")
-    link = f'bytes per second of each GPU\'s link, each way, such as "25GB/s", {rate}'
-    command.add_argument("--link", metavar="SIZE", help=link)
+    instead = "instead of what is derived"
+    return [
+        option("--bytes-per-token", kv, metavar="SIZE"),
+        option("--model-config", config, File()),
+        option("--parameters", 'parameters of the model, such as "70B"', metavar="N"),
+        option("--weights", "bytes of its weights (default: from the parameters)", metavar="SIZE"),
+        option("--gpu", gpus, metavar="NAME"),
+        option("--gpus", "GPUs that share the traffic and the weights", Whole(1), default=1),
+        option("--device", device, metavar="SIZE"),
+        option("--prefill", f"prefill tokens per second of each GPU, {instead}", Real()),
+        option("--decode", f"seconds per output token, {instead}", Real(), metavar="S"),
+        option(
+            "--link", f'bytes per second of each GPU\'s link, each way, such as "25GB/s", {instead}', metavar="RATE"
+        ),
+    ]
 
 
-def machine_of(args: argparse.Namespace, measured: Measured | None = None) -> Machine:
+def machine_of(args: Arguments, measured: Measured | None = None) -> Machine:
     """Return what was described. What was not is measured, if it was, or derived."""
-    if not isinstance(args.gpus, int) or args.gpus < 1:
-        raise ConfigError("--gpus", args.gpus, "a whole number of at least 1")
     model = _model(args)
     default = args.gpu is None and model is DEFAULT_MODEL
     gpu = gpu_named(args.gpu or DEFAULT_GPU)
-    link = None if args.link is None else float(size("--link", args.link.removesuffix("/s")))
-    for option in ("prefill", "decode"):
-        value = getattr(args, option)
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"--{option}", value, "a number above 0")
+    link = None if args.link is None else float(rate("--link", args.link))
     rates = derive_rates(gpu, model, default=default)
     if measured is not None:
         rates = measured_rates(rates, measured, model)
@@ -75,19 +72,19 @@ def machine_of(args: argparse.Namespace, measured: Measured | None = None) -> Ma
     )
 
 
-def _device(args: argparse.Namespace, gpu: Gpu, model: Model, *, default: bool) -> Sourced:
+def _device(args: Arguments, gpu: Gpu, model: Model, *, default: bool) -> Sourced:
     if args.device not in (None, NO_DEVICE):
         return Sourced(float(size("--device", args.device) * args.gpus), "given", "")
     return kv_memory(gpu, model, args.gpus, default=default)
 
 
-def _bytes_per_token(args: argparse.Namespace, model: Model) -> Sourced:
+def _bytes_per_token(args: Arguments, model: Model) -> Sourced:
     if args.bytes_per_token is not None:
         return Sourced(model.bytes_per_token, "given", "")
     return Sourced(model.bytes_per_token, "default" if args.model_config is None else "derived", f"KV of {model.name}")
 
 
-def _model(args: argparse.Namespace) -> Model:
+def _model(args: Arguments) -> Model:
     model = DEFAULT_MODEL
     if args.model_config is not None:
         if args.bytes_per_token is not None:

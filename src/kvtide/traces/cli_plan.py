@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
+from kvtide.commands import SIZES, Arguments, File, Real, command, flag, option
 from kvtide.core import POLICIES
-from kvtide.errors import ConfigError
 from kvtide.options import parse_choice
+from kvtide.output import Output, put, tell
+from kvtide.progress import progress
 from kvtide.traces.assumptions import assumption_texts, assumptions
-from kvtide.traces.cli_common import add_admission, admission_of, parser, put, size, tell
-from kvtide.traces.cli_input import Input, add_input, input_of
-from kvtide.traces.cli_machine import add_machine, machine_of
+from kvtide.traces.cli_common import admission_option, size
+from kvtide.traces.cli_input import TRACE_TEXT, Input, input_of, input_options
+from kvtide.traces.cli_machine import machine_of, machine_options
 from kvtide.traces.machine import Machine
 from kvtide.traces.measured import measure_machine
 from kvtide.traces.plan import PlanConfig, PlanResult, make_plan
@@ -23,7 +22,6 @@ from kvtide.traces.plan_page import plan_page
 from kvtide.traces.plan_report import as_json, conclusion, plan_table
 from kvtide.traces.plots import draw_plan, figure
 from kvtide.traces.prices import GIB_HOUR, GIB_HOUR_HOW, GPU_HOUR_HOW, Prices
-from kvtide.traces.progress import progress
 from kvtide.traces.rates import Sourced
 from kvtide.traces.sampling import SAMPLE_BLOCKS
 from kvtide.traces.writing import check_writable, write_whole
@@ -41,30 +39,7 @@ EXAMPLES = """\
   zcat trace.jsonl.gz | kvtide plan - --device none --sizes 64GiB,128GiB,256GiB"""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make the subcommand known."""
-    command = parser(commands, "plan", "how much host memory is worth buying", TEXT, EXAMPLES)
-    add_input(command)
-    add_machine(command)
-    measured = "measure copies on this machine, and the link and speed of its GPU if it has one"
-    command.add_argument("--measure", action="store_true", help=measured)
-    gpu_hour = f"dollars for an hour of one GPU (default: by the GPU, {GPU_HOUR_HOW})"
-    command.add_argument("--gpu-hour", type=float, metavar="N", help=gpu_hour)
-    gib_hour = f"dollars for an hour of one GiB of host memory (default: {GIB_HOUR:g}, {GIB_HOUR_HOW})"
-    command.add_argument("--gib-hour", type=float, metavar="N", help=gib_hour)
-    names = "lru,prefix,arc,s3fifo,forecast"
-    command.add_argument("--policies", default=names, metavar="A,B", help=f"policies to compare (default: {names})")
-    add_admission(command)
-    sizes = "sizes of host memory to choose from (default: 1GiB to 16TiB, each twice the one before)"
-    command.add_argument("--sizes", metavar="A,B", help=sizes)
-    command.add_argument("--exact", action="store_true", help="run policies on the whole trace instead of samples")
-    command.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    command.add_argument("--plot", metavar="FILE.png", help="draw the curves")
-    command.add_argument("--html", metavar="FILE.html", help="write a page with the curves that needs nothing else")
-    command.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Plan for a trace."""
     if args.plot is not None:
         check_writable("--plot", args.plot, (".png",))
@@ -85,15 +60,15 @@ def run(args: argparse.Namespace) -> int:
         sources = {name: asdict(rate) for name, rate in taken.items()}
         put(json.dumps({**source.as_json(), **as_json(plan), "rates": sources}, indent=2))
         return 0
-    out = Console()
-    out.print(plan_table(plan))
+    out = Output()
+    out.table(plan_table(plan))
     out.print(conclusion(plan), highlight=False, soft_wrap=True)
     for text in assumption_texts(taken):
         out.print(f"  {text}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _machine(args: argparse.Namespace) -> Machine:
+def _machine(args: Arguments) -> Machine:
     if not args.measure:
         return machine_of(args)
     machine_of(args)  # what cannot work is refused before anything is measured
@@ -102,7 +77,7 @@ def _machine(args: argparse.Namespace) -> Machine:
     return machine_of(args, measured)
 
 
-def _prices(args: argparse.Namespace, machine: Machine) -> dict[str, Sourced]:
+def _prices(args: Arguments, machine: Machine) -> dict[str, Sourced]:
     """Return what an hour costs, with where that comes from."""
     prices = {
         "gpu_hour": Sourced(machine.gpu.dollars_per_hour, "default", f"{machine.gpu.name}, {GPU_HOUR_HOW}"),
@@ -111,13 +86,11 @@ def _prices(args: argparse.Namespace, machine: Machine) -> dict[str, Sourced]:
     for name in prices:
         value = getattr(args, name)
         if value is not None:
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"--{name.replace('_', '-')}", value, "dollars, 0 or more")
             prices[name] = Sourced(value, "given", "")
     return prices
 
 
-def _config(args: argparse.Namespace, machine: Machine, prices: dict[str, Sourced], block_tokens: int) -> PlanConfig:
+def _config(args: Arguments, machine: Machine, prices: dict[str, Sourced], block_tokens: int) -> PlanConfig:
     sizes = sorted({size("--sizes", text.strip()) for text in args.sizes.split(",")}) if args.sizes else []
     policies = [parse_choice("--policies", name.strip(), tuple(POLICIES)) for name in args.policies.split(",")]
     return PlanConfig(
@@ -130,7 +103,7 @@ def _config(args: argparse.Namespace, machine: Machine, prices: dict[str, Source
         cost=machine.cost,
         gpus=machine.gpus,
         prices=Prices(prices["gpu_hour"].value, prices["gib_hour"].value),
-        admission=admission_of(args),
+        admission=args.admission,
         sample_blocks=None if args.exact else SAMPLE_BLOCKS,
     )
 
@@ -143,7 +116,7 @@ def _tell_missing(plan: PlanResult, source: Input) -> None:
         tell(f"kvtide: the trace is long: {joined} (see --exact)")
 
 
-def _write(args: argparse.Namespace, plan: PlanResult, source: Input, taken: dict[str, Sourced]) -> None:
+def _write(args: Arguments, plan: PlanResult, source: Input, taken: dict[str, Sourced]) -> None:
     title = f"Host memory for {source.title}"
     if args.plot is not None:
         write_whole(args.plot, lambda path: draw_plan(plan, title, path))
@@ -154,3 +127,35 @@ def _write(args: argparse.Namespace, plan: PlanResult, source: Input, taken: dic
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
+
+
+_POLICIES = "lru,prefix,arc,s3fifo,forecast"
+
+COMMAND = command(
+    "plan",
+    text=f"{TEXT}\n\n{TRACE_TEXT}",
+    examples=EXAMPLES,
+    params=[
+        *input_options(),
+        *machine_options(),
+        flag("--measure", "measure copies on this machine, and the link and speed of its GPU if it has one"),
+        option("--gpu-hour", f"dollars for an hour of one GPU (default: by the GPU, {GPU_HOUR_HOW})", Real(0)),
+        option(
+            "--gib-hour",
+            f"dollars for an hour of one GiB of host memory (default: {GIB_HOUR:g}, {GIB_HOUR_HOW})",
+            Real(0),
+        ),
+        option("--policies", "policies to compare", default=_POLICIES, metavar="A,B"),
+        admission_option(),
+        option(
+            "--sizes",
+            f"sizes of host memory to choose from (default: 1GiB to 16TiB, each twice the one before); {SIZES}",
+            metavar="A,B",
+        ),
+        flag("--exact", "run policies on the whole trace instead of samples"),
+        flag("--json", "print one JSON object instead of the table"),
+        option("--plot", "draw the curves", File(), metavar="FILE.png"),
+        option("--html", "write a page with the curves that needs nothing else", File(), metavar="FILE.html"),
+    ],
+    run=run,
+)

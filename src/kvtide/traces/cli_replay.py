@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
 from typing import get_args
 
-from rich.console import Console
+import click
 
+from kvtide.commands import SIZES, Arguments, Choice, File, Real, Whole, command, flag, option
 from kvtide.core import POLICIES
 from kvtide.core.config import Mode
 from kvtide.errors import ConfigError
-from kvtide.options import parse_choice, parse_count
-from kvtide.traces.cli_common import add_admission, admission_of, number, parser, put, size
-from kvtide.traces.cli_input import add_input, input_of
-from kvtide.traces.cli_machine import add_machine, machine_of
+from kvtide.output import Output, put
+from kvtide.progress import counted, progress
+from kvtide.traces.cli_common import admission_option, rate, size
+from kvtide.traces.cli_input import TRACE_TEXT, input_of, input_options
+from kvtide.traces.cli_machine import machine_of, machine_options
 from kvtide.traces.machine import Machine
 from kvtide.traces.plots import draw_replay, figure
-from kvtide.traces.progress import counted, progress
 from kvtide.traces.replay import Replay, ReplayConfig
 from kvtide.traces.replay_below import BelowModel, Write
 from kvtide.traces.replay_report import as_json, replay_tables
@@ -42,40 +42,7 @@ TIERS = {"disk": "a disk below the host memory of each server", "store": "a stor
 """What can be below host memory, nearest first."""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make the subcommand known."""
-    command = parser(commands, "replay", "serve a trace in virtual time and report hits and times", TEXT, EXAMPLES)
-    add_input(command)
-    add_machine(command)
-    host = f'host memory, or "{NO_HOST}" (default: 256GiB)'
-    command.add_argument("--host", default="256GiB", metavar="SIZE", help=host)
-    policies = f"which block leaves the host first: {', '.join(POLICIES)} (default: prefix)"
-    command.add_argument("--policy", default="prefix", metavar="NAME", help=policies)
-    add_admission(command)
-    command.add_argument("--mode", default="eager", metavar="NAME", help="eager or lazy (default: eager)")
-    _add_below(command)
-    command.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    command.add_argument("--plot", metavar="FILE.png", help="draw shares over time and times to first token")
-    command.set_defaults(run=run)
-
-
-def _add_below(command: argparse.ArgumentParser) -> None:
-    """Add what describes the tiers below host memory, and how many servers there are."""
-    for name, what in TIERS.items():
-        command.add_argument(f"--{name}", metavar="SIZE", help=f"{what} (default: none)")
-        rate = 'of reading it, and of writing it, per second, such as "3GB/s" (default: 3GB/s)'
-        command.add_argument(f"--{name}-bandwidth", default="3GB/s", metavar="SIZE", help=rate)
-        first = "seconds before the first byte (default: 0.001)"
-        command.add_argument(f"--{name}-latency", type=float, default=0.001, metavar="S", help=first)
-        late = "requests do not wait when nothing has come for so many seconds (default: 0.05)"
-        command.add_argument(f"--{name}-deadline", type=float, default=0.05, metavar="S", help=late)
-        write = "when blocks go there: through, as soon as they are on the host; evict, when they leave it"
-        command.add_argument(f"--{name}-write", default="through", metavar="NAME", help=f"{write} (default: through)")
-    servers = "servers that take turns with the requests, each with its own GPUs and host memory (default: 1)"
-    command.add_argument("--servers", type=number, default=1, metavar="N", help=servers)
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: Arguments) -> int:
     """Replay a trace."""
     if args.plot is not None:
         check_writable("--plot", args.plot, (".png",))
@@ -103,15 +70,15 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         return 0
-    out = Console()
+    out = Output()
     for table in replay_tables(result):
-        out.print(table)
+        out.table(table)
     out.print(f"times: {config.cost.source}", highlight=False, soft_wrap=True)
     out.print(f"device: {size_text(machine.device.value)}, {machine.device.text}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _config(args: argparse.Namespace, machine: Machine, block_tokens: int) -> ReplayConfig:
+def _config(args: Arguments, machine: Machine, block_tokens: int) -> ReplayConfig:
     block_bytes = machine.model.bytes_per_token * block_tokens
     host_bytes = 0 if args.host == NO_HOST else size("--host", args.host)
     if 0 < host_bytes < block_bytes:
@@ -121,28 +88,85 @@ def _config(args: argparse.Namespace, machine: Machine, block_tokens: int) -> Re
         bytes_per_token=machine.model.bytes_per_token,
         device_blocks=machine.device_blocks(block_tokens),
         host_bytes=host_bytes,
-        policy=parse_choice("--policy", args.policy, tuple(POLICIES)),
-        mode=parse_choice("--mode", args.mode, get_args(Mode)),
+        policy=args.policy,
+        mode=args.mode,
         cost=machine.cost,
         prefix_cache=machine.prefix_cache,
-        admission=admission_of(args),
+        admission=args.admission,
         below=tuple(_below(args, name, block_bytes) for name in TIERS if getattr(args, name) is not None),
-        servers=parse_count("--servers", args.servers),
+        servers=args.servers,
     )
 
 
-def _below(args: argparse.Namespace, name: str, block_bytes: int) -> BelowModel:
+def _below(args: Arguments, name: str, block_bytes: int) -> BelowModel:
     options = {option: getattr(args, f"{name}_{option}") for option in ("bandwidth", "latency", "deadline", "write")}
     size_bytes = size(f"--{name}", getattr(args, name))
     if size_bytes < block_bytes:
         raise ConfigError(f"--{name}", getattr(args, name), f"at least one block, {block_bytes} bytes")
-    bytes_per_s = size(f"--{name}-bandwidth", options["bandwidth"].removesuffix("/s"))
+    bytes_per_s = rate(f"--{name}-bandwidth", options["bandwidth"])
     return BelowModel(
         size_bytes=size_bytes,
         read_bytes_per_s=bytes_per_s,
         write_bytes_per_s=bytes_per_s,
         latency_s=options["latency"],
         deadline_s=options["deadline"],
-        write=parse_choice(f"--{name}-write", options["write"], get_args(Write)),
+        write=options["write"],
         shared=name == "store",
     )
+
+
+def _tier_options(name: str, what: str) -> list[click.Option]:
+    """Return what describes a tier below host memory."""
+    return [
+        option(f"--{name}", f"{what} (default: none)", metavar="SIZE"),
+        option(
+            f"--{name}-bandwidth",
+            "of reading it, and of writing it, in bytes per second",
+            default="3GB/s",
+            metavar="RATE",
+        ),
+        option(f"--{name}-latency", "seconds before the first byte", Real(0), default=0.001, metavar="S"),
+        option(
+            f"--{name}-deadline",
+            "requests do not wait when nothing has come for so many seconds",
+            Real(),
+            default=0.05,
+            metavar="S",
+        ),
+        option(
+            f"--{name}-write",
+            "when blocks go there: through, as soon as they are on the host; evict, when they leave it",
+            Choice(get_args(Write)),
+            default="through",
+        ),
+    ]
+
+
+COMMAND = command(
+    "replay",
+    text=f"{TEXT}\n\n{TRACE_TEXT}",
+    examples=EXAMPLES,
+    params=[
+        *input_options(),
+        *machine_options(),
+        option("--host", f'host memory, or "{NO_HOST}"; {SIZES}', default="256GiB", metavar="SIZE"),
+        option(
+            "--policy",
+            f"which block leaves the host first: {', '.join(POLICIES)}",
+            Choice(tuple(POLICIES)),
+            default="prefix",
+        ),
+        admission_option(),
+        option("--mode", "eager or lazy", Choice(get_args(Mode)), default="eager"),
+        *(found for name, what in TIERS.items() for found in _tier_options(name, what)),
+        option(
+            "--servers",
+            "servers that take turns with the requests, each with its own GPUs and host memory",
+            Whole(1),
+            default=1,
+        ),
+        flag("--json", "print one JSON object instead of tables"),
+        option("--plot", "draw shares over time and times to first token", File(), metavar="FILE.png"),
+    ],
+    run=run,
+)

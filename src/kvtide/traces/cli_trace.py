@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from kvtide.traces.cli_common import number, parser, put, tell
-from kvtide.traces.cli_input import add_input, add_workload, input_of, workload_of
-from kvtide.traces.progress import counted, progress
+from kvtide.commands import Arguments, Whole, argument, command, flag, group, option
+from kvtide.output import Output, put, tell
+from kvtide.progress import counted, progress
+from kvtide.traces.cli_input import TRACE_TEXT, input_of, input_options, workload_of, workload_options
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.stats import TraceStats, trace_stats
 from kvtide.traces.writing import check_writable, write_whole
@@ -21,37 +20,15 @@ from kvtide.units import percent_text, seconds_text
 SHARES = (0.1, 0.5, 0.9, 0.99)
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make the subcommands known."""
-    examples = "  kvtide trace make --workload agents --requests 1000 agents.jsonl\n  kvtide trace stats agents.jsonl"
-    command = parser(
-        commands, "trace", "make synthetic traces, and look at traces", "Make and look at traces.", examples
-    )
-    inner = command.add_subparsers(dest="trace_command", metavar="COMMAND", title="commands", required=True)
-    examples = "  kvtide trace make --workload agents --requests 1000 agents.jsonl"
-    what = "write a synthetic workload in Mooncake's format"
-    make = parser(inner, "make", what, "Write a synthetic workload in Mooncake's format.", examples)
-    make.add_argument("output", nargs="?", metavar="FILE", help="file to write (default: standard output)")
-    make.add_argument("--block-tokens", type=number, metavar="N", help="tokens that one hash stands for (default: 512)")
-    add_workload(make)
-    make.set_defaults(run=run_make)
-    examples = "  kvtide trace stats agents.jsonl\n  kvtide trace stats --workload chats --json"
-    what = "reuse, gaps between uses, working set"
-    text = "Say how much of a trace is used again, after how long, and how much is in use."
-    stats = parser(inner, "stats", what, text, examples)
-    add_input(stats)
-    stats.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    stats.set_defaults(run=run_stats)
-
-
-def run_make(args: argparse.Namespace) -> int:
+def run_make(args: Arguments) -> int:
     """Write a synthetic workload."""
     workload = workload_of(args)
     if args.output is None:
-        for line in _lines(workload):
-            put(line)
+        with progress() as advance:
+            for line in _lines(counted(workload, "requests", advance)):
+                put(line)
         return 0
-    check_writable("FILE", args.output)
+    check_writable("OUTPUT", args.output)
     with progress() as advance:
         write_whole(args.output, lambda path: _write_lines(path, counted(workload, "requests", advance)))
     tell(f"kvtide: {workload.requests:,} requests written to {args.output}")
@@ -78,7 +55,7 @@ def mooncake_record(request: TraceRequest) -> dict[str, object]:
     }
 
 
-def run_stats(args: argparse.Namespace) -> int:
+def run_stats(args: Arguments) -> int:
     """Print numbers about a trace."""
     source = input_of(args)
     with progress() as advance:
@@ -87,8 +64,7 @@ def run_stats(args: argparse.Namespace) -> int:
     if args.json:
         put(json.dumps({**source.as_json(), **_as_json(stats)}, indent=2))
         return 0
-    out = Console()
-    out.print(_table(stats, source.block_tokens))
+    Output().table(_table(stats, source.block_tokens))
     return 0
 
 
@@ -128,3 +104,32 @@ def _as_json(stats: TraceStats) -> dict[str, object]:
         "gap_s": {f"p{share * 100:g}": stats.gap_s(share) for share in SHARES},
         "working_set_blocks": {str(window_s): blocks for window_s, blocks in stats.working_set.items()},
     }
+
+
+COMMAND = group(
+    "trace",
+    text="Make and look at traces.",
+    examples="  kvtide trace make --workload agents --requests 1000 agents.jsonl\n  kvtide trace stats agents.jsonl",
+    commands=[
+        command(
+            "make",
+            summary="write a synthetic workload in Mooncake's format",
+            text="Write a synthetic workload in Mooncake's format, to a file or standard output.",
+            examples="  kvtide trace make --workload agents --requests 1000 agents.jsonl",
+            params=[
+                argument("OUTPUT"),
+                option("--block-tokens", "tokens that one hash stands for (default: 512)", Whole(1)),
+                *workload_options(),
+            ],
+            run=run_make,
+        ),
+        command(
+            "stats",
+            summary="reuse, gaps between uses, working set",
+            text=f"Say how much of a trace is used again, after how long, and how much is in use.\n\n{TRACE_TEXT}",
+            examples="  kvtide trace stats agents.jsonl\n  kvtide trace stats --workload chats --json",
+            params=[*input_options(), flag("--json", "print one JSON object instead of tables")],
+            run=run_stats,
+        ),
+    ],
+)

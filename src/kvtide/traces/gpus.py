@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kvtide.errors import ConfigError
@@ -36,7 +37,9 @@ GPUS: dict[str, Gpu] = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return a GPU; capitals do not matter."""
-    if name.lower() not in GPUS:
-        raise ConfigError("--gpu", name, "one of " + ", ".join(GPUS))
-    return GPUS[name.lower()]
+    """Return a GPU: by its name, or as `nvidia-smi` tells it, with other words. Capitals do not matter."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    for known, gpu in GPUS.items():
+        if known in words:
+            return gpu
+    raise ConfigError("--gpu", name, "one of " + ", ".join(GPUS))

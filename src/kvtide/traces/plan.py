@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvtide.progress import Advance, counted, show_nothing
 from kvtide.traces.added import AddedCurve
 from kvtide.traces.certainty import certainty
 from kvtide.traces.plan_config import PlanConfig
-from kvtide.traces.progress import Advance, counted, show_nothing
 from kvtide.traces.queues import Queues
 from kvtide.traces.recommendation import Outcome, Recommendation, recommendation, why_none, why_some
 from kvtide.traces.record import TraceRequest

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Annotated, get_args
+
+from pydantic import Field, model_validator
 
 from kvtide.copy.memory_left import memory_left, memory_limit
-from kvtide.core import OPTIONS, BelowConfig, Geometry, OffloadConfig
+from kvtide.core import OPTIONS, POLICIES, BelowConfig, Geometry, OffloadConfig
+from kvtide.core.config import Admission, Mode
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
-from kvtide.tiers import TierConfig, parse_tiers
+from kvtide.options import parse_count, parse_size
+from kvtide.schema import FLAG, SIZE, WRITTEN_SIZE, OptionsModel, Read, meaning, one_of, read_model, whole
+from kvtide.tiers import TierConfig
+from kvtide.tiers.config import KINDS, kind_of, read_tiers
 from kvtide.tiers.stack import below_of
 from kvtide.units import size_text
 from kvtide.vllm.placement import Placement
@@ -20,17 +27,92 @@ DP_RANK = "{dp_rank}"
 DEFAULT_HOST = "8GiB"
 """What SimpleCPUOffloadConnector takes when nobody says how much."""
 
-VLLM_OPTIONS: Mapping[str, str] = {
-    **OPTIONS,
-    "tiers": "places below host memory, nearest first: see docs/tiers.md (default: none)",
-    "copy_threads": "threads that copy blocks on a CPU (default: 1)",
-    "staging": "GPU memory of one staging buffer, of which each direction has two (default: 64MiB)",
-    "cpu_bytes_to_use": "another name for host",
-    "cpu_bytes_to_use_per_rank": "another name for host_per_rank; goes before cpu_bytes_to_use",
-    "lazy_offload": "true: another name for mode=lazy; false: for mode=eager",
-    "kv_offload_backend": 'only "cpu": for a disk, see tiers',
-}
-"""Every key that people can write, with its meaning."""
+_ALIASES = {"cpu_bytes_to_use": "host", "cpu_bytes_to_use_per_rank": "host_per_rank", "lazy_offload": "mode"}
+
+
+def _tokens_or_auto(option: str, value: object) -> object:
+    if value == "auto":
+        return value
+    if isinstance(value, str):
+        raise ConfigError(option, value, 'a whole number of at least 0, or "auto"')
+    return parse_count(option, value, minimum=0)
+
+
+class ConnectorOptions(OptionsModel):
+    """`kv_connector_extra_config`."""
+
+    host: Annotated[int | str, WRITTEN_SIZE] = Field(default=DEFAULT_HOST, description=meaning(OPTIONS["host"]))
+    host_per_rank: Annotated[int | str | None, WRITTEN_SIZE] = Field(
+        default=None, description=meaning(OPTIONS["host_per_rank"])
+    )
+    mode: Annotated[str, one_of(*get_args(Mode))] = Field(default="eager", description=meaning(OPTIONS["mode"]))
+    policy: Annotated[str, one_of(*POLICIES)] = Field(default="prefix", description=meaning(OPTIONS["policy"]))
+    admission: Annotated[str, one_of(*get_args(Admission))] = Field(
+        default="all", description=meaning(OPTIONS["admission"])
+    )
+    pin_budget: Annotated[int | None, whole(1)] = Field(
+        default=None,
+        description=meaning(OPTIONS["pin_budget"]),
+        json_schema_extra={
+            "default_text": "a quarter of the device blocks, or what one step computes if that is more, up to half"
+        },
+    )
+    tiers: Annotated[Sequence[object], Read(lambda _, value: value, {"type": "array"})] = Field(
+        default=(),
+        description="places below host memory, nearest first: see [tiers.md](tiers.md)",
+        json_schema_extra={"default_text": "none"},
+    )
+    min_fetch_tokens: Annotated[int, whole(1)] = Field(default=128, description=meaning(OPTIONS["min_fetch_tokens"]))
+    min_load_tokens: Annotated[
+        int | str, Read(_tokens_or_auto, {"anyOf": [{"type": "integer", "minimum": 0}, {"const": "auto"}]})
+    ] = Field(default=0, description=meaning(OPTIONS["min_load_tokens"]))
+    events: Annotated[bool | None, FLAG] = Field(
+        default=None,
+        description=meaning(OPTIONS["events"]),
+        json_schema_extra={"default_text": "as vLLM's `--kv-events-config`"},
+    )
+    copy_threads: Annotated[int, whole(1)] = Field(
+        default=1, description="threads that copy blocks on a CPU; a GPU has its own engine"
+    )
+    staging: Annotated[int | str, WRITTEN_SIZE] = Field(
+        default="64MiB",
+        description="on a GPU: memory of one staging buffer, of which each direction has two; smaller ones are slower "
+        "beside large matrix products",
+    )
+    cpu_bytes_to_use: Annotated[int | None, SIZE] = Field(default=None, description="another name for `host`")
+    cpu_bytes_to_use_per_rank: Annotated[int | None, SIZE] = Field(
+        default=None, description="another name for `host_per_rank`; goes before `cpu_bytes_to_use`"
+    )
+    lazy_offload: Annotated[bool | None, FLAG] = Field(
+        default=None, description="`true`: another name for `mode=lazy`; `false`: for `mode=eager`"
+    )
+    kv_offload_backend: Annotated[str | None, one_of("cpu")] = Field(
+        default=None, description='only `"cpu"`: for a disk, see `tiers`'
+    )
+
+    @model_validator(mode="after")
+    def _one_name_each(self) -> ConnectorOptions:
+        given = self.model_fields_set
+        for alias, name in _ALIASES.items():
+            if {alias, name} <= given:
+                raise ConfigError(alias, getattr(self, alias), f"either {name} or {alias}, which mean the same")
+        core = self.core()
+        if {"host", "host_per_rank"} <= core.keys():
+            raise ConfigError("host", core["host"], 'either host or host_per_rank, for example host="64GiB"')
+        return self
+
+    def core(self) -> dict[str, object]:
+        """Return what was written for `OffloadConfig.build`. A size for each rank goes before one for all."""
+        core = {name: getattr(self, name) for name in self.model_fields_set & OPTIONS.keys()}
+        if self.cpu_bytes_to_use_per_rank is not None:
+            core["host_per_rank"] = self.cpu_bytes_to_use_per_rank
+        elif self.cpu_bytes_to_use is not None:
+            core["host"] = self.cpu_bytes_to_use
+        if self.lazy_offload is not None:
+            core["mode"] = "lazy" if self.lazy_offload else "eager"
+        if not {"host", "host_per_rank"} & core.keys():
+            core["host"] = DEFAULT_HOST
+        return core
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,58 +174,59 @@ class Options:
 
 
 def read_options(extra: Mapping[str, object], *, events: bool, placement: Placement = ALONE) -> Options:
-    """Read `kv_connector_extra_config`. `events`: vLLM publishes KV cache events."""
-    for name in extra:
-        if name not in VLLM_OPTIONS:
-            hint = did_you_mean(name, VLLM_OPTIONS)
-            raise ConfigError(name, extra[name], f"a known option; {hint}known are {', '.join(VLLM_OPTIONS)}")
-    core = {name: value for name, value in extra.items() if name in OPTIONS}
-    _translate_sizes(extra, core)
-    if "lazy_offload" in extra:
-        _refuse_both("mode", "lazy_offload", extra)
-        core["mode"] = "lazy" if parse_flag("lazy_offload", extra["lazy_offload"]) else "eager"
-    if "kv_offload_backend" in extra:
-        parse_choice("kv_offload_backend", extra["kv_offload_backend"], ("cpu",))
-    if not {"host", "host_per_rank"} & core.keys():
-        core["host"] = DEFAULT_HOST
+    """Read `kv_connector_extra_config`, or raise what is wrong. `events`: vLLM publishes KV cache events."""
+    options, errors = check_options(extra, events=events, placement=placement)
+    if options is None:
+        raise errors[0]
+    return options
+
+
+def check_options(
+    extra: Mapping[str, object], *, events: bool = False, placement: Placement = ALONE
+) -> tuple[Options | None, list[ConfigError]]:
+    """Read `kv_connector_extra_config`: return the options, or everything that is wrong with them."""
+    found, errors = read_model(ConnectorOptions, extra)
+    paths, path_errors = _own_paths(extra.get("tiers", ()), placement)
+    tiers, tier_errors = ((), []) if path_errors else read_tiers(paths)
+    errors += path_errors + tier_errors
+    if found is None or errors:
+        return None, errors
+    core = found.core()
     if events:
         core.setdefault("events", True)
-    copying = Copying(
-        parse_count("copy_threads", extra.get("copy_threads", 1)), parse_size("staging", extra.get("staging", "64MiB"))
-    )
-    tiers = parse_tiers(_own_paths(extra.get("tiers", ()), placement))
-    return Options(core, copying, tiers, placement)
+    copying = Copying(found.copy_threads, parse_size("staging", found.staging))
+    return Options(core, copying, tuple(tiers), placement), []
 
 
-def _own_paths(tiers: object, placement: Placement) -> object:
+def options_schema() -> dict[str, object]:
+    """Return the JSON schema of `kv_connector_extra_config`, with all types of tiers whose packages are installed."""
+    schema = ConnectorOptions.model_json_schema()
+    kinds = []
+    for name in KINDS:
+        with suppress(ConfigError):
+            kind = kind_of("type", name).CONFIG.model_json_schema()
+            kind["properties"]["type"] = {**kind["properties"]["type"], "enum": [name]}
+            kinds.append(kind)
+    schema["properties"]["tiers"]["items"] = {"oneOf": kinds}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _own_paths(tiers: object, placement: Placement) -> tuple[object, list[ConfigError]]:
     """Put the engine's number into paths. What is no list of tiers, others refuse."""
     if not isinstance(tiers, list | tuple):
-        return tiers
-    return [
-        {**tier, "path": _own_path(f"tiers[{index}].path", tier["path"], placement)}
-        if isinstance(tier, Mapping) and isinstance(tier.get("path"), str)
-        else tier
-        for index, tier in enumerate(tiers)
-    ]
-
-
-def _own_path(option: str, path: str, placement: Placement) -> str:
-    if placement.engines_here > 1 and DP_RANK not in path:
-        fix = f"{DP_RANK} in it, which stands for the number of the engine, for example {path.rstrip('/')}/{DP_RANK}"
-        raise ConfigError(option, path, f"a folder for each engine of this server (--data-parallel-size): write {fix}")
-    return path.replace(DP_RANK, str(placement.engine))
-
-
-def _translate_sizes(extra: Mapping[str, object], core: dict[str, object]) -> None:
-    """Take over sizes that were written for SimpleCPUOffloadConnector: whole server, or per rank, which wins."""
-    for alias, name in (("cpu_bytes_to_use", "host"), ("cpu_bytes_to_use_per_rank", "host_per_rank")):
-        if alias in extra:
-            _refuse_both(name, alias, extra)
-            core[name] = parse_size(alias, extra[alias])
-    if "cpu_bytes_to_use_per_rank" in extra and "cpu_bytes_to_use" in extra:
-        del core["host"]
-
-
-def _refuse_both(name: str, alias: str, extra: Mapping[str, object]) -> None:
-    if name in extra:
-        raise ConfigError(alias, extra[alias], f"either {name} or {alias}, which mean the same")
+        return tiers, []
+    errors: list[ConfigError] = []
+    own: list[object] = []
+    for index, tier in enumerate(tiers):
+        path = tier.get("path") if isinstance(tier, Mapping) else None
+        if not isinstance(path, str):
+            own.append(tier)
+        elif placement.engines_here > 1 and DP_RANK not in path:
+            fix = (
+                f"{DP_RANK} in it, which stands for the number of the engine, for example {path.rstrip('/')}/{DP_RANK}"
+            )
+            each = f"a folder for each engine of this server (--data-parallel-size): write {fix}"
+            errors.append(ConfigError(f"tiers[{index}].path", path, each))
+        else:
+            own.append({**tier, "path": path.replace(DP_RANK, str(placement.engine))})
+    return own, errors

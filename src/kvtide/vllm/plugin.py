@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-NAME = "KVTideConnector"
+from kvtide.vllm.early_check import NAME, check_before_start
+
+__all__ = ["NAME", "register"]
 
 
 def register() -> None:
@@ -11,6 +13,7 @@ def register() -> None:
         KVConnectorFactory,
     )
 
+    check_before_start()
     try:
         KVConnectorFactory.register_connector(NAME, "kvtide.vllm.connector", NAME)
     except ValueError:  # it is known already

@@ -3,63 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
 
 from kvtide.errors import ConfigError
-from kvtide.options import parse_choice, parse_size
-from kvtide.tiers.config import TierConfig, common
+from kvtide.schema import SIZE, Read, one_of
+from kvtide.tiers.config import THREADS, TierConfig
 from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.set_aside import room
 from kvtide.tiers.disk.store_folder import named_folder, stored_format, usable
 from kvtide.units import size_text
 
-OPTIONS: Mapping[str, str] = {
-    "path": "folder on a local disk, which has to exist; only one engine may use it",
-    "size": 'bytes on the disk that the engine takes at most ("500GiB"), shared evenly by its ranks',
-    "io": '"direct" past the page cache, "buffered" through it and dropped afterwards, "cached" through it and left '
-    'there, or "auto": direct where the file system can (default: auto)',
-}
 URL_SCHEMES: tuple[str, ...] = ()
 ACCESS: tuple[str, ...] = ()
-THREADS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskConfig(TierConfig):
-    """A disk tier."""
-
-    path: Path
-    size: int
-    """Of the whole engine."""
-    io: str
-
-    @property
-    def place(self) -> str:
-        """The folder."""
-        return str(self.path)
-
-    @property
-    def shown(self) -> str:
-        """What the start line says."""
-        return f"disk {self.path} ({size_text(self.size)})"
-
-
-def parse(index: int, options: Mapping[str, object]) -> DiskConfig:
-    """Read the options of a disk tier, and look at the folder and its disk."""
-    prefix = f"tiers[{index}]"
-    shared = common(index, options, OPTIONS, threads=THREADS)
-    path = _folder(f"{prefix}.path", options.get("path"))
-    size = parse_size(f"{prefix}.size", options.get("size"))
-    with usable(f"{prefix}.path", str(path)):
-        left = room(path)
-    if size > left:
-        raise ConfigError(
-            f"{prefix}.size", options["size"], f"at most the {left} bytes that the disk of {path} has left"
-        )
-    io = parse_choice(f"{prefix}.io", options.get("io", "auto"), ("auto", *(mode.value for mode in IoMode)))
-    return DiskConfig(**shared, path=path, size=size, io=io)
 
 
 def _folder(option: str, value: object) -> Path:
@@ -76,3 +34,44 @@ def _folder(option: str, value: object) -> Path:
         raise ConfigError(option, value, "a folder that this user can write")
     stored_format(option, path)  # raises where this user may not read what is there
     return path
+
+
+class DiskConfig(TierConfig):
+    """A disk tier. Reading it looks at the folder and its disk."""
+
+    path: Annotated[Path, Read(_folder, {"type": "string"})] = Field(
+        description="a folder that exists, on a local disk; one engine may use it. In vLLM `{dp_rank}` stands for its "
+        "number",
+        examples=["/var/cache/kvtide"],
+    )
+    size: Annotated[int, SIZE] = Field(
+        description="bytes on the disk that the engine takes at most, shared evenly by its ranks", examples=["500GiB"]
+    )
+    io: Annotated[str, one_of("auto", *(mode.value for mode in IoMode))] = Field(
+        default="auto",
+        description="`direct` past the page cache, `buffered` through it and dropped afterwards, `cached` through it "
+        "and left there, or `auto`: direct where the file system can",
+    )
+
+    threads: Annotated[int, THREADS] = Field(default=4, description="one of them is kept free for lookups and gets")
+
+    @model_validator(mode="after")
+    def _fits(self) -> DiskConfig:
+        with usable("path", str(self.path)):
+            left = room(self.path)
+        if self.size > left:
+            raise ConfigError("size", self.size, f"at most the {left} bytes that the disk of {self.path} has left")
+        return self
+
+    @property
+    def place(self) -> str:
+        """The folder."""
+        return str(self.path)
+
+    @property
+    def shown(self) -> str:
+        """What the start line says."""
+        return f"disk {self.path} ({size_text(self.size)})"
+
+
+CONFIG = DiskConfig

@@ -12,7 +12,7 @@ from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.mooncake.names import ALL_MANIFESTS, ALL_RECORDS
 from kvtide.tiers.mooncake.native import check, connect, disconnect
-from kvtide.tiers.mooncake.options import parse, parse_place
+from kvtide.tiers.mooncake.options import MooncakeConfig, parse_place
 
 _DEADLINE_MS = 5000
 
@@ -45,7 +45,7 @@ def _store(place: str) -> Iterator[Any]:
     address = parse_place(place)
     options = {"type": "mooncake", "master": address.master, "metadata": address.metadata, "deadline_ms": _DEADLINE_MS}
     try:
-        store = connect(parse(0, options))
+        store = connect(MooncakeConfig.model_validate(options))
     except BackendDown as down:
         raise ConfigError("url", redacted(place), f"a store that can be used ({down})") from None
     is_up = True

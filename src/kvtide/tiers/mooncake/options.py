@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from pydantic import Field
+
 from kvtide.errors import ConfigError
-from kvtide.options import parse_choice, parse_size, redacted
-from kvtide.tiers.config import TierConfig, common, text_option
+from kvtide.options import parse_size, redacted
+from kvtide.schema import SIZE, Read, one_of, text
+from kvtide.tiers.config import THREADS, TierConfig
 
 URL_SCHEMES = ("mooncake://",)
 ACCESS: tuple[str, ...] = ()
-OPTIONS: Mapping[str, str] = {
-    "master": "host:port of mooncake_master",
-    "metadata": "its metadata server (default: http://HOST:8080/metadata on the master's host), or P2PHANDSHAKE",
-    "hostname": "name or address of this machine under which the other clients reach it (default: 127.0.0.1)",
-    "segment": "memory that this engine lends to the store (default: none; some client has to lend some)",
-    "protocol": "tcp or rdma (default: tcp)",
-    "devices": "RDMA devices, with commas between",
-}
-
-THREADS = 6
-"""Four wait for bytes that are on their way (`transfers`), and two seal and verify meanwhile."""
 _MASTER_PORT = 50051
 _METADATA_PORT = 8080
 _MASTER_EXPECTED = "host:port of mooncake_master, for example cache.example:50051"
@@ -37,15 +27,64 @@ class Address(NamedTuple):
     metadata: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MooncakeConfig(TierConfig):
-    """A Mooncake store that several engines share."""
+def _master(option: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(option, value, _MASTER_EXPECTED)
+    address_of(option, value, None)
+    return value
 
-    address: Address
-    hostname: str
-    segment_bytes: int
-    protocol: str
-    devices: str
+
+def _metadata(option: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(option, value, _METADATA_EXPECTED)
+    _check_metadata(option, value)
+    return value
+
+
+def _segment(option: str, value: object) -> int:
+    return 0 if value == 0 and value is not False else parse_size(option, value)
+
+
+class MooncakeConfig(TierConfig):
+    """A Mooncake store that several engines share. Asks no server."""
+
+    master: Annotated[str, Read(_master, {"type": "string"})] = Field(
+        description="`host:port` of `mooncake_master` (port: 50051)", examples=["cache.example:50051"]
+    )
+    metadata: Annotated[str | None, Read(_metadata, {"type": "string"})] = Field(
+        default=None,
+        description="its metadata server, or `P2PHANDSHAKE` (not tested)",
+        json_schema_extra={"default_text": "`http://HOST:8080/metadata` on the master's host"},
+    )
+    hostname: Annotated[str, text("name or address of this machine")] = Field(
+        default="127.0.0.1", description="name or address of this machine under which the other clients reach it"
+    )
+    segment: Annotated[int, Read(_segment, {"anyOf": [{"const": 0}, SIZE.json_schema]})] = Field(
+        default=0,
+        description="memory that this engine lends to the store; some client has to lend some",
+        json_schema_extra={"default_text": "none"},
+    )
+    protocol: Annotated[str, one_of("tcp", "rdma")] = Field(
+        default="tcp", description="`tcp`, or `rdma`, which is written for, and not tested"
+    )
+    devices: Annotated[str, text("RDMA devices, with commas between")] = Field(
+        default="", description="RDMA devices, with commas between", json_schema_extra={"default_text": ""}
+    )
+    threads: Annotated[int, THREADS] = Field(
+        default=6,
+        description="four wait for bytes under way, two seal and verify; the client has threads of its own for the "
+        "network",
+    )
+
+    @property
+    def address(self) -> Address:
+        """Where the store is."""
+        return address_of("master", self.master, self.metadata)
+
+    @property
+    def segment_bytes(self) -> int:
+        """Memory that is lent."""
+        return self.segment
 
     @property
     def place(self) -> str:
@@ -53,25 +92,7 @@ class MooncakeConfig(TierConfig):
         return f"mooncake://{self.address.master}"
 
 
-def parse(index: int, options: Mapping[str, object]) -> MooncakeConfig:
-    """Read the options of one tier. Asks no server."""
-    shared = common(index, options, OPTIONS, threads=THREADS)
-    prefix = f"tiers[{index}]."
-    master = text_option(prefix, "master", options, OPTIONS)
-    if master is None:
-        raise ConfigError(f"{prefix}master", None, _MASTER_EXPECTED)
-    metadata = text_option(prefix, "metadata", options, OPTIONS)
-    if metadata is not None:
-        _check_metadata(f"{prefix}metadata", metadata)
-    segment = options.get("segment", 0)
-    return MooncakeConfig(
-        **shared,
-        address=address_of(f"{prefix}master", master, metadata),
-        hostname=text_option(prefix, "hostname", options, OPTIONS) or "127.0.0.1",
-        segment_bytes=0 if segment == 0 and segment is not False else parse_size(f"{prefix}segment", segment),
-        protocol=parse_choice(f"{prefix}protocol", options.get("protocol", "tcp"), ("tcp", "rdma")),
-        devices=text_option(prefix, "devices", options, OPTIONS) or "",
-    )
+CONFIG = MooncakeConfig
 
 
 def parse_place(place: str) -> Address:

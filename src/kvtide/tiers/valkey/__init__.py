@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from kvtide.tiers.valkey.admin import clear, inspect, verify
 from kvtide.tiers.valkey.opening import open_tier
-from kvtide.tiers.valkey.options import ACCESS, OPTIONS, URL_SCHEMES, parse
+from kvtide.tiers.valkey.options import ACCESS, CONFIG, URL_SCHEMES
 
-__all__ = ["ACCESS", "OPTIONS", "URL_SCHEMES", "clear", "inspect", "open_tier", "parse", "verify"]
+__all__ = ["ACCESS", "CONFIG", "URL_SCHEMES", "clear", "inspect", "open_tier", "verify"]

@@ -90,7 +90,7 @@ def clear(place: str, options: Mapping[str, object], progress: Progress) -> int:
 
 @contextmanager
 def _server(place: str, options: Mapping[str, object]) -> Iterator[Connection]:
-    connection = Connection(parse_access("", place, options), _SILENCE_S)
+    connection = Connection(parse_access(place, {name: str(value) for name, value in options.items()}), _SILENCE_S)
     try:
         yield connection
     except BackendDown as down:

@@ -6,31 +6,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from pydantic import Field, PrivateAttr, model_validator
+
 from kvtide.errors import ConfigError
-from kvtide.options import parse_count, parse_size, redacted
-from kvtide.tiers.config import TierConfig, common, text_option
+from kvtide.options import redacted
+from kvtide.schema import SIZE, Read, text, whole
+from kvtide.tiers.config import THREADS, TierConfig
 
 PLAIN, TLS, UNIX = ("valkey", "redis"), ("valkeys", "rediss"), ("unix",)
 URL_SCHEMES = tuple(f"{scheme}://" for scheme in (*PLAIN, *TLS, *UNIX))
 
-OPTIONS: Mapping[str, str] = {
-    "url": "valkey://host:6379, valkeys://host:6379 (TLS) or unix:///path; redis:// and rediss:// mean the same",
-    "username": "ACL user (default: the server's default user)",
-    "password_file": "file with the password",
-    "password_env": "environment variable with the password",
-    "tls_ca": "file with the certificates to trust (default: the system's)",
-    "tls_cert": "file with this client's certificate, where the server asks for one",
-    "tls_key": "file with the key of that certificate",
-    "ttl_s": "seconds after which the server forgets a block (default: never)",
-    "max_value": "largest record that the server takes (default: 512MiB, as servers have it)",
-}
 ACCESS = ("username", "password_file", "password_env", "tls_ca", "tls_cert", "tls_key")
 """Options that operators need as well."""
 
-THREADS = 4
 DEFAULT_PORT = 6379
 TTL_S_MAX = 10 * 365 * 24 * 3600
 _DATABASE_DIGITS_MAX = 9
@@ -70,61 +61,101 @@ class Access:
     tls_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValkeyConfig(TierConfig):
-    """A Valkey server that several engines share."""
+def _url(option: str, value: object) -> str:
+    _parse_url(option, value)
+    return str(value)
 
-    access: Access
-    ttl_s: int | None
-    max_value_bytes: int
+
+def _file(what: str) -> Read:
+    return text(f"the path of a file: {what}")
+
+
+class ValkeyConfig(TierConfig):
+    """A Valkey server that several engines share. Reading it reads passwords, and asks no server."""
+
+    url: Annotated[str, Read(_url, {"type": "string"})] = Field(
+        description="`valkey://host:6379`, `valkeys://host:6379` (TLS) or `unix:///path`; `redis://` and `rediss://` "
+        "mean the same; `/2` or `?db=2` for a database",
+        examples=["valkeys://cache.example:6379"],
+        repr=False,
+    )
+    username: Annotated[str | None, text("an ACL user")] = Field(
+        default=None, description="ACL user", json_schema_extra={"default_text": "the server's default user"}
+    )
+    password_file: Annotated[str | None, _file("the password")] = Field(
+        default=None, description="file with the password. In the URL it works too, and is shown nowhere"
+    )
+    password_env: Annotated[str | None, text("the name of an environment variable")] = Field(
+        default=None, description="environment variable with the password"
+    )
+    tls_ca: Annotated[str | None, _file("certificates to trust")] = Field(
+        default=None,
+        description="file with the certificates to trust. The server's name is checked, always",
+        json_schema_extra={"default_text": "the system's"},
+    )
+    tls_cert: Annotated[str | None, _file("this client's certificate")] = Field(
+        default=None, description="file with this client's certificate, where the server asks for one"
+    )
+    tls_key: Annotated[str | None, _file("the key of tls_cert")] = Field(
+        default=None, description="file with the key of that certificate"
+    )
+    ttl_s: Annotated[int | None, whole(1, TTL_S_MAX, ", which is ten years; leave it out for never")] = Field(
+        default=None,
+        description="seconds after which the server forgets a block; at most ten years",
+        json_schema_extra={"default_text": "never"},
+    )
+    max_value: Annotated[int, SIZE] = Field(
+        default=512 << 20,
+        description="largest value that the server takes (`proto-max-bulk-len`)",
+        json_schema_extra={"default_text": '`"512MiB"`'},
+    )
+    threads: Annotated[int, THREADS] = Field(
+        default=4, description="also the number of connections; one of them is kept free for lookups and gets"
+    )
+    _access: Access = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _get_in(self) -> ValkeyConfig:
+        self._access = parse_access(self.url, self.model_dump(include=set(ACCESS), exclude_none=True))
+        return self
+
+    @property
+    def access(self) -> Access:
+        """How to get in."""
+        return self._access
+
+    @property
+    def max_value_bytes(self) -> int:
+        """The largest record that the server takes."""
+        return self.max_value
 
     @property
     def place(self) -> str:
         """Where it keeps bytes."""
-        return str(self.access.address)
+        return str(self._access.address)
 
 
-def parse(index: int, options: Mapping[str, object]) -> ValkeyConfig:
-    """Read the options of one tier. Asks no server."""
-    shared = common(index, options, OPTIONS, threads=THREADS)
-    prefix = f"tiers[{index}]"
-    if "url" not in options:
-        raise ConfigError(f"{prefix}.url", None, _URL_EXPECTED)
-    return ValkeyConfig(
-        **shared,
-        access=parse_access(prefix, options["url"], options),
-        ttl_s=_ttl_s(f"{prefix}.ttl_s", options["ttl_s"]) if "ttl_s" in options else None,
-        max_value_bytes=parse_size(f"{prefix}.max_value", options.get("max_value", 512 << 20)),
-    )
+CONFIG = ValkeyConfig
 
 
-def parse_access(prefix: str, url: object, options: Mapping[str, object]) -> Access:
-    """Read a URL and the options that have to do with getting in. `prefix` says whose, in errors."""
-    option = f"{prefix}.url" if prefix else "url"
-    dot = f"{prefix}." if prefix else ""
-    parts, address = _parse_url(option, url)
-    password = _password(dot, options)
+def parse_access(url: object, options: Mapping[str, str]) -> Access:
+    """Read a URL and the options that have to do with getting in (`ACCESS`)."""
+    parts, address = _parse_url("url", url)
+    password = _password(options)
     if parts.password is not None:
         if password is not None:
-            raise ConfigError(option, redacted(str(url)), "no password in the URL, for an option names another")
+            raise ConfigError("url", redacted(str(url)), "no password in the URL, for an option names another")
         password = unquote(parts.password)
-    username = text_option(dot, "username", options, OPTIONS) or (unquote(parts.username) if parts.username else None)
+    username = options.get("username") or (unquote(parts.username) if parts.username else None)
     if username is not None and password is None:
-        raise ConfigError(f"{dot}username", username, "a password as well: password_file or password_env")
-    tls = {name: _readable(dot, name, options) for name in ("tls_ca", "tls_cert", "tls_key")}
+        raise ConfigError("username", username, "a password as well: password_file or password_env")
+    tls = {name: _readable(name, options) for name in ("tls_ca", "tls_cert", "tls_key")}
     for name, value in tls.items():
         if value is not None and not address.tls:
-            raise ConfigError(f"{dot}{name}", value, "a URL with TLS, valkeys:// or rediss://")
+            raise ConfigError(name, value, "a URL with TLS, valkeys:// or rediss://")
     if tls["tls_key"] is not None and tls["tls_cert"] is None:
-        raise ConfigError(f"{dot}tls_key", tls["tls_key"], "tls_cert as well")
+        raise ConfigError("tls_key", tls["tls_key"], "tls_cert as well")
     return Access(address=address, username=username, password=password, **tls)
-
-
-def _ttl_s(option: str, value: object) -> int:
-    ttl_s = parse_count(option, value)
-    if ttl_s > TTL_S_MAX:
-        raise ConfigError(option, ttl_s, f"at most {TTL_S_MAX}, which is ten years; leave it out for never")
-    return ttl_s
 
 
 def _parse_url(option: str, url: object) -> tuple[SplitResult, Address]:
@@ -180,32 +211,29 @@ def _database(option: str, shown: str, text: str) -> int:
     return int(text)
 
 
-def _password(dot: str, options: Mapping[str, object]) -> str | None:
-    file, variable = (
-        text_option(dot, "password_file", options, OPTIONS),
-        text_option(dot, "password_env", options, OPTIONS),
-    )
+def _password(options: Mapping[str, str]) -> str | None:
+    file, variable = options.get("password_file"), options.get("password_env")
     if file is not None and variable is not None:
-        raise ConfigError(f"{dot}password_env", variable, "either password_file or password_env")
+        raise ConfigError("password_env", variable, "either password_file or password_env")
     if file is not None:
         try:
             return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
             why = error.strerror if isinstance(error, OSError) else "not text"
-            raise ConfigError(f"{dot}password_file", file, f"a file that can be read ({why})") from None
+            raise ConfigError("password_file", file, f"a file that can be read ({why})") from None
     if variable is not None:
         if variable not in os.environ:
-            raise ConfigError(f"{dot}password_env", variable, "an environment variable that is set")
+            raise ConfigError("password_env", variable, "an environment variable that is set")
         return os.environ[variable]
     return None
 
 
-def _readable(dot: str, name: str, options: Mapping[str, object]) -> str | None:
-    value = text_option(dot, name, options, OPTIONS)
+def _readable(name: str, options: Mapping[str, str]) -> str | None:
+    value = options.get(name)
     if value is None:
         return None
     if "\0" in value or not os.access(value, os.R_OK):
-        raise ConfigError(f"{dot}{name}", value, "a file that exists and can be read")
+        raise ConfigError(name, value, "a file that exists and can be read")
     if os.path.isdir(value):
-        raise ConfigError(f"{dot}{name}", value, f"a file, and this is a folder: {OPTIONS[name]}")
+        raise ConfigError(name, value, "a file, and this is a folder")
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.traces.progress import LinesNowAndThen, counted, progress
+from kvtide.progress import LinesNowAndThen, counted, progress
 
 
 def test_lines_come_after_two_seconds_and_then_every_ten(capsys: pytest.CaptureFixture[str]) -> None:

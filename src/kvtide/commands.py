@@ -1,0 +1,200 @@
+"""What commands are made of: options that are refused by the name they were written with, help with examples."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from kvtide.errors import ConfigError
+from kvtide.options import did_you_mean
+
+Arguments = SimpleNamespace
+"""What was written, by the names of the options with underscores."""
+Run = Callable[[Arguments], int]
+"""Does what a command is for, and returns the exit code."""
+
+SIZES = "K, M, G and T count by 1024 as KiB to TiB do, KB to TB by 1000"
+"""What sizes mean, for help."""
+
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+
+
+class Whole(click.ParamType[int]):
+    """A whole number."""
+
+    name = "N"
+
+    def __init__(self, minimum: int = 0, maximum: int | None = None) -> None:
+        self._minimum, self._maximum = minimum, maximum
+        upto = "" if maximum is None else f" and at most {maximum}"
+        self._expected = f"a whole number of at least {minimum}{upto}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read it."""
+        number = int(value) if _WHOLE.fullmatch(str(value)) else None
+        if number is None or number < self._minimum or (self._maximum is not None and number > self._maximum):
+            _refuse(param, value if number is None else number, self._expected)
+        return number
+
+
+class Real(click.ParamType[float]):
+    """A number above 0, from 0 on, or between bounds."""
+
+    name = "N"
+
+    def __init__(self, minimum: float | None = None, maximum: float | None = None) -> None:
+        self._minimum, self._maximum = minimum, maximum
+        least = "a number above 0" if minimum is None else f"a number of at least {minimum:g}"
+        self._expected = least if maximum is None else f"{least} and at most {maximum:g}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        enough = number > 0 if self._minimum is None else number >= self._minimum
+        if not enough or not number < math.inf or (self._maximum is not None and number > self._maximum):
+            _refuse(param, value, self._expected)
+        return number
+
+
+class Choice(click.ParamType[str]):
+    """One of a few words. Capitals do not matter."""
+
+    name = "NAME"
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        self._choices = tuple(choices)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Read it."""
+        if value.lower() not in self._choices:
+            _refuse(
+                param, value, f"one of {', '.join(self._choices)}; {did_you_mean(value, self._choices)}".rstrip("; ")
+            )
+        return str(value).lower()
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return those that begin like this."""
+        return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete.lower())]
+
+
+class File(click.ParamType[str]):
+    """A path, which shells can complete."""
+
+    name = "FILE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Take it as it is: who opens it knows what is wrong with it."""
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Let the shell do it."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+def _refuse(param: click.Parameter | None, value: object, expected: str) -> NoReturn:
+    raise ConfigError(shown(param), value, expected)
+
+
+def shown(param: click.Parameter | None) -> str:
+    """Return what people call an option or argument."""
+    if isinstance(param, click.Option):
+        return param.opts[0]
+    return str(param.metavar).removesuffix("...") if param is not None else "value"
+
+
+def option(
+    name: str,
+    text: str,
+    kind: click.ParamType[Any] | None = None,
+    *,
+    default: object = None,
+    metavar: str | None = None,
+    many: bool = False,
+) -> click.Option:
+    """Return an option with a value. Its help says the default, if it has one."""
+    said = text if default is None or "(default" in text else f"{text} (default: {default})"
+    metavar = metavar or (kind.name if kind is not None else "TEXT")
+    return click.Option(
+        [name], type=kind or click.STRING, default=None if many else default, metavar=metavar, help=said, multiple=many
+    )
+
+
+def flag(name: str, text: str) -> click.Option:
+    """Return an option without a value."""
+    return click.Option([name], is_flag=True, help=text)
+
+
+def argument(
+    name: str, *, required: bool = False, kind: click.ParamType[Any] | None = None, many: bool = False
+) -> click.Argument:
+    """Return what stands in a command without a name. `many`: one or more of them."""
+    metavar = f"{name}..." if many else name
+    count = -1 if many else 1
+    return click.Argument([name.lower()], metavar=metavar, required=required, type=kind or File(), nargs=count)
+
+
+class _Help(click.Command):
+    """Text and examples are shown as they were written, not wrapped anew."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what it does."""
+        if self.help:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(self.help)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        if self.epilog:
+            formatter.write(f"\n{self.epilog}\n")
+
+
+class Group(_Help, click.Group):
+    """Several commands."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which one may have been meant."""
+        known = self.list_commands(ctx)
+        if args[0] not in known:
+            hint = did_you_mean(args[0], known)
+            raise click.UsageError(f"no such command: {args[0]!r}; {hint}known are {', '.join(known)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def command(
+    name: str, *, text: str, examples: str, params: Sequence[click.Parameter], run: Run, summary: str = ""
+) -> click.Command:
+    """Return a command that calls `run`. What it refuses by a setting's name is told by the option's name.
+
+    `summary` is for the help of a group.
+    """
+    by_name: Mapping[str, click.Parameter] = {str(param.name): param for param in params}
+
+    def callback(**values: Any) -> int:
+        try:
+            return run(Arguments(**values))
+        except ConfigError as error:
+            if error.option not in by_name:
+                raise
+            raise ConfigError(shown(by_name[error.option]), error.value, error.expected) from error
+
+    epilog = f"Examples:\n{examples}"
+    return _Help(name, callback=callback, params=list(params), help=text, epilog=epilog, short_help=summary)
+
+
+def group(name: str, *, text: str, examples: str, commands: Sequence[click.Command]) -> Group:
+    """Return a command that has commands of its own."""
+    inner = {str(each.name): each for each in commands}
+    return Group(name, commands=inner, help=text, epilog=f"Examples:\n{examples}", no_args_is_help=False)

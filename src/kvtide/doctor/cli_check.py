@@ -1,0 +1,75 @@
+"""The command line of `kvtide check`: what a server would say to its options, without a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from kvtide.commands import Arguments, argument, command, flag
+from kvtide.doctor.asked import Asked, read_asked
+from kvtide.doctor.wanted import ANY_GEOMETRY
+from kvtide.errors import ConfigError
+from kvtide.output import put
+from kvtide.schema import without_secrets
+from kvtide.vllm.options import check_options, options_schema
+
+EXIT_REFUSED = 2
+
+TEXT = """\
+Say what a vLLM server with kvtide would say to its options, before it is started and without vLLM: everything that is
+wrong, by the option's name. CONFIG is the JSON of --kv-transfer-config or only its kv_connector_extra_config, a file
+with it, or "-" for standard input. Folders and files that it names are looked at; servers are not asked (doctor)."""
+
+EXAMPLES = """\
+  kvtide check '{"host": "64GiB"}'
+  kvtide check kv-transfer-config.json --json
+  kvtide check --schema > kvtide.schema.json     for editors
+
+Exit codes: 0 a server would take it, 2 it would not"""
+
+
+def run(args: Arguments) -> int:
+    """Check the options, or print what there are."""
+    if args.schema:
+        put(json.dumps(options_schema(), indent=2))
+        return 0
+    if args.config is None:
+        raise ConfigError("CONFIG", None, "JSON, or a file with it")
+    errors = list(_errors(read_asked(args.config, "CONFIG")))
+    if args.json:
+        put(json.dumps({"ok": not errors, "errors": [_as_json(error) for error in errors]}))
+    else:
+        for error in errors:
+            put(str(error))
+        put(f"a server would refuse it: {len(errors)} wrong" if errors else "a server would take it")
+    return EXIT_REFUSED if errors else 0
+
+
+def _errors(asked: Asked) -> Iterator[ConfigError]:
+    yield from asked.problems
+    options, errors = check_options(asked.extra)
+    yield from errors
+    if options is not None:
+        try:
+            options.build(ANY_GEOMETRY)
+        except ConfigError as too_much:  # memory that this machine does not have
+            yield too_much
+
+
+def _as_json(error: ConfigError) -> dict[str, object]:
+    value = without_secrets(error.option, error.value)
+    shown = value if isinstance(value, str | int | float | None) else repr(value)
+    return {"option": error.option, "value": shown, "expected": error.expected}
+
+
+COMMAND = command(
+    "check",
+    text=TEXT,
+    examples=EXAMPLES,
+    params=[
+        argument("CONFIG"),
+        flag("--schema", "print the JSON schema of all options"),
+        flag("--json", "print one JSON object"),
+    ],
+    run=run,
+)

@@ -1,0 +1,58 @@
+"""The command line of `kvtide advise`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import click
+
+from kvtide.commands import Arguments, argument, command, flag, option
+from kvtide.output import put
+from kvtide.top.advise import advise
+from kvtide.top.cli import SECONDS
+from kvtide.top.observe import observe
+from kvtide.top.reading import metrics_url
+from kvtide.units import seconds_text
+
+ADVISE = """\
+Say what would help a running server: more memory, a tier, another policy, or nothing. It looks at its /metrics for a
+while, or takes all that was counted since the start, and says the numbers that each advice rests on."""
+
+ADVISE_EXAMPLES = """\
+  kvtide advise localhost:8000                   look for a minute
+  kvtide advise localhost:8000 --seconds 600     look for ten
+  kvtide advise localhost:8000 --since-start     do not wait
+
+Exit codes: 0 it has said something, 2 the server cannot be read"""
+
+
+def run(args: Arguments) -> int:
+    """Look at a server, and say what would help."""
+    url = metrics_url(args.url)
+    seconds = None if args.since_start else args.seconds
+    shown, now = observe(url, seconds, sys.stderr)
+    found = advise(shown, now)
+    if args.json:
+        put(json.dumps({"url": url, "seconds": shown.seconds, "advice": [asdict(advice) for advice in found]}))
+        return 0
+    over = "since the server was started" if shown.seconds is None else f"in {seconds_text(shown.seconds)}"
+    put(f"{shown.requests:,.0f} requests with {shown.tokens.all:,.0f} prompt tokens {over}.")
+    for advice in found:
+        put(f"\n{advice.do}\n  {advice.because}")
+    return 0
+
+
+COMMAND = command(
+    "advise",
+    text=ADVISE,
+    examples=ADVISE_EXAMPLES,
+    params=[
+        argument("URL", required=True, kind=click.STRING),
+        option("--seconds", "how long to look", SECONDS, default=60.0, metavar="S"),
+        flag("--since-start", "take all that the server has counted so far"),
+        flag("--json", "print one JSON object"),
+    ],
+    run=run,
+)

@@ -1,0 +1,115 @@
+"""`kvtide check`: what a server would say to its options, all of it, without a server and without vLLM."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import check_refused, run
+
+WRONG: dict[str, object] = {
+    "hots": "1GiB",
+    "mode": "fast",
+    "tiers": [
+        {"type": "disk", "path": "/nowhere", "size": "x", "deadline": 5},
+        {"type": "valkey", "url": "valkey://u:hunter2@/", "pasword": "hunter2"},
+        {"type": "dsik"},
+    ],
+}
+NAMES = [
+    "hots",
+    "mode",
+    "tiers[0].deadline",
+    "tiers[0].path",
+    "tiers[0].size",
+    "tiers[1].pasword",
+    "tiers[1].url",
+    "tiers[2].type",
+]
+
+
+def whole(extra: dict[str, object]) -> dict[str, object]:
+    return {"kv_connector": "KVTideConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+@pytest.mark.parametrize("config", [{"host": "1MiB"}, {}, whole({"host": "1MiB"}), whole({})])
+def test_what_a_server_would_take_is_0(capsys: pytest.CaptureFixture[str], config: dict[str, object]) -> None:
+    assert run(capsys, "check", json.dumps(config)) == (0, "a server would take it\n", "")
+    assert run(capsys, "check", "--json", json.dumps(config)) == (0, '{"ok": true, "errors": []}\n', "")
+
+
+@pytest.mark.parametrize("config", [WRONG, whole(WRONG)])
+def test_everything_wrong_is_told_by_name_without_secrets_and_is_2(
+    capsys: pytest.CaptureFixture[str], config: dict[str, object]
+) -> None:
+    code, out, err = run(capsys, "check", json.dumps(config))
+    assert (code, err) == (2, "")
+    assert [line.partition("=")[0] for line in out.splitlines()[:-1]] == NAMES
+    assert out.endswith("a server would refuse it: 8 wrong\n")
+    assert "hots='1GiB': expected a known option; did you mean \"host\"?" in out
+    assert "hunter2" not in out
+
+
+def test_for_programs_there_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "check", "--json", json.dumps(WRONG))
+    found = json.loads(out)
+    assert (code, found["ok"]) == (2, False)
+    assert [error["option"] for error in found["errors"]] == NAMES
+    assert found["errors"][1] == {"option": "mode", "value": "fast", "expected": "one of eager, lazy"}
+    assert "hunter2" not in out
+
+
+def test_a_file_and_standard_input_are_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"hots": 1}))
+    assert run(capsys, "check", file)[0] == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"host": "1MiB"}'))
+    assert run(capsys, "check", "-")[0] == 0
+
+
+def test_more_memory_than_there_is_and_what_vllm_itself_refuses_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "host='1000TiB': expected at most the " in run(capsys, "check", '{"host": "1000TiB"}')[1]
+    code, out, _ = run(capsys, "check", '{"kv_connector": "KVTideConnector"}')
+    assert (code, out.splitlines()[0]) == (2, 'kv_role=None: expected "kv_both"')
+
+
+def test_both_names_of_one_option_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for extra, said in (
+        ({"host": "1MiB", "cpu_bytes_to_use": 5}, "either host or cpu_bytes_to_use"),
+        ({"host": "1MiB", "host_per_rank": "1MiB"}, "either host or host_per_rank"),
+        ({"mode": "lazy", "lazy_offload": True}, "either mode or lazy_offload"),
+    ):
+        assert said in run(capsys, "check", json.dumps(extra))[1]
+
+
+def test_what_is_no_json_costs_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    check_refused(capsys, "check", "CONFIG=None: expected JSON, or a file with it")
+    check_refused(capsys, "check /nowhere/config.json", "CONFIG='/nowhere/config.json': expected JSON, or a file")
+    check_refused(capsys, "check {", "CONFIG='…': expected JSON (")
+
+
+def test_the_schema_describes_all_options_and_all_types_of_tiers(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "check", "--schema")
+    schema = json.loads(out)
+    assert code == 0
+    assert {"host", "tiers", "mode", "cpu_bytes_to_use"} <= schema["properties"].keys()
+    kinds = {kind["properties"]["type"]["enum"][0]: kind for kind in schema["properties"]["tiers"]["items"]["oneOf"]}
+    assert kinds.keys() == {"disk", "mooncake", "null", "valkey"}
+    assert set(kinds["disk"]["required"]) == {"type", "path", "size"}
+    assert kinds["disk"]["properties"]["deadline_ms"]["maximum"] == 3_600_000
+
+
+def test_vllm_is_not_imported() -> None:
+    program = (
+        "import sys; sys.modules['vllm'] = sys.modules['torch'] = None; "
+        "from kvtide.cli import main; sys.exit(main(['check', '{\"host\": \"1MiB\"}']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    assert (done.returncode, done.stdout) == (0, "a server would take it\n")

@@ -1,0 +1,291 @@
+"""A command line like others: what people know from other programs holds here too."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from kvtide import cli
+from kvtide.output import Output
+from kvtide.progress import LinesNowAndThen
+from tests.command_line import run
+from tests.tiers.disk.test_backend import items
+from tests.tiers.support import disk_store
+
+KVTIDE = (sys.executable, "-m", "kvtide")
+SMALL = ("--requests", "60")
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    python = f"{sys.executable} -m kvtide"
+    return subprocess.run(  # noqa: S602 (our own words, and pipes are what is tested)
+        command.replace("kvtide", python),
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+# ---------------------------------------------------------------------- errors by the names that were written
+
+
+@pytest.mark.parametrize(
+    ("argv", "option"),
+    [
+        ("plan --prefill -1", "--prefill='-1': expected a number above 0"),
+        ("plan --decode soon", "--decode='soon': expected a number above 0"),
+        ("plan --link fast", "--link='fast': expected a size"),
+        ("plan --requests 0", "--requests=0: expected a whole number of at least 1"),
+        ("replay --gpus -2", "--gpus=-2: expected a whole number of at least 1"),
+        ("replay --policy prefxi", "--policy='prefxi': expected one of prefix, lru"),
+        ("trace make --workload chast", "--workload='chast': expected one of"),
+        ("demo --device-blocks 3", "--device-blocks=3: expected at least"),
+        ("demo --ranks 8", "--ranks=8: expected a divisor"),
+    ],
+)
+def test_errors_have_the_name_that_was_written(capsys: pytest.CaptureFixture[str], argv: str, option: str) -> None:
+    code, out, err = run(capsys, *argv.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"kvtide: error: {option}")
+
+
+def test_a_mistyped_word_gets_the_one_that_may_have_been_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 'did you mean "simulate"?' in run(capsys, "simulte")[2]
+    assert "'--admission'" in run(capsys, "plan", "--admision", "all")[2]
+    assert 'did you mean "prefix"?' in run(capsys, "replay", "--policy", "prefxi")[2]
+
+
+# ---------------------------------------------------------------------- exit codes
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "kvtide trace make --requests 3000 --workload chats",
+        f"kvtide plan {' '.join(SMALL)} --policies lru",
+        "kvtide simulate --seed 7 --log",
+        "kvtide --help",
+    ],
+)
+def test_who_reads_only_the_beginning_sees_no_error(command: str) -> None:
+    done = shell(f"set -o pipefail; {command} | head -n 1")
+    assert done.returncode in (0, 141)
+    assert "rror" not in done.stderr
+    assert done.stdout.count("\n") == 1
+
+
+def test_ctrl_c_ends_a_simulation_with_130_and_what_it_has() -> None:
+    command = [*KVTIDE, "simulate", "--seeds", "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+        assert process.stderr is not None
+        assert "seeds" in process.stderr.readline()  # the first line of progress
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert " violations" in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+@pytest.mark.parametrize(
+    "command", ["trace make --requests 500", "plan --requests 60 --policies lru", "simulate --seed 7 --log", "--help"]
+)
+def test_a_full_disk_is_said_in_one_line(command: str) -> None:
+    done = shell(f"kvtide {command} > /dev/full 2> >(grep -v 'no trace was given' >&2)")
+    assert done.returncode == 2
+    assert done.stderr == "kvtide: error: No space left on device\n"
+
+
+def test_any_error_of_the_system_is_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_many(*_: object) -> None:
+        raise OSError(24, "Too many open files", "/some/file")
+
+    monkeypatch.setattr("kvtide.demo.cli.compare_modes", too_many)
+    assert run(capsys, "demo") == (2, "", "kvtide: error: Too many open files: /some/file\n")
+
+
+# ---------------------------------------------------------------------- values as people write them
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("64G", 64 << 30), ("64GiB", 64 << 30), ("64Gi", 64 << 30), ("64gb", 64 * 10**9), ("1.5T", 3 << 39), ("512", 512)],
+)
+def test_sizes_are_read_as_people_write_them(written: str, size: int) -> None:
+    from kvtide.traces.cli_common import size as read  # noqa: PLC0415
+
+    assert read("--host", written) == size
+
+
+def test_rates_and_gpus_are_read_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu in ("H100", "h100", "NVIDIA H100 80GB HBM3"):
+        code, out, _ = run(capsys, "replay", *SMALL, "--gpu", gpu, "--host", "64G", "--link", "25GB/s")
+        assert code == 0
+        assert "H100" in out
+
+
+def test_help_says_what_sizes_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("demo", "plan", "replay"):
+        _, out, _ = run(capsys, command, "--help")
+        assert "K, M, G and T count by 1024 as KiB to TiB do, KB to TB by 1000" in " ".join(out.split())
+
+
+# ---------------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_completion_is_shown_and_installed(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, out, _ = run(capsys, "--show-completion", name)
+    assert code == 0
+    assert "_KVTIDE_COMPLETE" in out
+    assert run(capsys, "--install-completion", name)[0] == 0
+    assert run(capsys, "--install-completion", name)[0] == 0
+    written = [path for path in tmp_path.rglob("*kvtide*") if path.is_file()]
+    assert [path.read_text() for path in written] == [out.removesuffix("\n")]
+    assert name != "zsh" or (tmp_path / ".zshrc").read_text().count("compinit") == 2
+
+
+def test_the_shell_is_known_by_its_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", "/usr/bin/fish")
+    assert "function _kvtide_completion" in run(capsys, "--show-completion")[1]
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert run(capsys, "--show-completion")[2].startswith("kvtide: error: --show-completion='tcsh': expected one of")
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("kvtide si", "simulate"),
+        ("kvtide replay --pol", "--policy"),
+        ("kvtide replay --policy fo", "forecast"),
+        ("kvtide tier ver", "verify"),
+    ],
+)
+def test_a_shell_is_told_what_may_come_next(words: str, completed: str) -> None:
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_KVTIDE_COMPLETE": "bash_complete"}
+    assert f"plain,{completed}\n" in shell("kvtide", **asked).stdout
+
+
+# ---------------------------------------------------------------------- start
+
+
+def test_help_imports_no_command() -> None:
+    program = (
+        "import sys, kvtide.cli; kvtide.cli.main(['--help']); "
+        "print(sorted(set(sys.modules) & {'numpy', 'rich', 'pydantic', 'kvtide.sim.cli', 'kvtide.traces.cli_plan'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)  # noqa: S603
+    assert done.stdout.endswith("\n[]\n")
+
+
+def test_the_list_of_commands_is_that_of_the_modules() -> None:
+    assert list(cli.MODULES) == list(cli.SUMMARIES)
+
+
+# ---------------------------------------------------------------------- tables and progress
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", *SMALL),
+        ("replay", *SMALL),
+        ("trace", "stats", *SMALL),
+        ("demo", "--conversations=2", "--turns=2", "--prompt-tokens=48", "--turn-tokens=9", "--device-blocks=12"),
+    ],
+)
+def test_tables_fit_forty_columns_or_become_lists(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    code, out, _ = run(capsys, *command)
+    assert code == 0
+    assert "…" not in out
+    for line in out.splitlines():
+        assert len(line) <= 40 or not re.search("[│┃━─]", line), line
+
+
+def test_a_list_says_of_each_row_what_the_table_says(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("size", "hit\nratio", "", title="all of it")
+    table.add_row("1GiB", "50%", "[bold]x[/]")
+    Output(width=14).table(table)
+    assert capsys.readouterr().out == "all of it\nsize: 1GiB\n  hit ratio: \n50%\n  x\n"
+    wide = Console(width=40)
+    assert wide.measure(table).maximum <= 40
+    Output(width=40).table(table)
+    assert "┃" in capsys.readouterr().out
+
+
+def test_without_a_terminal_a_simulation_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LinesNowAndThen, "is_time", lambda _: True)
+    assert run(capsys, "simulate", "--seeds", "30")[2].count(" seeds  ") == 2
+
+
+# ---------------------------------------------------------------------- kvtide tier clear
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    store = disk_store(tmp_path)
+    store.put(items(range(10)))
+    store.close()
+    return tmp_path
+
+
+def test_a_dry_run_counts_and_removes_nothing(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
+    assert run(capsys, "tier", "clear", "--dry-run", filled) == (
+        0,
+        f"10 records, 80 KiB would be removed from {filled}\n",
+        "",
+    )
+    assert run(capsys, "tier", "clear", "--dry-run", "--json", filled)[1] == '{"records": 10, "bytes": 81920}\n'
+    assert "records: 10\n" in run(capsys, "tier", "inspect", filled)[1]
+
+
+def test_without_a_terminal_nothing_is_removed_unless_yes(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
+    code, out, err = run(capsys, "tier", "clear", filled)
+    assert (code, out) == (2, "")
+    assert "expected --yes, because nobody can be asked here" in err
+    assert "records: 10\n" in run(capsys, "tier", "inspect", filled)[1]
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 10), ("", 1, 10)])
+def test_on_a_terminal_clear_asks(filled: Path, answer: str, code: int, left: int) -> None:
+    ours, theirs = pty.openpty()
+    command = [*KVTIDE, "tier", "clear", str(filled)]
+    with subprocess.Popen(  # noqa: S603 (our own)
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.write(ours, f"{answer}\n".encode())
+        _, err = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == code
+    assert f"Remove 10 records, 80 KiB from {filled}? [y/N]" in err
+    assert (disk_records(filled) == 0) == (left == 0)
+
+
+def disk_records(folder: Path) -> int:
+    return sum(1 for path in folder.rglob("segment-*"))
