@@ -58,6 +58,7 @@ test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests th
 	@$(BIN)/python -m pytest -n 2 --dist worksteal --not-tested=$(VENV)/not-tested-core $(STRICT)
 
 test-vllm: vllm   ## the connector on real vLLM, its CPU build (8 minutes)
+	@$(VPYTHON) tools/system_packages.py $(SYSTEM) prometheus
 	@echo "==> tests on real vLLM (pytest)"
 	@mkdir -p $(VENV)
 	@$(VBIN)/python -m pytest -n 2 --dist worksteal -c tests/vllm/pytest.ini --not-tested=$(VENV)/not-tested-vllm $(STRICT) tests/vllm

@@ -12,10 +12,10 @@ from kvtide.tiers import open_tiers, parse_tiers
 from kvtide.tiers.disk.aligned import PAGE
 from kvtide.tiers.disk.file_io import IoMode, open_file, probe
 from kvtide.tiers.disk.layout import segment_layout
+from kvtide.tiers.disk.moving_in import move_in
 from kvtide.tiers.disk.opening import open_backend
 from kvtide.tiers.disk.options import DiskConfig
 from kvtide.tiers.disk.segments import Segments
-from kvtide.tiers.disk.store_folder import move_in
 from kvtide.tiers.record import Header
 from tiers_common import NAMESPACE, Blocks, Restart, Row, Settings, Times, run_calls
 

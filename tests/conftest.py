@@ -8,7 +8,7 @@ import os
 # Before numpy is imported: threads of BLAS that spin on a busy machine make the engine's tests 10 times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-pytest_plugins = ["tests.not_tested"]
+pytest_plugins = ["tests.not_tested", "tests.browser"]
 
 if importlib.util.find_spec("hypothesis") is not None:  # tests/gpu runs without
     from hypothesis import settings

@@ -20,6 +20,7 @@ PACKAGES = {
     "redis-server": "redis-server",
     "chromium-headless-shell": "chromium-headless-shell",
     "libatomic.so.1": "libatomic1",  # of the browser's driver
+    "prometheus": "prometheus",
     "libnuma.so.1": "libnuma1",
     "libibverbs.so.1": "libibverbs1",
     "librdmacm.so.1": "librdmacm1",

@@ -10,7 +10,7 @@ from kvtide.core.messages import Copy, Plan, Report
 from kvtide.errors import describe
 
 if TYPE_CHECKING:  # tiers need packages that those who have none need not install
-    from kvtide.tiers import Tier
+    from kvtide.tiers import TierStats
     from kvtide.tiers.stack import TierStack
 
 
@@ -91,8 +91,8 @@ class Worker:
             self.stop(f"the copy engine broke: {describe(error)}")
         else:
             # What is not in flight was reported before, or was refused by a submit that raised.
-            done = tuple([id_ for id_ in done if id_ in self._in_flight])
-            failed.update([(id_, why) for id_, why in engine_failed if id_ in self._in_flight])
+            done = tuple(filter(self._in_flight.__contains__, done))
+            failed.update((id_, why) for id_, why in engine_failed if id_ in self._in_flight)
         self._in_flight.difference_update(done, failed)
         if self._over is not None:
             failed.update(self._abandon(self._over))
@@ -131,10 +131,9 @@ class Worker:
         """Why no transfer is taken any more, ever; None as long as they are."""
         return self._over
 
-    @property
-    def tiers(self) -> tuple[Tier, ...]:
-        """The tiers below host memory, nearest first."""
-        return () if self._tiers is None else self._tiers.tiers
+    def tier_stats(self) -> dict[str, TierStats]:
+        """Return what each tier below host memory has done and holds, by name."""
+        return {} if self._tiers is None else self._tiers.stats()
 
     @property
     def stats(self) -> WorkerStats:

@@ -351,4 +351,5 @@ class MovingContract(ReportingContract):
             store = rig.engine.traffic(STORE)
             assert (store.transfers, store.bytes) == (2, 3 * rig.shape.block_bytes)
             assert store.busy_s > 0
+            assert store.seconds.count == store.transfers
             assert rig.engine.traffic(LOAD) == Traffic()

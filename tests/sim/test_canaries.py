@@ -9,7 +9,7 @@ import pytest
 
 from kvtide.sim.batch import Caught, run_canary
 from kvtide.sim.canaries import CANARIES, BrokenCanary, Canary
-from kvtide.sim.canaries.base import Patches, caught_by
+from kvtide.sim.canaries.base import Patches
 from kvtide.sim.checkers import watch
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.conservation import ConservationChecker
@@ -87,7 +87,7 @@ def test_a_canary_leaves_nothing_behind() -> None:
 
 
 def _canary(patches: Patches, *, by: str = "I1", raises: str | None = None) -> Canary:
-    return Canary("F7", "under-test", "something is taken away", lambda: patches, caught_by(by), raises)
+    return Canary("F7", "under-test", "something is taken away", lambda: patches, frozenset({by}), raises)
 
 
 def test_a_patch_that_is_called_otherwise_than_what_it_replaces_is_refused() -> None:
@@ -110,7 +110,7 @@ def test_a_canary_that_is_caught_by_its_own_mistake_is_broken() -> None:
 
 def test_a_canary_that_is_caught_by_an_invariant_that_it_does_not_name_is_broken() -> None:
     named = BY_NAME["no-flush"]
-    wrong = Canary(named.fault, named.name, named.what, named.patches, caught_by("I1"))
+    wrong = Canary(named.fault, named.name, named.what, named.patches, frozenset({"I1"}))
     assert run_canary(wrong, 0, {}, 50).broken
 
 

@@ -124,19 +124,6 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
     assert "expected a folder that this user can write" in refusal([disk(tmp_path)])
 
 
-def test_a_store_of_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "kvtide-store.json").write_text('{"format": 99}')
-    message = refusal([disk(tmp_path)])
-    assert "has format 99" in message
-    assert "kvtide tier clear" in message
-
-
-@pytest.mark.parametrize("content", ["nonsense", "{}", "[]", '{"format": "1"}'])
-def test_a_store_whose_format_cannot_be_told_is_refused_with_what_to_do(tmp_path: Path, content: str) -> None:
-    (tmp_path / "kvtide-store.json").write_text(content)
-    assert "has format unknown: choose another folder, or empty this one" in refusal([disk(tmp_path)])
-
-
 @pytest.mark.parametrize("name", ["kvtide-store.json", "rank-0-of-1"])
 def test_a_store_of_another_user_is_refused_and_not_called_one_of_another_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -404,6 +404,16 @@ def test_a_plan_that_comes_twice_is_done_once(near: ScriptedTier) -> None:
     assert len(near.calls) == 1
 
 
+def test_a_clear_that_comes_twice_is_answered_once_and_nothing_stored_since_is_lost(near: ScriptedTier) -> None:
+    bench = Bench(Level(near))
+    bench.stack.start(Clear(1))
+    bench.stack.start(Sink(2, NAMES, SLOTS))
+    bench.stack.start(Clear(1))
+    bench.stack.start(Fetch(3, NAMES, SLOTS))
+    answers, _ = bench.stack.poll()
+    assert [(answer.id, len(answer.hits)) for answer in answers] == [(1, 1), (2, 3), (3, 3)]
+
+
 def test_waiting_ends_with_the_answer_or_at_its_deadline(near: ScriptedTier) -> None:
     bench = Bench(Level(near))
     assert bench.stack.wait([1], 1.0), "nothing is under way"

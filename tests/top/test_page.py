@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,44 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.system_packages import is_here
 
-from tests.not_tested import lacks
+from tests.browser import DESK, PHONE, cut_off, page_of
 from tests.top.fake import BUSY, KVTIDE, FakeServer, fake_server, grown, metrics
 
-BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
-DESK, PHONE = 1280, 400
 OFF: dict[str, float | dict[str, float]] = {"kvtide_tier_off": {'tier="disk",rank="0"': 1.0}}
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A Chromium without a window."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None or not is_here("libatomic.so.1"):  # the library is the driver's
-        lacks("pages in a real browser", "`make test-core` brings it where there is an apt-get, else install Chromium")
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 (slow, and of no use without a browser)
-
-    with sync_playwright() as driver:
-        chromium = driver.chromium.launch(
-            executable_path=str(Path(found).resolve()),
-            args=["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
-            chromium_sandbox=False,  # needs rights that containers do not give; it sees our own page only
-            env={**os.environ, **fonts(Path(found).resolve(), tmp_path_factory.mktemp("fonts"))},
-        )
-        yield chromium
-        chromium.close()
-
-
-def fonts(program: Path, folder: Path) -> dict[str, str]:
-    """Say where a browser that was unpacked, not installed, finds letters, on a system that has none."""
-    found = next((parent for parent in program.parents if (parent / "usr/share/fonts").is_dir()), None)
-    if found is None or Path("/etc/fonts/fonts.conf").exists():
-        return {}
-    settings = folder / "fonts.conf"
-    where = f"<dir>{found}/usr/share/fonts</dir><cachedir>{folder}</cachedir>"
-    settings.write_text(f'<?xml version="1.0"?><fontconfig>{where}</fontconfig>')
-    return {"FONTCONFIG_FILE": str(settings)}
 
 
 @contextmanager
@@ -88,30 +53,17 @@ def address(servers: list[FakeServer]) -> Iterator[str]:
 
 @contextmanager
 def opened(browser: Any, address: str, width: int = DESK, scheme: str = "light") -> Iterator[Any]:
-    """Open the page; check that it asks nobody else and raises nothing."""
-    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    asked: list[str] = []
-    wrong: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    page.goto(address)
-    page.wait_for_selector("section.up figure")
-    yield page
-    page.close()
-    assert not wrong
-    assert all(url.startswith((address, "data:")) for url in asked)
+    """Open the page, and wait until it shows a server."""
+    with page_of(browser, address, width, scheme) as page:
+        page.wait_for_selector("section.up figure")
+        yield page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_nothing_is_cut_off_at_any_width(browser: Any, address: str, width: int, scheme: str, tmp_path: Path) -> None:
     with opened(browser, address, width, scheme) as page:
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        wide = (
-            "[...document.querySelectorAll('body *')].filter(node => node.getBoundingClientRect().right > innerWidth)"
-        )
-        assert page.evaluate(f"{wide}.map(node => node.outerHTML)") == []
+        assert cut_off(page) == []
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (background == "rgb(13, 17, 23)") == (scheme == "dark")
         page.screenshot(path=str(tmp_path / "page.png"), full_page=True)

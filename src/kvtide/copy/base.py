@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvtide.core.messages import Copy
+from kvtide.latency import Latencies
 
 Fence = Callable[[], object]
 """What a copy must come after.
@@ -43,8 +44,13 @@ class Traffic:
 
     transfers: int = 0
     bytes: int = 0
-    busy_s: float = 0.0
-    """Seconds spent copying, without waiting in the queue or for fences. Copies that run at a time add up."""
+    seconds: Latencies = field(default_factory=Latencies)
+    """Spent copying, without waiting in the queue or for fences. Copies that run at a time add up."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of all copies together."""
+        return self.seconds.total_s
 
 
 class CopyEngine(ABC):

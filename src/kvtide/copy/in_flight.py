@@ -87,7 +87,9 @@ class InFlight(Generic[JobT]):
     def count(self, job: JobT, moved_bytes: int, busy_s: float) -> None:
         """Add a transfer that is done to the traffic of its direction."""
         before = self.traffic[job.direction]
-        self.traffic[job.direction] = Traffic(before.transfers + 1, before.bytes + moved_bytes, before.busy_s + busy_s)
+        self.traffic[job.direction] = Traffic(
+            before.transfers + 1, before.bytes + moved_bytes, before.seconds.plus(busy_s)
+        )
 
     def end(self, job: JobT, why: str | None) -> None:
         """Say that a transfer is done, or why it failed: the next poll reports it."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.core.messages import Copy
 from kvtide.sim.clock import HANG_TICKS_MAX, TICK_S, TICKS_PER_STEP
-from kvtide.sim.draw import Draw
-from kvtide.sim.faults import FaultCounts
 from kvtide.sim.run import Run
 from kvtide.sim.tokens import MOVING, TORN
 
@@ -19,6 +17,9 @@ if TYPE_CHECKING:
 
 SLOW_COPY_TICKS_MAX = 12 * TICKS_PER_STEP
 BROKEN = "the driver is gone"
+
+Memory = MutableSequence[int]
+"""A stamp for each block, or for each slot."""
 
 
 class CopyCrash(Exception):
@@ -74,9 +75,8 @@ class SimCopyEngine(CopyEngine):
         self.waited_ticks = 0
         """How long other ranks have been seen to wait, which is when this one waits too."""
         self._rank = rank
-        self._faults = run.world.faults
+        self._run = run
         self._clock = run.clock
-        self._draw = run.draw
         self._watch = run.watch
         self._fault_counts = run.fault_counts
         self._log = run.log
@@ -88,10 +88,9 @@ class SimCopyEngine(CopyEngine):
 
     def foresee(self, copy: Copy, *, is_store: bool, speed: tuple[int, int]) -> None:
         """Draw what will become of a copy. `speed`: ticks until it begins and until it ends, if all goes well."""
-        draw, faults = self._draw, self._faults
-        if draw.chance(faults.rank_skew):
-            self._fault_counts["rank_skew"] += 1
-            speed = draw_speed(draw, faults.slow_copy, self._fault_counts)
+        draw, faults = self._run.draw, self._run.world.faults
+        if self._run.happens("rank_skew"):
+            speed = draw_speed(self._run)
         # Loads hang more often, for there are fewer of them.
         if draw.chance(faults.silent_rank) and (not is_store or draw.chance(32)):
             self._fault_counts["silent_rank"] += 1
@@ -201,16 +200,11 @@ class SimCopyEngine(CopyEngine):
         self._watch.copy_begins(rank, job)
         job.begun = True
         self.running[copy.id] = job
-        device, host = rank.device, rank.host
-        if job.is_store:
-            job.seen = [device[block] for block in copy.blocks]
-            for slot in copy.slots:
-                host[slot] = MOVING
-        else:
-            rank.loads_moved += 1
-            job.seen = [host[slot] for slot in copy.slots]
-            for block in copy.blocks:
-                device[block] = MOVING
+        source, read, target, written = self._ends_of(job)
+        rank.loads_moved += not job.is_store
+        job.seen = [source[at] for at in read]
+        for at in written:
+            target[at] = MOVING
         if self._log:
             self._log.add(f"rank {rank.index} begins copy {copy.id}")
         self._clock.after(job.duration_ticks, self._end, job)
@@ -226,7 +220,6 @@ class SimCopyEngine(CopyEngine):
         self._over(job, str(crash))
 
     def _move(self, job: Job) -> None:
-        copy, device, host = job.copy, self._rank.device, self._rank.host
         if job.crashes:
             self._fault_counts["copy_crash"] += 1
             raise CopyCrash("the driver gave up")
@@ -234,14 +227,18 @@ class SimCopyEngine(CopyEngine):
             self._fault_counts["failed_copy"] += 1
             self._over(job, "the copy failed")
             return
-        if job.is_store:
-            for block, slot, seen in zip(copy.blocks, copy.slots, job.seen, strict=True):
-                host[slot] = seen if device[block] == seen else TORN
-        else:
-            self._rank.loads_moved += 1
-            for block, slot, seen in zip(copy.blocks, copy.slots, job.seen, strict=True):
-                device[block] = seen if host[slot] == seen else TORN
+        source, read, target, written = self._ends_of(job)
+        self._rank.loads_moved += not job.is_store
+        for here, there, seen in zip(read, written, job.seen, strict=True):
+            target[there] = seen if source[here] == seen else TORN
         self._over(job, None)
+
+    def _ends_of(self, job: Job) -> tuple[Memory, tuple[int, ...], Memory, tuple[int, ...]]:
+        """Return where a copy reads from and where it writes to: the memory, and which places of it."""
+        device, host, copy = self._rank.device, self._rank.host, job.copy
+        if job.is_store:
+            return device, copy.blocks, host, copy.slots
+        return host, copy.slots, device, copy.blocks
 
     def _over(self, job: Job, failure: str | None) -> None:
         copy_id = job.copy.id
@@ -260,9 +257,8 @@ class SimCopyEngine(CopyEngine):
             self._rank.compute_next()
 
 
-def draw_speed(draw: Draw, slow_chance: int, fault_counts: FaultCounts) -> tuple[int, int]:
+def draw_speed(run: Run) -> tuple[int, int]:
     """Return how many ticks pass before a copy begins and how many until it ends."""
-    if draw.chance(slow_chance):
-        fault_counts["slow_copy"] += 1
-        return draw.between(1, SLOW_COPY_TICKS_MAX), draw.between(1, SLOW_COPY_TICKS_MAX)
-    return draw.between(1, 2), draw.between(1, TICKS_PER_STEP)
+    slow = run.happens("slow_copy")
+    delays, durations = (SLOW_COPY_TICKS_MAX, SLOW_COPY_TICKS_MAX) if slow else (2, TICKS_PER_STEP)
+    return run.draw.between(1, delays), run.draw.between(1, durations)

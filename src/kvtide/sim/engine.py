@@ -41,15 +41,14 @@ class SimEngine:
         self.log = run.log
         self.fault_counts = run.fault_counts
         self.watch = run.watch
-        self._draw = run.draw
+        self._run = run
         pool = SimPool(world.device_blocks, run.watch, finds_newest=world.habits.finds_newest)
         self.manager = WatchedManager(run, pool)
         if world.habits.tells_evicted:
             pool.on_evicted = self.manager.evicted
-        self.watch.attach_pool(pool)
         self.scheduler = Scheduler(run, pool, self.manager)
         self.ranks = [Rank(index, run) for index in range(world.ranks)]
-        self.watch.attach_ranks(self.ranks)
+        self.watch.attach(self.manager.manager, pool, self.ranks)
         self._warm_up_tiers()
         self._mailbox = Mailbox(run, self.ranks)
         self._reads = [(group.block_tokens, first_blocks(group)) for group in world.groups]
@@ -87,7 +86,7 @@ class SimEngine:
             if self.resting and self._arrivals:
                 self.step_number = max(self.step_number, self._arrivals[0].at_step)  # sleep until then
             self.step()
-            self.resting = self.scheduler.idle and not self._outputs and not self.manager.busy
+            self.resting = self.scheduler.idle and not self._outputs and not self.manager.manager.busy
             if self.resting:
                 self.watch.at_rest()
             if self.steps > STEPS_MAX:
@@ -199,7 +198,7 @@ class SimEngine:
                 prompt_tokens = sum(
                     item.end - item.start for item in work.items if item.end <= item.request.prompt_tokens
                 )
-                self.manager.computed(prompt_tokens, TICK_S * (self.clock.now - work.begun_tick))
+                self.manager.manager.computed(prompt_tokens, TICK_S * (self.clock.now - work.begun_tick))
             for item in work.items:
                 if item.life == item.request.life and item.request.state is State.RUNNING:
                     self._computed(item)
@@ -275,10 +274,9 @@ class SimEngine:
 
     def _foresee(self, plan: Plan) -> None:
         """Draw what becomes of a plan's copies: how fast they are is much the same on all ranks."""
-        slow = self.world.faults.slow_copy
         loads = len(plan.loads)
         for position, copy in enumerate(plan.loads + plan.stores):
-            speed = draw_speed(self._draw, slow, self.fault_counts)
+            speed = draw_speed(self._run)
             for rank in self.ranks:
                 rank.copies.foresee(copy, is_store=position >= loads, speed=speed)
 

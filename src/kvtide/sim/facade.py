@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
@@ -16,7 +16,7 @@ from kvtide.sim.tables import FoundTable
 
 
 class WatchedManager:
-    """Forwards every call to a real `OffloadManager`, and tells the checkers before or after."""
+    """Forwards calls to a real `OffloadManager`, `manager`, if checkers are to be told before or after."""
 
     def __init__(self, run: Run, pool: SimPool) -> None:
         world = run.world
@@ -28,7 +28,6 @@ class WatchedManager:
         self._log = run.log
         self.steps = 0
         """Plans so far, which is the number of the last step."""
-        run.watch.attach(self.manager)
 
     def add_request(self, request: SimRequest) -> None:
         """See `OffloadManager.add_request`."""
@@ -43,10 +42,6 @@ class WatchedManager:
             FoundTable(request, index, self._pool) if group.forgets else request.tables[index]
             for index, group in enumerate(self._groups)
         ]
-
-    def waits(self, request_id: str) -> bool:
-        """See `OffloadManager.waits`."""
-        return self.manager.waits(request_id)
 
     def match(self, request_id: str, device_tokens: int, num_tokens: int) -> Match:
         """See `OffloadManager.match`."""
@@ -83,19 +78,10 @@ class WatchedManager:
         """See `OffloadManager.arrived`."""
         succeeded = self.manager.arrived(request.id)
         if self._log:
-            self._log.add(
-                f"{request.id} goes on before its load has ended" if succeeded else f"{request.id} cannot go on"
-            )
+            how = "goes on before its load has ended" if succeeded else "cannot go on"
+            self._log.add(f"{request.id} {how}")
         self._watch.arrived(request, succeeded)
         return succeeded
-
-    def computed(self, tokens: int, seconds: float) -> None:
-        """See `OffloadManager.computed`."""
-        self.manager.computed(tokens, seconds)
-
-    def loaded(self, tokens: int, seconds: float) -> None:
-        """See `OffloadManager.loaded`."""
-        self.manager.loaded(tokens, seconds)
 
     def evicted(self, group: int, key: Key) -> None:
         """See `OffloadManager.evicted`."""
@@ -111,17 +97,18 @@ class WatchedManager:
         """See `OffloadManager.preempt`."""
         if self._log:
             self._log.add(f"{request.id} is preempted")
-        self._watch.before_end(request, True)
-        self.manager.preempt(request.id)
-        self._watch.after_end(request, preempted=True)
+        self._end(request, self.manager.preempt, preempted=True)
 
     def finish(self, request: SimRequest) -> None:
         """See `OffloadManager.finish`."""
         if self._log:
             self._log.add(f"{request.id} is over")
-        self._watch.before_end(request, False)
-        self.manager.finish(request.id)
-        self._watch.after_end(request, preempted=False)
+        self._end(request, self.manager.finish, preempted=False)
+
+    def _end(self, request: SimRequest, end: Callable[[str], None], *, preempted: bool) -> None:
+        self._watch.before_end(request, preempted)
+        end(request.id)
+        self._watch.after_end(request, preempted)
 
     def plan(self, *, idle: bool) -> Plan:
         """See `OffloadManager.plan`."""
@@ -174,11 +161,6 @@ class WatchedManager:
         """Ask for every host slot, as a store would; return how many there were. Only when everything is over."""
         self._watch.at_rest()
         return len(self.manager._host.take(self.manager.gauges().slots))
-
-    @property
-    def busy(self) -> bool:
-        """See `OffloadManager.busy`."""
-        return self.manager.busy
 
 
 def _describe(plan: Plan) -> str:

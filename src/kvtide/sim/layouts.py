@@ -7,51 +7,35 @@ from collections.abc import Callable
 from kvtide.sim.attention import Attention, Chunked, Full, Layout, Sliding, State, first_blocks
 from kvtide.sim.draw import Draw
 
-
-def _sliding(draw: Draw, size: int) -> Attention:
-    return Sliding(size, draw.between(2, 5 * size))
-
-
-def _large_sliding(draw: Draw, size: int) -> Attention:
-    return Sliding(2 * size, draw.between(2, 5 * size))
-
-
-def _chunked(draw: Draw, size: int) -> Attention:
-    return Chunked(size, size * draw.between(1, 4))
-
-
-def _state(draw: Draw, size: int) -> Attention:
-    return State(2 * size if draw.chance(64) else size)
-
-
-def _full(_: Draw, size: int) -> Attention:
-    return Full(size)
-
-
-def _large(_: Draw, size: int) -> Attention:
-    return Full(2 * size)
-
-
-LAYOUTS: dict[str, tuple[Callable[[Draw, int], Attention], ...]] = {
-    "full": (_full,),
-    "sliding": (_sliding,),
-    "chunked": (_chunked,),
-    "state": (_state,),
-    "full+sliding": (_full, _sliding),
-    "full+chunked": (_full, _chunked),
-    "full+state": (_full, _state),
-    "full+large": (_full, _large),
-    "full+large-sliding": (_full, _large_sliding),
-    "sliding+state": (_sliding, _state),
-    "full+sliding+chunked": (_full, _sliding, _chunked),
-    "full+sliding+chunked+state": (_full, _sliding, _chunked, _state),
+_KINDS: dict[str, Callable[[Draw, int], Attention]] = {
+    "full": lambda _, size: Full(size),
+    "large": lambda _, size: Full(2 * size),
+    "sliding": lambda draw, size: Sliding(size, draw.between(2, 5 * size)),
+    "large-sliding": lambda draw, size: Sliding(2 * size, draw.between(2, 5 * size)),
+    "chunked": lambda draw, size: Chunked(size, size * draw.between(1, 4)),
+    "state": lambda draw, size: State(2 * size if draw.chance(64) else size),
 }
-"""By name: what a layout is made of."""
+
+LAYOUTS = (
+    "full",
+    "sliding",
+    "chunked",
+    "state",
+    "full+sliding",
+    "full+chunked",
+    "full+state",
+    "full+large",
+    "full+large-sliding",
+    "sliding+state",
+    "full+sliding+chunked",
+    "full+sliding+chunked+state",
+)
+"""What each is made of is its name."""
 
 
 def draw_layout(name: str, draw: Draw, block_tokens: int) -> Layout:
     """Make the groups of a layout. `block_tokens` is the smallest block size."""
-    return tuple(make(draw, block_tokens) for make in LAYOUTS[name])
+    return tuple(_KINDS[kind](draw, block_tokens) for kind in name.split("+"))
 
 
 def blocks_needed_max(groups: Layout, total_tokens: int, chunk_tokens: int) -> int:

@@ -21,7 +21,8 @@ class Mailbox:
     """Collects what ranks say, once per step."""
 
     def __init__(self, run: Run, ranks: list[Rank]) -> None:
-        self._faults = run.world.faults
+        self._silent_chance = run.world.faults.silent_rank
+        self._happens = run.happens
         self._host_slots = run.world.host_slots
         self._ranks = ranks
         self._draw = run.draw
@@ -44,8 +45,7 @@ class Mailbox:
                 self._hear(report, arriving)
             if self._silent_steps[rank.index]:
                 self._silent_steps[rank.index] -= 1
-        if self._draw.chance(self._faults.stray_report):
-            self._fault_counts["stray_report"] += 1
+        if self._happens("stray_report"):
             arriving.append(self._stray())
         return arriving
 
@@ -61,7 +61,7 @@ class Mailbox:
 
         It does not know that, so who asks hears that nothing is under way; but maybe not before long.
         """
-        silent = self._draw.chance(self._faults.silent_rank) and self._draw.chance(SILENCE)
+        silent = self._draw.chance(self._silent_chance) and self._draw.chance(SILENCE)
         if silent and not self._silent_steps[report.rank]:
             self._silent_steps[report.rank] = self._draw.skewed(1, SILENT_STEPS_MAX)
         if not self._silent_steps[report.rank]:
@@ -73,14 +73,10 @@ class Mailbox:
         arriving.append(replace(report, done=(), failed=(), answers=(), late=()))
 
     def _send(self, report: Report, arriving: list[Report]) -> None:
-        delay_steps = 0
-        if self._draw.chance(self._faults.lost_report):
-            self._fault_counts["lost_report"] += 1
-            delay_steps = self._draw.skewed(1, 6)
+        delay_steps = self._draw.skewed(1, 6) if self._happens("lost_report") else 0
         self._put(delay_steps, report, arriving)
-        if self._draw.chance(self._faults.repeated_report):
+        if self._happens("repeated_report"):
             # Later than the first one, which is the true one.
-            self._fault_counts["repeated_report"] += 1
             again = self._contradict(report) if self._draw.chance(64) else report
             self._put(delay_steps + self._draw.skewed(0, REPEAT_STEPS_MAX), again, arriving)
 

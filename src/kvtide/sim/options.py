@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -21,6 +21,9 @@ NONE = "none"
 Overrides = Mapping[str, str]
 """Option to value, as people write them."""
 
+Fields = Callable[[World, Any], dict[str, Any]]
+"""Returns the new values of a world's fields; raises ValueError if that is impossible."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorldOption:
@@ -28,8 +31,10 @@ class WorldOption:
 
     what: str
     expected: str
-    apply: Callable[[World, str], World]
-    """Returns the world with the value; raises ValueError if the value makes no sense."""
+    read: Callable[[str], object]
+    """Returns what a text means; raises ValueError if it makes no sense."""
+    fields: Fields | None = None
+    """What that changes in a world. None: the field that is called like the option."""
 
 
 def apply_overrides(world: World, overrides: Overrides) -> World:
@@ -37,9 +42,11 @@ def apply_overrides(world: World, overrides: Overrides) -> World:
     for name, option in WORLD_OPTIONS.items():  # in a fixed order, because some depend on others
         if name in overrides:
             try:
-                world = option.apply(world, overrides[name])
+                value = option.read(overrides[name])
+                changes = {name: value} if option.fields is None else option.fields(world, value)
             except ValueError as error:
                 raise ConfigError(name, overrides[name], str(error) or option.expected) from None
+            world = replace(world, **changes)
     return _made_possible(world, overrides)
 
 
@@ -70,14 +77,12 @@ def _made_possible(world: World, overrides: Overrides) -> World:
             expected = f"at least {needed}, because the largest request of seed {world.seed} needs as many"
             raise ConfigError("device_blocks", world.device_blocks, expected)
         world = replace(world, device_blocks=needed)
-    if world.slots_ready > world.host_slots:
-        if "slots_ready" in overrides:
-            raise ConfigError("slots_ready", world.slots_ready, f"at most {world.host_slots}, the host slots")
-        world = replace(world, slots_ready=world.host_slots)
-    if world.pin_budget > world.device_blocks:
-        if "pin_budget" in overrides:
-            raise ConfigError("pin_budget", world.pin_budget, f"at most {world.device_blocks}, the device blocks")
-        world = replace(world, pin_budget=world.device_blocks)
+    for name, limit in (("slots_ready", "host_slots"), ("pin_budget", "device_blocks")):
+        value, most = getattr(world, name), getattr(world, limit)
+        if value > most:
+            if name in overrides:
+                raise ConfigError(name, value, f"at most {most}, the {limit.replace('_', ' ')}")
+            world = replace(world, **{name: most})
     if not world.step_s:
         world = replace(world, faults=world.faults.without("silent_rank"))  # they would be waited for without end
     return world
@@ -86,125 +91,106 @@ def _made_possible(world: World, overrides: Overrides) -> World:
 # ---------------------------------------------------------------------- kinds of options
 
 
-def _number(field: str, what: str, low: int, high: int | None = None) -> WorldOption:
+def _number(what: str, low: int, high: int | None = None) -> WorldOption:
     expected = f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
 
-    def apply(world: World, text: str) -> World:
-        if not text.isascii() or not text.isdigit():
-            raise ValueError
-        value = int(text)
+    def read(text: str) -> int:
+        value = _whole(text)
         if value < low or (high is not None and value > high):
             raise ValueError
-        return _replaced(world, field, value)
+        return value
 
-    return WorldOption(what, expected, apply)
-
-
-def _choice(field: str, what: str, choices: tuple[str, ...]) -> WorldOption:
-    def apply(world: World, text: str) -> World:
-        if text not in choices:
-            raise ValueError
-        return _replaced(world, field, text)
-
-    return WorldOption(what, "one of " + ", ".join(choices), apply)
+    return WorldOption(what, expected, read)
 
 
-def _habit(field: str) -> WorldOption:
-    def apply(world: World, text: str) -> World:
-        if text not in ("yes", "no"):
-            raise ValueError
-        habits: dict[str, Any] = {field: text == "yes"}
-        return replace(world, habits=replace(world.habits, **habits))
-
-    return WorldOption("a habit of the engine, explained in sim/world.py", "yes or no", apply)
-
-
-def _replaced(world: World, field: str, value: object) -> World:
-    values: dict[str, Any] = {field: value}
-    return replace(world, **values)
-
-
-def _apply_layout(world: World, text: str) -> World:
-    if text not in LAYOUTS:
-        raise ValueError
-    smallest = min(group.block_tokens for group in world.groups)
-    groups = draw_layout(text, Draw(world.seed, LAYOUT_STREAM), smallest)
-    return replace(world, layout=text, groups=groups)
-
-
-def _apply_requests(world: World, text: str) -> World:
-    names = text.split("+")
-    known = {arrival.name: arrival for arrival in world.arrivals}
-    if not all(name in known for name in names):
-        first, last = world.arrivals[0].name, world.arrivals[-1].name
-        raise ValueError(f"names joined by +; seed {world.seed} has {first} to {last}")
-    return replace(world, arrivals=tuple(known[name] for name in known if name in names))
-
-
-def _apply_faults(world: World, text: str) -> World:
-    kept = () if text == NONE else tuple(text.split("+"))
-    if any(kind not in FAULT_KINDS for kind in kept):
-        raise ValueError
-    return replace(world, faults=world.faults.without(*(kind for kind in FAULT_KINDS if kind not in kept)))
-
-
-def _apply_resets(world: World, text: str) -> World:
-    if text != NONE:
-        raise ValueError
-    return replace(world, resets=())
-
-
-def _apply_stops_at(world: World, text: str) -> World:
-    if text != NONE:
-        raise ValueError
-    return replace(world, stops_at=None)
-
-
-def _apply_aborts(world: World, text: str) -> World:
-    if text != NONE:
-        raise ValueError
-    return replace(world, arrivals=tuple(replace(arrival, abort_after_steps=None) for arrival in world.arrivals))
-
-
-def _apply_min_load_tokens(world: World, text: str) -> World:
-    if text == "auto":
-        return replace(world, min_load_tokens=None)
+def _whole(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise ValueError
-    return replace(world, min_load_tokens=int(text))
+    return int(text)
 
 
-def _apply_tier(world: World, text: str) -> World:
-    if text != NONE:
+def _one_of(what: str, expected: str, values: Mapping[str, object], fields: Fields | None = None) -> WorldOption:
+    def read(text: str) -> object:
+        if text not in values:
+            raise ValueError
+        return values[text]
+
+    return WorldOption(what, expected, read, fields)
+
+
+def _choice(what: str, choices: Iterable[str], fields: Fields | None = None) -> WorldOption:
+    return _one_of(what, "one of " + ", ".join(choices), {choice: choice for choice in choices}, fields)
+
+
+def _habit(name: str) -> WorldOption:
+    def fields(world: World, value: bool) -> dict[str, Any]:
+        return {"habits": replace(world.habits, **{name: value})}
+
+    what = "a habit of the engine, explained in sim/world.py"
+    return _one_of(what, "yes or no", {"yes": True, "no": False}, fields)
+
+
+def _layout(world: World, name: str) -> dict[str, Any]:
+    smallest = min(group.block_tokens for group in world.groups)
+    return {"layout": name, "groups": draw_layout(name, Draw(world.seed, LAYOUT_STREAM), smallest)}
+
+
+def _requests(world: World, names: list[str]) -> dict[str, Any]:
+    known = {arrival.name: arrival for arrival in world.arrivals}
+    if not known.keys() >= set(names):
+        first, last = world.arrivals[0].name, world.arrivals[-1].name
+        raise ValueError(f"names joined by +; seed {world.seed} has {first} to {last}")
+    return {"arrivals": tuple(known[name] for name in known if name in names)}
+
+
+def _no_aborts(world: World, _: None) -> dict[str, Any]:
+    return {"arrivals": tuple(replace(arrival, abort_after_steps=None) for arrival in world.arrivals)}
+
+
+def _read_faults(text: str) -> list[str]:
+    """Return the kinds that may not happen."""
+    kept = [] if text == NONE else text.split("+")
+    if not set(kept) <= set(FAULT_KINDS):
         raise ValueError
-    return replace(world, tier=None)
+    return [kind for kind in FAULT_KINDS if kind not in kept]
+
+
+def _without(world: World, kinds: list[str]) -> dict[str, Any]:
+    return {"faults": world.faults.without(*kinds)}
 
 
 WORLD_OPTIONS: dict[str, WorldOption] = {
-    "layout": WorldOption("kinds of attention", "one of " + ", ".join(LAYOUTS), _apply_layout),
-    "requests": WorldOption("which requests come", "names joined by +, such as r0+r3", _apply_requests),
-    "aborts": WorldOption("no request is aborted", NONE, _apply_aborts),
-    "tier": WorldOption("nothing lies below host memory", NONE, _apply_tier),
-    "resets": WorldOption("the weights never change", NONE, _apply_resets),
-    "stops_at": WorldOption("no rank loses its device", NONE, _apply_stops_at),
-    "faults": WorldOption(
-        "kinds of faults that may happen", f"{NONE}, or some joined by +: {', '.join(FAULT_KINDS)}", _apply_faults
+    "layout": _choice("kinds of attention", LAYOUTS, _layout),
+    "requests": WorldOption(
+        "which requests come", "names joined by +, such as r0+r3", lambda text: text.split("+"), _requests
     ),
-    "mode": _choice("mode", "when blocks are stored", ("eager", "lazy")),
-    "policy": _choice("policy", "which block leaves the host first", tuple(POLICIES)),
-    "admission": _choice("admission", "which blocks are stored", get_args(Admission)),
-    "ranks": _number("ranks", "workers", 1, 4),
-    "depth": _number("depth", "1: synchronous, 2: asynchronous scheduling", 1, 2),
-    "step_tokens": _number("step_tokens", "most tokens of one step", 1),
-    "chunk_tokens": _number("chunk_tokens", "most tokens of one request in one step", 1),
-    "max_running": _number("max_running", "most requests that hold blocks", 1),
-    "device_blocks": _number("device_blocks", "blocks of the device pool", 1),
-    "host_slots": _number("host_slots", "slots of the host pool", 1),
-    "slots_ready": _number("slots_ready", "host slots that can be used from the start", 0),
-    "pin_budget": _number("pin_budget", "most device blocks that stores may pin", 1),
-    "step_s": _number("step_s", "seconds that go by in each step; 0: kvtide is not told", 0, 60),
+    "aborts": _one_of("no request is aborted", NONE, {NONE: None}, _no_aborts),
+    "tier": _one_of("nothing lies below host memory", NONE, {NONE: None}),
+    "resets": _one_of("the weights never change", NONE, {NONE: ()}),
+    "stops_at": _one_of("no rank loses its device", NONE, {NONE: None}),
+    "faults": WorldOption(
+        "kinds of faults that may happen",
+        f"{NONE}, or some joined by +: {', '.join(FAULT_KINDS)}",
+        _read_faults,
+        _without,
+    ),
+    "mode": _choice("when blocks are stored", ("eager", "lazy")),
+    "policy": _choice("which block leaves the host first", POLICIES),
+    "admission": _choice("which blocks are stored", get_args(Admission)),
+    "ranks": _number("workers", 1, 4),
+    "depth": _number("1: synchronous, 2: asynchronous scheduling", 1, 2),
+    "step_tokens": _number("most tokens of one step", 1),
+    "chunk_tokens": _number("most tokens of one request in one step", 1),
+    "max_running": _number("most requests that hold blocks", 1),
+    "device_blocks": _number("blocks of the device pool", 1),
+    "host_slots": _number("slots of the host pool", 1),
+    "slots_ready": _number("host slots that can be used from the start", 0),
+    "pin_budget": _number("most device blocks that stores may pin", 1),
+    "step_s": _number("seconds that go by in each step; 0: kvtide is not told", 0, 60),
     "min_load_tokens": WorldOption(
-        "fewer tokens are not loaded", "a whole number of at least 0, or auto", _apply_min_load_tokens
+        "fewer tokens are not loaded",
+        "a whole number of at least 0, or auto",
+        lambda text: None if text == "auto" else _whole(text),
     ),
 } | {field.name: _habit(field.name) for field in fields(Habits) if field.type == "bool"}
 """By name: everything that can be fixed."""

@@ -58,8 +58,7 @@ class Rank:
         self._clock = run.clock
         self._draw = run.draw
         self._watch = run.watch
-        self._faults = world.faults
-        self._fault_counts = run.fault_counts
+        self._happens = run.happens
         self._log = run.log
 
     def _open_stack(self, run: Run) -> TierStack:
@@ -170,8 +169,7 @@ class Rank:
         return not work.after_loads or not any(load in self.copies.unfinished for load in work.after_loads)
 
     def _compute_ticks(self) -> int:
-        if self._draw.chance(self._faults.slow_compute):
-            self._fault_counts["slow_compute"] += 1
+        if self._happens("slow_compute"):
             return self._draw.between(TICKS_PER_STEP, 3 * TICKS_PER_STEP)
         return self._draw.between(1, TICKS_PER_STEP - 1)
 

@@ -33,3 +33,11 @@ class Run:
         draw = Draw(world.seed, RUN_STREAM)
         tier_draw = Draw(world.seed, TIER_RUN_STREAM)
         return cls(world, clock, draw, tier_draw, Watch(world), FaultCounts(), Log(clock) if log else None)
+
+    def happens(self, kind: str) -> bool:
+        """Draw whether a fault happens now, and count it."""
+        chance = getattr(self.world.faults, kind)
+        if not chance or not self.draw.chance(chance):
+            return False
+        self.fault_counts[kind] += 1
+        return True

@@ -119,7 +119,7 @@ class Scheduler:
         if self._pool.num_free <= spare:
             self._fault_counts["device_short"] += 1
             return False  # at least one block is always needed: no use asking
-        if self._habits.asks_who_waits and self._manager.waits(request.id):
+        if self._habits.asks_who_waits and self._manager.manager.waits(request.id):
             return False
         device_tokens = self.tables.device_hit(request)
         if self.tables.reads_what_is_being_filled(request, device_tokens):
@@ -219,7 +219,7 @@ class Scheduler:
         del self.loading[request.id]
         if self._habits.tells_costs:
             waited_s = TICK_S * (self._clock.now - request.load_began_tick)
-            self._manager.loaded(request.resume_at - request.device_tokens, waited_s)
+            self._manager.manager.loaded(request.resume_at - request.device_tokens, waited_s)
         request.scheduled = request.told = request.resume_at
         if request.epoch == self.epoch:
             self.tables.register(request, request.scheduled)

@@ -61,13 +61,9 @@ def simulate(world: World, *, log: bool = False) -> Result:
     reasons |= {f"not_sunk.{why.value}": count for why, count in metrics.not_sunk.items() if count}
     if metrics.not_stored[NotStored.HOST_FULL]:
         engine.fault_counts["host_full"] += metrics.not_stored[NotStored.HOST_FULL]
+    counts = {"loads": metrics.loaded_blocks, "fetches": metrics.fetched_blocks, "preemptions": metrics.preemptions}
     kinds = [world.mode, world.layout, f"ranks {world.ranks}", f"depth {world.depth}"]
-    if metrics.loaded_blocks:
-        kinds.append("with loads")
-    if metrics.fetched_blocks:
-        kinds.append("with fetches")
-    if metrics.preemptions:
-        kinds.append("with preemptions")
+    kinds += [f"with {what}" for what, count in counts.items() if count]
     lines = engine.log.lines if engine.log else []
     return Result(world.seed, engine.steps, found, dict(engine.fault_counts), reasons, tuple(kinds), lines)
 

@@ -161,13 +161,13 @@ class SimTier(Tier):
     def _end(self, call: Call) -> None:
         asked = len(call.keys) + len(call.items)
         instead = call.instead
-        results = call.end(call) if instead is None else (instead for _ in range(asked or 1))
-        self._results.append(CallResult(call.ticket, tuple(results)))
+        results = tuple(call.end(call)) if instead is None else (instead,) * (asked or 1)
+        self._results.append(CallResult(call.ticket, results))
         del self._calls[call.ticket]
         self._has_news()
 
     def _find(self, call: Call) -> Iterable[KeyResult]:
-        return (HIT if key in self.records or self._happens("tier_lies") else MISS for key in call.keys)
+        return [HIT if key in self.records or self._happens("tier_lies") else MISS for key in call.keys]
 
     def _bring(self, call: Call) -> Iterable[KeyResult]:
         for key, buffer in call.items:
@@ -197,7 +197,8 @@ class SimTier(Tier):
         return (HIT,)
 
     def _happens(self, kind: str) -> bool:
-        happens = self._draw.chance(getattr(self._world, kind))
-        if happens:
-            self._fault_counts[kind] += 1
-        return happens
+        chance = getattr(self._world, kind)
+        if not chance or not self._draw.chance(chance):
+            return False
+        self._fault_counts[kind] += 1
+        return True

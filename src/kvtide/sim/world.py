@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from kvtide.core.config import Admission, Mode
 from kvtide.sim.attention import Layout, Sliding, blocks_to_resume, common_multiple
@@ -20,66 +22,78 @@ NEW_STREAM, TIME_STREAM = 6, 7
 """What was thought of later, so that older worlds are as they were but for that."""
 
 
+def drawn(how: int | Callable[[Draw], int], *, later: bool = False) -> Any:
+    """Return a field of `Habits` that is drawn: with a chance out of 256, or in another way."""
+    draw = how if callable(how) else lambda draw: draw.chance(how)
+    return field(metadata={"draw": draw, "later": later})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
     """What serving engines do differently. Each is within the contract of the façade."""
 
-    early: bool
+    early: bool = drawn(128)
     """Blocks count as computed and are findable once the step is on its way, not when its output is there."""
-    slide_before_plan: bool
+    slide_before_plan: bool = drawn(128)
     """Blocks out of the window are freed before the plan, which can then not store them any more."""
-    waits_for_pins: bool
+    waits_for_pins: bool = drawn(128)
     """When pins of copies are what is missing, wait for them instead of preempting someone."""
-    gives_up: bool
+    gives_up: bool = drawn(128)
     """Says so when it cannot place a request; otherwise it just matches again later."""
-    patient: bool
+    patient: bool = drawn(96)
     """Allocates a step after it has asked what the host has."""
-    accept_chance: int
+    accept_chance: int = drawn(lambda draw: draw.pick((0, 0, 0, 64)))
     """How often fewer tokens are accepted than were offered."""
-    accepts_inside_blocks: bool
+    accepts_inside_blocks: bool = drawn(64)
     """What is accepted need not end a block."""
-    asks_nothing_chance: int
+    asks_nothing_chance: int = drawn(lambda draw: draw.pick((0, 0, 0, 24)))
     """How often a request is admitted without asking what the host has."""
-    preempts_loading: bool
+    preempts_loading: bool = drawn(128)
     """Takes blocks away from requests that load, too, when there is nobody else."""
-    reuses_ids: bool
+    reuses_ids: bool = drawn(128)
     """A new request may have the id of one that is over, while copies of that one still run."""
-    recomputes_in_place: bool
+    recomputes_in_place: bool = drawn(128)
     """After a failed load a request goes on with the blocks it has, if it can."""
-    frees_before_preempt: bool
+    frees_before_preempt: bool = drawn(128)
     """The blocks of a preempted request are freed before kvtide is told."""
-    outputs_before_reports: bool
+    outputs_before_reports: bool = drawn(128)
     """The output of a step is taken before the reports that came with it."""
-    reset_keeps_running: bool
+    reset_keeps_running: bool = drawn(128)
     """On a reset, requests go on with the KV of the old weights instead of starting again."""
-    host_waits_ranks: int
+    host_waits_ranks: int = drawn(lambda draw: draw.below(3))
     """How many ranks must have ended a step before the host takes its output; 0: it does not look."""
-    keys_when_scheduled: bool
+    keys_when_scheduled: bool = drawn(128, later=True)
     """Blocks have their keys once the step that fills them is scheduled, so that others find them in that very step."""
-    finds_newest: bool
+    finds_newest: bool = drawn(128, later=True)
     """Of several blocks with one content the one that got it last is found, not the first."""
-    finds_dropped: bool
+    finds_dropped: bool = drawn(96, later=True)
     """What has left the window of a request is looked up by key when it is to be stored."""
-    rounds_windows_up: bool
+    rounds_windows_up: bool = drawn(144, later=True)
     """kvtide is told of longer windows than there are: it brings blocks that the engine has no use for."""
-    preempts_at_will: bool
+    preempts_at_will: bool = drawn(96, later=True)
     """Takes blocks away from a request although there are enough, once it is known what the step computes."""
-    tells_evicted: bool
+    tells_evicted: bool = drawn(128, later=True)
     """Says which keys the device holds no longer."""
-    asks_who_waits: bool
+    asks_who_waits: bool = drawn(128, later=True)
     """Asks kvtide whether a request still waits for tiers, and matches it again only when it does not."""
-    impatient: bool
+    impatient: bool = drawn(96, later=True)
     """Often goes on without what is below the host, while it is on its way."""
-    announces_loads: bool
+    announces_loads: bool = drawn(96, later=True)
     """Lets a request go on before its load has ended, once that is certain; compute waits for the end."""
-    tells_costs: bool
+    tells_costs: bool = drawn(128, later=True)
     """Says what computing and loading have cost."""
-    resets_while_loading: bool
+    resets_while_loading: bool = drawn(56, later=True)
     """Weights change more often, best when some request is loading or about to, and requests go on if they can."""
-    clears_fail: bool
+    clears_fail: bool = drawn(144, later=True)
     """The bytes below the host cannot be removed more often than not. They must not be found all the same."""
     tells_time_last: bool = False
     """Tells the time (`World.step_s`) right before the plan, when requests are admitted, and not before the reports."""
+
+    @classmethod
+    def draw(cls, draw: Draw, new: Draw) -> Habits:
+        """Draw what kind of engine this is, habit by habit; those that were thought of later from `new`."""
+        habits = [habit for habit in fields(cls) if habit.metadata]
+        return cls(**{habit.name: habit.metadata["draw"](new if habit.metadata["later"] else draw) for habit in habits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +171,7 @@ class World:
             slots_ready=draw.pick((host_slots, host_slots, host_slots, draw.below(host_slots + 1))),
             pin_budget=max(1, draw.pick((1, device_blocks // 4, draw.between(1, device_blocks), device_blocks))),
             min_load_tokens=_or_learned(draw.pick((0, 0, 0, draw.between(1, 12))), new),
-            habits=draw_habits(draw, new),
+            habits=Habits.draw(draw, new),
             faults=Faults.draw(draw),
             arrivals=arrivals,
             resets=tuple(sorted(draw.below(last_step) for _ in range(draw.pick((0, 0, 0, 1, 3))))),
@@ -245,39 +259,6 @@ def draw_policy(draw: Draw, new: Draw) -> str:
 
 def _or_learned(tokens: int, new: Draw) -> int | None:
     return None if new.chance(48) else tokens
-
-
-def draw_habits(draw: Draw, new: Draw) -> Habits:
-    """Draw what kind of engine this is."""
-    return Habits(
-        early=draw.chance(128),
-        slide_before_plan=draw.chance(128),
-        waits_for_pins=draw.chance(128),
-        gives_up=draw.chance(128),
-        patient=draw.chance(96),
-        accept_chance=draw.pick((0, 0, 0, 64)),
-        accepts_inside_blocks=draw.chance(64),
-        asks_nothing_chance=draw.pick((0, 0, 0, 24)),
-        preempts_loading=draw.chance(128),
-        reuses_ids=draw.chance(128),
-        recomputes_in_place=draw.chance(128),
-        frees_before_preempt=draw.chance(128),
-        outputs_before_reports=draw.chance(128),
-        reset_keeps_running=draw.chance(128),
-        host_waits_ranks=draw.below(3),
-        keys_when_scheduled=new.chance(128),
-        finds_newest=new.chance(128),
-        finds_dropped=new.chance(96),
-        rounds_windows_up=new.chance(144),
-        preempts_at_will=new.chance(96),
-        tells_evicted=new.chance(128),
-        asks_who_waits=new.chance(128),
-        impatient=new.chance(96),
-        announces_loads=new.chance(96),
-        tells_costs=new.chance(128),
-        resets_while_loading=new.chance(56),
-        clears_fail=new.chance(144),
-    )
 
 
 def blocks_needed(groups: Layout, arrivals: tuple[Arrival, ...], chunk_tokens: int) -> int:

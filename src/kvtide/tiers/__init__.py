@@ -12,7 +12,6 @@ from __future__ import annotations
 from kvtide.tiers.backend import Backend, BackendDown
 from kvtide.tiers.base import (
     HIT,
-    LATENCY_BOUNDS_S,
     MISS,
     CallResult,
     Item,
@@ -32,7 +31,6 @@ from kvtide.tiers.stack import Level, TierStack, below_of, open_stack
 
 __all__ = [
     "HIT",
-    "LATENCY_BOUNDS_S",
     "MISS",
     "Backend",
     "BackendDown",

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvtide.latency import Latencies
+
 TierKey = bytes
 """Names one block of one group. Namespace and rank are the tier's own affair: it was made with them."""
 
@@ -58,8 +60,8 @@ class TierStats:
     """Keys by call ("lookup", "put", "get", "clear") and verdict ("hit", "miss", …)."""
     bytes_put: int = 0
     bytes_got: int = 0
-    seconds: dict[str, list[int]] = field(default_factory=dict)
-    """For each call, a histogram of how long calls took; the bounds are `LATENCY_BOUNDS_S`."""
+    seconds: dict[str, Latencies] = field(default_factory=dict)
+    """For each call, how long calls took."""
     corrupt_records: int = 0
     wrong_secret_records: int = 0
     """Records that verify and were encrypted with another key."""
@@ -68,10 +70,6 @@ class TierStats:
     bytes_used: int | None = None
     """None: the tier does not know, or what it holds is not its own."""
     bytes_budget: int | None = None
-
-
-LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Upper bounds of the buckets of latency histograms; one more bucket holds what took longer."""
 
 
 class Tier(ABC):

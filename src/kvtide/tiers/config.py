@@ -110,6 +110,11 @@ class TierConfig(OptionsModel):
         """Where it keeps bytes; two tiers must not have the same."""
         return f"{self.type}:"
 
+    @property
+    def shown(self) -> str:
+        """What the start line says: type, place and size."""
+        return f"{self.type} {self.place}"
+
 
 class Kind(Protocol):
     """What a type's module provides. The last three are for operators: see `kvtide.tiers.admin`."""
@@ -132,6 +137,15 @@ class Kind(Protocol):
 
     def clear(self, place: str, options: Mapping[str, object], progress: Progress) -> int:
         """Remove everything."""
+
+
+def tier_names(types: Sequence[str]) -> tuple[str, ...]:
+    """Return what metrics call each tier: its type, and its position in the list if several are of that type.
+
+    >>> tier_names(["disk", "valkey", "valkey"])
+    ('disk', 'valkey-1', 'valkey-2')
+    """
+    return tuple(name if types.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(types))
 
 
 def parse_tiers(option: object) -> tuple[TierConfig, ...]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
-from kvtide.tiers.base import LATENCY_BOUNDS_S, TierStats, Verdict
+from kvtide.latency import Latencies
+from kvtide.tiers.base import TierStats, Verdict
 from kvtide.tiers.call_queue import Call, size_of
 
 
@@ -20,8 +19,7 @@ class Meter:
         for result in call.results:
             pair = call.name, result.verdict.value
             stats.keys[pair] = stats.keys.get(pair, 0) + 1
-        histogram = stats.seconds.setdefault(call.name, [0] * (len(LATENCY_BOUNDS_S) + 1))
-        histogram[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
+        stats.seconds[call.name] = stats.seconds.get(call.name, Latencies()).plus(seconds)
         if call.name == "put":
             stats.bytes_put += _bytes_of_hits(call)
         elif call.name == "get":
@@ -34,7 +32,7 @@ class Meter:
             keys=dict(stats.keys),
             bytes_put=stats.bytes_put,
             bytes_got=stats.bytes_got,
-            seconds={name: list(histogram) for name, histogram in stats.seconds.items()},
+            seconds=dict(stats.seconds),
         )
 
 

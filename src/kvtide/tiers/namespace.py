@@ -85,6 +85,32 @@ class Namespace:
             )
 
 
+OTHER_FORMATS = tuple(number for number in range(1, FORMAT_VERSION + 9) if number != FORMAT_VERSION)
+"""Those that other versions of kvtide may have written. Shared stores keep each format under names of its own."""
+
+
+def tell_other_formats(where: str, formats: Sequence[int], remove: str) -> None:
+    """Say in the log that a shared store has blocks of other versions, if any. `remove`: how to be rid of them."""
+    if formats:
+        _log.warning(
+            "kvtide: %s has blocks of format %s, and this version of kvtide has %d: they are not read, and this engine "
+            "starts without them, beside them; %s",
+            where,
+            ", ".join(map(str, formats)),
+            FORMAT_VERSION,
+            remove,
+        )
+
+
+def tell_unreadable(where: str, what: str) -> None:
+    """Say in the log that a note about a namespace is damaged. Blocks say themselves whose they are."""
+    _log.warning(
+        "kvtide: %s in %s cannot be read and is not relied on: blocks are found by their own names, and verified",
+        what,
+        where,
+    )
+
+
 def _shown(parts: Mapping[str, object], name: str) -> str:
     return json.dumps(parts[name], default=str) if name in parts else "nothing"
 

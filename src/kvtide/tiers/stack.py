@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from kvtide.core.config import Admission, BelowConfig
 from kvtide.core.messages import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
-from kvtide.tiers.base import Item, KeyResult, Tier, TierKey, Verdict
+from kvtide.tiers.base import Item, KeyResult, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.clears import Clears
-from kvtide.tiers.config import TierConfig, Write, open_tiers
+from kvtide.tiers.config import TierConfig, Write, open_tiers, tier_names
 from kvtide.tiers.namespace import Namespace
 
 CALL_BYTES_MAX = 4 << 20
@@ -39,6 +39,8 @@ class Level(NamedTuple):
     admit: Admission = "all"
     place: str = "a tier"
     """What the log calls it."""
+    name: str = "tier"
+    """What metrics call it."""
 
     def wants(self, sink: Sink) -> bool:
         """Whether blocks that sink now should be kept here."""
@@ -101,8 +103,8 @@ def open_stack(
     """Open the tiers of one rank, whose host slots are the rows of `memory`."""
     tiers = open_tiers(configs, namespace, rank=rank, slot_bytes_max=memory.shape[1])
     levels = [
-        Level(tier, config.deadline_ms / 1000, config.write, config.admit, config.place)
-        for tier, config in zip(tiers, configs, strict=True)
+        Level(tier, config.deadline_ms / 1000, config.write, config.admit, config.place, name)
+        for tier, config, name in zip(tiers, configs, tier_names([config.type for config in configs]), strict=True)
     ]
     for tier in tiers:
         tier.register(memory.data.cast("B"))
@@ -132,20 +134,19 @@ class TierStack:
         self._last_ticket = 0
         self._progress_s = [0.0] * len(self._levels)
         """When each tier has last answered."""
-        self._clears = Clears(self.tiers, [level.place for level in self._levels], clock)
+        self._clears = Clears([level.tier for level in self._levels], [level.place for level in self._levels], clock)
         self._salt = b""
         """See `tier_key`. Empty before the first clear: the namespace names the weights that the engine began with."""
         self._answers: list[Answer] = []
         self._late: list[int] = []
 
-    @property
-    def tiers(self) -> tuple[Tier, ...]:
-        """The tiers, nearest first."""
-        return tuple(level.tier for level in self._levels)
+    def stats(self) -> dict[str, TierStats]:
+        """Return what each tier has done and holds, by name, nearest first."""
+        return {level.name: level.tier.stats() for level in self._levels}
 
     def start(self, errand: Errand) -> None:
         """Begin an errand. `poll` will answer it exactly once."""
-        if errand.id in self._jobs:
+        if errand.id in self._jobs or any(answer.id == errand.id for answer in self._answers):
             return  # the plan came twice
         job = _Job(errand, self._clock())
         self._jobs[errand.id] = job

@@ -121,12 +121,7 @@ def _write(args: Arguments, plan: PlanResult, source: Input, taken: dict[str, So
     if args.plot is not None:
         write_whole(args.plot, lambda path: draw_plan(plan, title, path))
     if args.html is not None:
-        exact = "lru is exact; " if args.admission == "all" else f"Admission: {args.admission}. "
-        notes = (
-            f"{plan.requests:,} requests, {plan.prompt_tokens:,} prompt tokens. Time to first token: mean, with LRU. "
-            f"{exact}± is the standard error of samples. {'; '.join(assumption_texts(taken))}."
-        )
-        page = plan_page(plan, title, conclusion(plan), notes)
+        page = plan_page(plan, title, taken, args.admission)
         write_whole(args.html, lambda path: _write_text(path, page))
 
 

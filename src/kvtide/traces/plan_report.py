@@ -9,7 +9,7 @@ from rich.table import Table
 from kvtide.traces.plan import PlanResult, Point
 from kvtide.units import percent_text, seconds_text, size_text
 
-_BETTER_FROM = 0.01
+BETTER_FROM = 0.01
 """A policy is worth a word if it adds so much more."""
 
 
@@ -35,14 +35,19 @@ def _cell(point: Point) -> str:
 
 def conclusion(plan: PlanResult) -> str:
     """Return what to do, why, and how sure that is."""
+    return " ".join(reasons(plan))
+
+
+def reasons(plan: PlanResult) -> list[str]:
+    """Return the same, a text for each."""
     chosen = plan.recommendation
     sentences = [chosen.why]
     best = _added(plan, plan.best_policy)
     here = _added(plan, chosen.policy)
-    if best - here >= _BETTER_FROM:
+    if best - here >= BETTER_FROM:
         more = percent_text(best - here)
         sentences.append(f"The policy {plan.best_policy} would add {more} more than {chosen.policy} at this size.")
-    return " ".join([*sentences, chosen.certainty.text])
+    return [*sentences, chosen.certainty.text]
 
 
 def _added(plan: PlanResult, policy: str) -> float:

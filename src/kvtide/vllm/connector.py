@@ -9,16 +9,16 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvtide.core import OffloadConfig
-from kvtide.units import size_text
 from kvtide.vllm import versions
 from kvtide.vllm.layout import read_layout
-from kvtide.vllm.log import logger
+from kvtide.vllm.log import logger, take_over_lines
 from kvtide.vllm.null_sides import NullSchedulerSide, NullWorkerSide, UnboundSchedulerSide, UnregisteredWorkerSide
 from kvtide.vllm.options import Options, read_options
 from kvtide.vllm.placement import placement_of
 from kvtide.vllm.prometheus import PromMetrics
 from kvtide.vllm.scheduler_side import SchedulerSide
 from kvtide.vllm.sleeping import wait_before_sleep
+from kvtide.vllm.start_line import start_line
 from kvtide.vllm.stats import StepStats
 from kvtide.vllm.step_messages import StepMetadata
 from kvtide.vllm.tiers import tiers_opener
@@ -34,6 +34,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        take_over_lines(None if role == KVConnectorRole.SCHEDULER else vllm_config.parallel_config.rank)
         versions.warn_if_untested()
         events = vllm_config.kv_events_config
         options = read_options(
@@ -59,7 +60,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         layout = read_layout(self._vllm_config, self._kv_cache_config)
         config = options.build(layout.geometry)
-        _log_start(config, options)
+        logger.info(start_line(config, options))
         return UnboundSchedulerSide(partial(SchedulerSide, config, layout))
 
     def _make_worker(self, options: Options) -> UnregisteredWorkerSide:
@@ -215,14 +216,3 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         self._worker.shutdown()
         self._worker = NullWorkerSide()
         self._scheduler.shutdown()
-
-
-def _log_start(config: OffloadConfig, options: Options) -> None:
-    geometry = config.geometry
-    logger.info(
-        f"kvtide: {config.slots} host blocks of {geometry.block_bytes} bytes on each of {geometry.ranks} ranks "
-        f"({size_text(config.host_bytes)} in all{options.where(config)}), mode {config.mode}, policy {config.policy}, "
-        f"admission {config.admission}, {geometry.device_blocks} device blocks, at most {config.pin_budget_blocks} of "
-        f"them pinned by stores, tiers below: {', '.join(tier.type for tier in options.tiers) or 'none'}, "
-        f"groups: {', '.join(map(str, geometry.groups))}"
-    )

@@ -33,6 +33,8 @@ class Requests:
         """vLLM's requests that are over, whose blocks it keeps until their loads are."""
         self.stopped = False
         """A rank cannot copy any more: nothing is offered or stored."""
+        self.prompt_tokens = self.device_tokens = 0
+        """Of all requests, when they were first matched: what they had to have, and what the device had of it."""
         self._placed_again: set[str] = set()
         """Those that were matched anew in this step, so that news of their preemption is old."""
         self._first_steps: list[str] = []
@@ -57,6 +59,10 @@ class Requests:
             self._preempt(tracked)
             self._placed_again.add(tracked.id)
         tracked.device_tokens = device_tokens
+        if not tracked.matched:
+            tracked.matched = True
+            self.prompt_tokens += request.num_tokens
+            self.device_tokens += device_tokens
 
     def place(self, request: Any, blocks: Any, load_tokens: int) -> bool:
         """Take note of the blocks that vLLM has allocated; return whether a load into them begins.

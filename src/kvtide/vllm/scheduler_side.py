@@ -143,7 +143,7 @@ class SchedulerSide:
 
     def take_stats(self) -> StepStats | None:
         """Return what happened since the last call, now and then."""
-        return self._stats.take(self.manager, self._device.count_pinned, idle=self._idle)
+        return self._stats.take(self.manager, self._requests, self._device.count_pinned, idle=self._idle)
 
     def take_events(self) -> Iterable[Any]:
         """Return what was stored and removed since the last call, as vLLM's KV cache events."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,17 +12,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 
 from kvtide.copy import Direction, Traffic
 from kvtide.core import Metrics, OffloadManager
-from kvtide.tiers import LATENCY_BOUNDS_S, Tier, TierStats
+from kvtide.latency import Latencies
+from kvtide.tiers import TierStats
+from kvtide.vllm.log_line import log_line
+from kvtide.vllm.requests import Requests
 
-_MIDDLES_S = [(low + high) / 2 for low, high in zip((0.0, *LATENCY_BOUNDS_S), (*LATENCY_BOUNDS_S, 30.0), strict=True)]
-"""Of the buckets of the histograms that tiers keep."""
 INTERVAL_S = 1.0
 """The scheduler side's numbers are handed over this often; looking at all gauges takes time."""
 
 
 @dataclass
 class StepStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type information here
-    """Counters add up, gauges are the latest, observations are collected. All by "name" or "name/label"."""
+    """Counters and times add up, gauges are the latest. All by "name" or "name/label"."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -33,12 +34,17 @@ class StepStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type inf
 
     def reset(self) -> None:
         """Forget everything."""
-        self.data = {"counters": {}, "gauges": {}, "observations": {}}
+        self.data = {"counters": {}, "gauges": {}, "seconds": {}}
 
     def count(self, name: str, by: float) -> None:
         """Add to a counter."""
         if by:
             self.data["counters"][name] = self.data["counters"].get(name, 0) + by
+
+    def add_seconds(self, name: str, numbers: list[float]) -> None:
+        """Add to a histogram: how many fell into each of its buckets, and the sum of their seconds."""
+        before = self.data["seconds"].get(name, [0] * len(numbers))
+        self.data["seconds"][name] = [old + new for old, new in zip(before, numbers, strict=True)]
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Join with another rank's numbers, or the other role's."""
@@ -46,18 +52,13 @@ class StepStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type inf
         for name, by in other.data["counters"].items():
             self.count(name, by)
         self.data["gauges"].update(other.data["gauges"])
-        for name, values in other.data["observations"].items():
-            self.data["observations"].setdefault(name, []).extend(values)
+        for name, numbers in other.data["seconds"].items():
+            self.add_seconds(name, numbers)
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """Return the few numbers that belong into vLLM's log line."""
-        counters = self.data["counters"]
-        names = ("loaded_tokens", "stored_blocks", "evicted_blocks", "loads_failed", "stores_failed")
-        reduced: dict[str, int | float] = {f"kvtide_{name}": counters[name] for name in names if name in counters}
-        if "slots_cached" in self.data["gauges"]:
-            reduced["kvtide_slots_cached"] = self.data["gauges"]["slots_cached"]
-        return reduced
+        """Return what belongs into vLLM's log line; vLLM puts "=" between names and texts."""
+        return log_line(self.data["counters"], self.data["gauges"])  # type: ignore[return-value]
 
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
@@ -69,6 +70,7 @@ class _Totals:
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}
+        self._told_seconds: dict[str, Latencies] = {}
         self._next_s = 0.0
 
     def _is_time(self, *, at_once: bool = False) -> bool:
@@ -78,28 +80,34 @@ class _Totals:
         self._next_s = now_s + INTERVAL_S
         return True
 
-    def _news(self, name: str, total: float) -> float:
-        news = total - self._told.get(name, 0)
-        self._told[name] = total
-        return news
-
     def _count(self, stats: StepStats, name: str, total: float) -> None:
-        stats.count(name, self._news(name, total))
+        stats.count(name, total - self._told.get(name, 0))
+        self._told[name] = total
+
+    def _add_seconds(self, stats: StepStats, name: str, total: Latencies) -> None:
+        news = total.since(self._told_seconds.get(name, Latencies()))
+        self._told_seconds[name] = total
+        if news.count:
+            stats.add_seconds(name, [*news.counts, news.total_s])
 
 
 class CoreStats(_Totals):
     """The totals of the core as counters and gauges."""
 
-    def take(self, manager: OffloadManager, count_pins: Callable[[], int], *, idle: bool) -> StepStats | None:
+    def take(
+        self, manager: OffloadManager, requests: Requests, count_pins: Callable[[], int], *, idle: bool
+    ) -> StepStats | None:
         """Return what changed since the last call; None before the interval is over, unless all work is done."""
         if not self._is_time(at_once=idle and not manager.busy):
             return None
         stats = StepStats()
         for name, count in _counts(manager.metrics).items():
             self._count(stats, name, count)
+        self._count(stats, "prompt_tokens", requests.prompt_tokens)
+        self._count(stats, "device_tokens", requests.device_tokens)
         gauges = manager.gauges()
         stats.data["gauges"] = {name: getattr(gauges, name) for name in gauges.__slots__}
-        stats.data["gauges"]["pinned_blocks"] = count_pins()
+        stats.data["gauges"] |= {"pinned_blocks": count_pins(), "stopped": int(requests.stopped)}
         return stats
 
 
@@ -132,25 +140,22 @@ class RankStats(_Totals):
         self._rank = rank
         self._stats = StepStats()
 
-    def take(self, tiers: Sequence[Tier]) -> StepStats | None:
+    def take(self, ask_tiers: Callable[[], Mapping[str, TierStats]]) -> StepStats | None:
         """Return what was not told yet: at once what was copied, and now and then what the tiers did."""
-        if tiers and self._is_time():
-            for position, tier in enumerate(tiers):
-                self._add_tier(f"{position}", tier.stats())
+        if self._is_time():
+            for name, stats in ask_tiers().items():
+                self._add_tier(name, stats)
         if self._stats.is_empty():
             return None
-        stats, self._stats = self._stats, StepStats()
-        return stats
+        taken, self._stats = self._stats, StepStats()
+        return taken
 
     def copied(self, direction: Direction, now: Traffic) -> None:
-        """Take new totals. Transfers that ended since the last time share their time evenly."""
+        """Take new totals."""
         label = direction.value
-        transfers = int(self._news(f"ended/{label}", now.transfers))
-        if transfers:
-            self._stats.count(f"transfers/{label}", transfers)
-            self._count(self._stats, f"transfer_bytes/{label}", now.bytes)
-            seconds = self._news(f"busy/{label}", now.busy_s) / transfers
-            self._stats.data["observations"].setdefault(f"transfer_seconds/{label}", []).extend([seconds] * transfers)
+        self._count(self._stats, f"transfers/{label}", now.transfers)
+        self._count(self._stats, f"transfer_bytes/{label}", now.bytes)
+        self._add_seconds(self._stats, f"transfer_seconds/{label}", now.seconds)
 
     def _add_tier(self, tier: str, now: TierStats) -> None:
         stats = self._stats
@@ -160,10 +165,8 @@ class RankStats(_Totals):
         self._count(stats, f"tier_bytes/{tier}/get", now.bytes_got)
         self._count(stats, f"tier_corrupt_records/{tier}", now.corrupt_records)
         self._count(stats, f"tier_wrong_secret_records/{tier}", now.wrong_secret_records)
-        for call, counts in now.seconds.items():
-            values = stats.data["observations"].setdefault(f"tier_seconds/{tier}/{call}", [])
-            for seconds, calls in zip(_MIDDLES_S, counts, strict=True):
-                values += [seconds] * int(self._news(f"{tier}/{call}/{seconds}", calls))
+        for call, seconds in now.seconds.items():
+            self._add_seconds(stats, f"tier_seconds/{tier}/{call}", seconds)
         gauges = stats.data["gauges"]
         gauges[f"tier_off/{tier}/{self._rank}"] = int(now.breaker != "closed")
         if now.bytes_used is not None:

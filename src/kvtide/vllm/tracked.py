@@ -28,6 +28,8 @@ class Tracked:
     load_tokens: int = 0
     load_began_s: float = 0.0
     """How many tokens its last load brings, and when vLLM took them."""
+    matched: bool = False
+    """vLLM has asked for it."""
     device_tokens: int = 0
     """What the device had when the request was matched last."""
     end_tokens: int = 0

@@ -182,7 +182,7 @@ class WorkerSide:
 
     def take_stats(self) -> StepStats | None:
         """Return bytes and times of transfers since the last call, and what the tiers did."""
-        return self._stats.take(self._worker.tiers)
+        return self._stats.take(self._worker.tier_stats)
 
     def copy_stats(self) -> WorkerStats:
         """Return what was copied so far, and how long that took."""

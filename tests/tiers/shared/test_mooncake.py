@@ -18,7 +18,7 @@ from kvtide.tiers import mooncake as kind
 from kvtide.tiers.admin import no_progress
 from kvtide.tiers.config import parse_tiers
 from kvtide.tiers.mooncake import backend, native
-from kvtide.tiers.mooncake.names import Names
+from kvtide.tiers.mooncake.names import Names, manifest_name
 from kvtide.tiers.mooncake.opening import tier_of
 from kvtide.tiers.mooncake.options import MooncakeConfig
 from kvtide.tiers.record import HEADER_BYTES
@@ -171,6 +171,23 @@ class TestWhatIsStored:
                 assert clear(other) == HIT
             assert lookup(one, [key(1)]) == (HIT,)
         assert ['dtype: stored "float32", now "bfloat16"' in record.message for record in caplog.records] == [True]
+
+    def test_blocks_of_another_format_are_left_alone_with_one_line(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert self.store.put(manifest_name(self.namespace, 2), b"{}") == 0
+        with mooncake_tier(self.master, self.namespace) as tier:
+            assert lookup(tier, [key(1)]) == (MISS,)
+            assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+        (line,) = caplog.messages
+        assert "has blocks of format 2, and this version of kvtide has 1: they are not read" in line
+
+    def test_a_damaged_manifest_is_one_line_and_is_replaced(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert self.store.put(manifest_name(self.namespace), b"{half a manif") == 0
+        for _ in range(2):
+            with mooncake_tier(self.master, self.namespace) as tier:
+                assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+        (line,) = caplog.messages
+        assert f"{manifest_name(self.namespace)} in mooncake://" in line
+        assert "cannot be read and is not relied on" in line
 
     def test_memory_can_be_registered(self) -> None:
         memory = block(1, 1 << 20)

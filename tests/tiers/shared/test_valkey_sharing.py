@@ -48,6 +48,35 @@ def test_f23_another_namespace_is_never_read(server: Server, part: str) -> None:
         assert lookup(one, [key(1)]) == (HIT,)
 
 
+def test_blocks_of_another_format_are_left_alone_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with Server() as own:
+        own.raw.hset("kvtide:2:namespaces", "digest", "{}")
+        own.raw.set("kvtide:2:digest:generation:key", "a block")
+        with valkey_tier(own.url, fresh_namespace()) as tier:
+            assert lookup(tier, [key(1)]) == (MISS,)
+            assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+        assert own.raw.get("kvtide:2:digest:generation:key") == b"a block"
+        (line,) = caplog.messages
+    assert f"{own.socket}?db=0 has blocks of format 2, and this version of kvtide has 1: they are not read" in line
+
+
+@pytest.mark.parametrize("damage", ["not JSON", "another type"])
+def test_a_damaged_marker_is_one_line_and_nothing_worse(caplog: pytest.LogCaptureFixture, damage: str) -> None:
+    with Server() as own:
+        if damage == "not JSON":
+            own.raw.hset("kvtide:1:namespaces", "00ff", "{half a manif")
+        else:
+            own.raw.set("kvtide:1:namespaces", "somebody's own")
+        with valkey_tier(own.url, fresh_namespace()) as tier:
+            assert put(tier, [Item(key(1), block(1))]) == (HIT,)
+            assert get(tier, [Item(key(1), room())]) == (HIT,)
+        (line,) = caplog.messages
+        assert "kvtide:1:namespaces in unix://" in line
+        assert "cannot be read and is not relied on" in line
+        if damage == "another type":
+            assert own.raw.get("kvtide:1:namespaces") == b"somebody's own", "what is not ours is not overwritten"
+
+
 def test_f23_the_log_says_which_part_differs(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     namespace = replace(fresh_namespace(), model="f23")
     with valkey_tier(server.url, namespace), caplog.at_level(logging.WARNING):

@@ -9,13 +9,11 @@ from __future__ import annotations
 from kvtide.sim.canaries import below, hanging, losing_work, misunderstandings, workers, wrong_bytes
 from kvtide.sim.canaries.base import BrokenCanary, Canary
 
-CANARIES: tuple[Canary, ...] = (
-    *losing_work.LOSING_WORK,
-    *wrong_bytes.WRONG_BYTES,
-    *hanging.HANGING,
-    *misunderstandings.MISUNDERSTANDINGS,
-    *below.BELOW,
-    *workers.WORKERS,
+CANARIES: tuple[Canary, ...] = tuple(
+    member
+    for module in (losing_work, wrong_bytes, hanging, misunderstandings, below, workers)
+    for member in vars(module).values()
+    if isinstance(member, Canary)
 )
 """Every fault that the simulator must notice. Some can be let in by more than one door."""
 

@@ -6,13 +6,15 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
 from kvtide.sim.simulation import Found
 
-Patches = list[tuple[type, str, Any]]
+Patch = tuple[type, str, Any]
 """Class, attribute, and what it is replaced by."""
+Patches = list[Patch]
 
 
 class BrokenCanary(Exception):
@@ -67,6 +69,26 @@ def _parameters(member: Any) -> list[str]:
     return [str(parameter.replace(annotation=empty)) + f" ({parameter.kind.description})" for parameter in parameters]
 
 
-def caught_by(*invariants: str) -> frozenset[str]:
-    """Return the invariants that may catch a canary."""
-    return frozenset(invariants)
+def canary(fault: str, what: str, *by: str, raises: str | None = None) -> Callable[[Callable[[], Patches]], Canary]:
+    """Make a canary of a function that returns its patches. It has the name of the function."""
+
+    def make(patches: Callable[[], Patches]) -> Canary:
+        return Canary(fault, patches.__name__.replace("_", "-"), what, patches, frozenset(by), raises)
+
+    return make
+
+
+def around(owner: type, attribute: str, instead: Callable[..., Any]) -> Patch:
+    """Return the patch by which a method becomes `instead`, which is given the original, then what that is given."""
+    original = inspect.getattr_static(owner, attribute)
+
+    @wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return instead(original, *args, **kwargs)
+
+    return owner, attribute, replacement
+
+
+def returning(owner: type, attribute: str, value: object = None) -> Patch:
+    """Return the patch by which a method does nothing but return a value."""
+    return around(owner, attribute, lambda *_, **__: value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
@@ -14,12 +15,12 @@ from kvtide.sim.request import SimRequest
 from kvtide.sim.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvtide.sim.copies import Job
     from kvtide.sim.pool import SimPool
     from kvtide.sim.rank import Rank
     from kvtide.sim.work import StepWork
+
+P = ParamSpec("P")
 
 
 class Checker:
@@ -36,8 +37,8 @@ class Checker:
         self.world = world
         self.observed = observed
         self.manager: OffloadManager
-        self.ranks: list[Rank] = []
         self.pool: SimPool
+        self.ranks: list[Rank]
 
     # ------------------------------------------------------------------ engine and device pool
 
@@ -107,7 +108,7 @@ class Checker:
         """The manager is about to hear what ended the transfers in `observed.settled`, of which there are some."""
 
     def reported(self, outcome: Outcome) -> None:
-        """The manager has answered; the transfers in `observed.settled` leave the books right after this."""
+        """The manager has answered, if anything is over or overdue; `observed.settled` leaves the books right after."""
 
     def before_passed(self) -> None:
         """The manager is about to be told how much time has passed."""
@@ -145,3 +146,15 @@ class Checker:
 
     def at_end(self, slots_taken: int) -> None:
         """The world is over. So many slots could be taken when all were asked for."""
+
+
+def told(method: Callable[Concatenate[Checker, P], None], checkers: Sequence[Checker]) -> Callable[P, None]:
+    """Return what tells those checkers something that have such a method of their own. By position: this is hot."""
+    name = method.__name__
+    methods = [getattr(checker, name) for checker in checkers if getattr(type(checker), name) is not method]
+
+    def tell(*args: Any) -> None:
+        for own in methods:
+            own(*args)
+
+    return cast("Callable[P, None]", methods[0] if len(methods) == 1 else tell)

@@ -224,8 +224,6 @@ class CompletenessChecker(Checker):
     def reported(self, outcome: Outcome) -> None:
         """Each block of a store that came to nothing is tried again or counted as lost. This holds in lazy mode too."""
         settled = self.observed.settled
-        if not any(flight.writes_host for flight in settled):
-            return
         stores = [flight for flight in settled if flight.is_store]
         failed = sum(len(flight.blocks) for flight in stores if flight.failed and not flight.orphaned)
         void = sum(len(flight.blocks) for flight in stores if flight.orphaned)

@@ -79,7 +79,7 @@ class ConservationChecker(Checker):
         """Right after a plan, everything that is pinned or being written belongs to a transfer in flight."""
         observed = self.observed
         gauges = observed.gauges
-        stores = len(observed.slots_written) if self.world.tier is None else observed.slots_stored
+        stores = observed.slots_stored
         loads = sum(observed.slots_read.values())
         if self._pins_total != stores + loads:
             raise Violation("I5", f"{self._pins_total} pins on device blocks for {stores + loads} that are in flight")
@@ -89,9 +89,7 @@ class ConservationChecker(Checker):
             self._zombies = {
                 slot for slot in self._zombies if slot in observed.slots_read or slot in observed.slots_sinking
             }
-        writing = len(observed.slots_written) + len(self._zombies)
-        if self.world.tier is not None:
-            writing += observed.slots_leaving
+        writing = len(observed.slots_written) + len(self._zombies) + observed.slots_leaving
         # Stores from before a reset may keep parents of what they store, which nobody outside can see.
         kept = observed.epoch and sum(
             len(flight.slots) for flight in observed.flights.values() if flight.orphaned and flight.is_store

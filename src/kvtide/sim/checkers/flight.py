@@ -38,13 +38,10 @@ class Flight:
     """When it was planned, by the clock of the machine."""
     leaving: bool = False
     """Sinks: the host has given these slots up."""
+    is_store: bool = field(init=False)
+    writes_host: bool = field(init=False)
+    """Whether it brings blocks from the device to the host, and whether it writes to host slots at all."""
 
-    @property
-    def is_store(self) -> bool:
-        """Whether it brings blocks from the device to the host."""
-        return self.kind == "store"
-
-    @property
-    def writes_host(self) -> bool:
-        """Whether it writes to host slots."""
-        return self.kind in ("store", "fetch")
+    def __post_init__(self) -> None:
+        self.is_store = self.kind == "store"
+        self.writes_host = self.kind in ("store", "fetch")

@@ -10,7 +10,7 @@ from kvtide.core.metrics import Gauges
 from kvtide.sim.attention import Layout
 from kvtide.sim.checkers.flight import Flight, Kind
 from kvtide.sim.request import SimRequest
-from kvtide.sim.tokens import NOTHING, ROOT, Tokens, epoch_of, group_of, node_of, node_of_key, stamp
+from kvtide.sim.tokens import NOTHING, ROOT, Tokens, epoch_of, group_of, node_of, stamp
 from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
 
@@ -24,6 +24,7 @@ class Observed:
     def __init__(self, world: World) -> None:
         self.tokens: Tokens = world.tokens
         self.groups: Layout = world.groups
+        self._any_tier = world.tier is not None
         self.all_ranks = (1 << world.ranks) - 1
         self.epoch = 0
         self.stopped = False
@@ -64,14 +65,14 @@ class Observed:
         self.overdue_total = 0
         """How many there were so far."""
         self._now_s = 0.0
-        self._given_up: list[Flight] = []
+        self.given_up: list[Flight] = []
         """Loads that are overdue since the last report."""
 
     # ------------------------------------------------------------------ keys
 
     def stamp_of(self, group: int, key: bytes) -> int:
         """Return the stamp that a key stands for, with the weights of now."""
-        return stamp(node_of_key(key), self.epoch, group)
+        return stamp(int.from_bytes(key, "big"), self.epoch, group)
 
     def tokens_of(self, content: int) -> int:
         """Return the length of the prefix that a stamp stands for."""
@@ -160,12 +161,16 @@ class Observed:
 
     @property
     def slots_stored(self) -> int:
-        """Number of slots that stores write to."""
+        """Number of slots that stores write to, which is cheap to say where nothing else writes."""
+        if not self._any_tier:
+            return len(self.slots_written)
         return sum(len(flight.slots) for flight in self.flights.values() if flight.is_store)
 
     @property
     def slots_leaving(self) -> int:
         """Number of slots that were given up and are still read, to sink."""
+        if not self._any_tier:
+            return 0
         return sum(len(flight.slots) for flight in self.flights.values() if flight.leaving)
 
     # ------------------------------------------------------------------ time and reports
@@ -181,11 +186,11 @@ class Observed:
                 self.overdue_total += 1
                 flight.failed = flight.kind in ("store", "load")
                 if flight.kind == "load":
-                    self._given_up.append(flight)
+                    self.given_up.append(flight)
 
     def take_given_up(self) -> list[Flight]:
         """Return the loads that are overdue since the last report, and that their requests wait for to the last."""
-        given_up, self._given_up = self._given_up, []
+        given_up, self.given_up = self.given_up, []
         return [flight for flight in given_up if flight.ranks_left and self.is_awaited(flight)]
 
     def is_awaited(self, flight: Flight) -> bool:

@@ -116,8 +116,6 @@ class OffersChecker(Checker):
 
     def reported(self, outcome: Outcome) -> None:
         """Loads have ended."""
-        if not outcome.loaded and not outcome.failed:
-            return
         lost = 0
         for request_id in outcome.loaded:
             self._over(self.observed.requests[request_id], True, count=False)

@@ -14,7 +14,6 @@ class PinBudgetChecker(Checker):
 
     def plan_made(self, plan: Plan) -> None:
         """Compare with the budget, what the plans say and what the gauge says."""
-        stores = len(self.observed.slots_written) if self.world.tier is None else self.observed.slots_stored
-        pins = max(stores, self.observed.gauges.store_pins)
+        pins = max(self.observed.slots_stored, self.observed.gauges.store_pins)
         if pins > self.world.pin_budget:
             raise Violation("I9", f"stores keep {pins} device blocks pinned, and the budget is {self.world.pin_budget}")

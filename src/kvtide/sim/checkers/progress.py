@@ -27,8 +27,6 @@ class ProgressChecker(Checker):
         """The engine is only told of requests that wait for a load, and of each that does."""
         settled = self.observed.settled
         self._settled += len(settled)
-        if not settled and not outcome.loaded and not outcome.failed:
-            return
         ended = (set(outcome.loaded) | set(outcome.failed)).difference(outcome.overdue)
         waiting = {
             flight.request.id for flight in settled if flight.request is not None and self.observed.is_awaited(flight)

@@ -138,8 +138,6 @@ class SinkingChecker(Checker):
 
     def reported(self, outcome: Outcome) -> None:
         """Blocks were stored, and errands have ended."""
-        if not self.observed.settled:
-            return
         failed = void = 0
         for flight in self.observed.settled:
             if flight.kind != "sink":

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from kvtide.core.events import CacheEvent, Cleared, Removed, Stored
 from kvtide.core.manager import OffloadManager
 from kvtide.core.messages import Outcome, Plan, Report
-from kvtide.sim.checkers.base import Checker
+from kvtide.sim.checkers.base import Checker, told
 from kvtide.sim.checkers.completeness import CompletenessChecker
 from kvtide.sim.checkers.conservation import ConservationChecker
 from kvtide.sim.checkers.content import ContentChecker
-from kvtide.sim.checkers.everybody import Everybody
 from kvtide.sim.checkers.lazy import LazyChecker
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.checkers.offers import OffersChecker
@@ -53,29 +52,53 @@ CHECKERS: tuple[type[Checker], ...] = (
 )
 
 
-class Watch(Everybody):
-    """Brings the books up to date, and lets everybody hear of it."""
+class Watch:
+    """Brings the books up to date, and lets everybody hear of it. What is told of is explained in `Checker`."""
 
     def __init__(self, world: World) -> None:
-        observed = Observed(world)
-        super().__init__(world, observed, [checker(world, observed) for checker in CHECKERS if checker.concerns(world)])
+        self.observed = Observed(world)
+        self.manager: OffloadManager
+        checkers = [checker(world, self.observed) for checker in CHECKERS if checker.concerns(world)]
+        self._checkers = checkers
+        self.allocated = told(Checker.allocated, checkers)
+        self.taken = told(Checker.taken, checkers)
+        self.freed = told(Checker.freed, checkers)
+        self.pinned = told(Checker.pinned, checkers)
+        self.unpinned = told(Checker.unpinned, checkers)
+        self.slid = told(Checker.slid, checkers)
+        self.before_end = told(Checker.before_end, checkers)
+        self.stored = told(Checker.stored, checkers)
+        self.removed = told(Checker.removed, checkers)
+        self.matched = told(Checker.matched, checkers)
+        self.reserved = told(Checker.reserved, checkers)
+        self.given_up = told(Checker.given_up, checkers)
+        self.after_evicted = told(Checker.after_evicted, checkers)
+        self.before_plan = told(Checker.before_plan, checkers)
+        self.planned = told(Checker.planned, checkers)
+        self.plan_made = told(Checker.plan_made, checkers)
+        self.before_report = told(Checker.before_report, checkers)
+        self.before_passed = told(Checker.before_passed, checkers)
+        self.passed = told(Checker.passed, checkers)
+        self.before_reset = told(Checker.before_reset, checkers)
+        self.compute_begins = told(Checker.compute_begins, checkers)
+        self.compute_ends = told(Checker.compute_ends, checkers)
+        self.copy_begins = told(Checker.copy_begins, checkers)
+        self.polled = told(Checker.polled, checkers)
+        self.after_step = told(Checker.after_step, checkers)
+        self.at_end = told(Checker.at_end, checkers)
+        self._tell_admitted = told(Checker.admitted, checkers)
+        self._tell_arrived = told(Checker.arrived, checkers)
+        self._tell_advanced = told(Checker.advanced, checkers)
+        self._tell_after_end = told(Checker.after_end, checkers)
+        self._tell_reported = told(Checker.reported, checkers)
+        self._tell_after_reset = told(Checker.after_reset, checkers)
+        self._tell_at_rest = told(Checker.at_rest, checkers)
 
-    def attach(self, manager: OffloadManager) -> None:
-        """Let the checkers ask the manager under test."""
+    def attach(self, manager: OffloadManager, pool: SimPool, ranks: list[Rank]) -> None:
+        """Let the checkers ask the manager under test, and look at the free device blocks and into all memory."""
         self.manager = manager
-        self._take_events = manager.take_events
-        for checker in self.checkers:
-            checker.manager = manager
-
-    def attach_pool(self, pool: SimPool) -> None:
-        """Let the checkers look at the queue of free device blocks."""
-        for checker in self.checkers:
-            checker.pool = pool
-
-    def attach_ranks(self, ranks: list[Rank]) -> None:
-        """Let the checkers look into the memory of the ranks."""
-        for checker in self.checkers:
-            checker.ranks = ranks
+        for checker in self._checkers:
+            checker.manager, checker.pool, checker.ranks = manager, pool, ranks
 
     # ------------------------------------------------------------------ façade
 
@@ -86,7 +109,7 @@ class Watch(Everybody):
 
     def admitted(self, request: SimRequest, loading: bool, accepted: int) -> None:
         """Hear that a request was given its blocks."""
-        super().admitted(request, loading, accepted)
+        self._tell_admitted(request, loading, accepted)
         if loading:
             self.observed.loads_due.append(request)
 
@@ -101,21 +124,21 @@ class Watch(Everybody):
         if succeeded and flight.orphaned:
             raise Violation("I4", f"the load of {request.id} began before a reset, and counts as done")
         flight.request = None
-        super().arrived(request, succeeded)
+        self._tell_arrived(request, succeeded)
         if succeeded:
             observed.computed[request.id] = request.resume_at
 
     def advanced(self, request: SimRequest, computed_tokens: int) -> None:
         """Hear how far kvtide was told a request is."""
         self.observed.computed[request.id] = computed_tokens
-        super().advanced(request, computed_tokens)
+        self._tell_advanced(request, computed_tokens)
 
     def after_end(self, request: SimRequest, preempted: bool) -> None:
         """Hear that a request was preempted or finished."""
         self._follow_events()
         observed = self.observed
         observed.gauges = self.manager.gauges()
-        super().after_end(request, preempted)
+        self._tell_after_end(request, preempted)
         observed.computed[request.id] = 0
         if not preempted:
             del observed.requests[request.id]
@@ -142,13 +165,13 @@ class Watch(Everybody):
         """Hear what the manager made of it."""
         self._follow_events()
         observed = self.observed
-        if observed.settled:
-            observed.gauges = self.manager.gauges()
-        super().reported(outcome)
+        if not (observed.settled or outcome.loaded or outcome.failed or observed.given_up):
+            return  # nothing is over, as in most steps
+        observed.gauges = self.manager.gauges()
+        self._tell_reported(outcome)
         for request_id in outcome.loaded:
             observed.computed[request_id] = observed.requests[request_id].resume_at
-        if observed.settled:
-            observed.end_settled()
+        observed.end_settled()
 
     def take_time(self, seconds: float) -> None:
         """Hear how much time has passed."""
@@ -159,7 +182,7 @@ class Watch(Everybody):
         """Hear that the engine sleeps. Transfers that are overdue may be under way, and what has to wait for them."""
         overdue = self.observed.overdue
         if not overdue:
-            super().at_rest()
+            self._tell_at_rest()
         elif len(overdue) < len(self.observed.flights):
             raise Violation("I8", "the engine sleeps while transfers are under way that are not overdue")
 
@@ -170,14 +193,12 @@ class Watch(Everybody):
         for flight in self.observed.flights.values():
             flight.orphaned = True
         self.observed.gauges = self.manager.gauges()
-        super().after_reset(below)
+        self._tell_after_reset(below)
 
     def _follow_events(self) -> None:
         """Read the event stream. Keys are turned into what they stand for with the weights of now."""
-        events = self._take_events()
-        if events:
-            for event in events:
-                self._follow(event)
+        for event in self.manager.take_events():
+            self._follow(event)
 
     def _follow(self, event: CacheEvent) -> None:
         observed = self.observed

@@ -11,12 +11,13 @@ from kvtide.tiers.disk.backend import DiskBackend
 from kvtide.tiers.disk.file_io import IoMode, probe
 from kvtide.tiers.disk.layout import bytes_needed, segment_layout
 from kvtide.tiers.disk.manifests import note_namespace
+from kvtide.tiers.disk.moving_in import move_in
 from kvtide.tiers.disk.options import DiskConfig
 from kvtide.tiers.disk.segments import Segments
-from kvtide.tiers.disk.store_folder import move_in
 from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.queued import QueuedTier
 from kvtide.tiers.record import Sealer
+from kvtide.units import size_text
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +53,11 @@ def open_backend(config: DiskConfig, namespace: Namespace, slot_bytes_max: int) 
         raise
     namespace.tell_differences(str(folder), differences)
     _log.info(
-        "kvtide: disk tier in %s: %d blocks found in %.2f s, %s I/O, at most %d bytes",
+        "kvtide: disk tier in %s: %d blocks found in %.2f s, %s I/O, at most %s",
         folder,
         backend.records,
         time.monotonic() - begin_s,
         mode.value,
-        share_bytes,
+        size_text(share_bytes),
     )
     return backend

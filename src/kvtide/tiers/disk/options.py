@@ -12,7 +12,9 @@ from kvtide.errors import ConfigError
 from kvtide.schema import SIZE, Read, one_of
 from kvtide.tiers.config import THREADS, TierConfig
 from kvtide.tiers.disk.file_io import IoMode
-from kvtide.tiers.disk.store_folder import check_format, named_folder, usable, used_bytes
+from kvtide.tiers.disk.set_aside import room
+from kvtide.tiers.disk.store_folder import named_folder, stored_format, usable
+from kvtide.units import size_text
 
 URL_SCHEMES: tuple[str, ...] = ()
 ACCESS: tuple[str, ...] = ()
@@ -30,7 +32,7 @@ def _folder(option: str, value: object) -> Path:
         read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     if read_only or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigError(option, value, "a folder that this user can write")
-    check_format(option, path)
+    stored_format(option, path)  # raises where this user may not read what is there
     return path
 
 
@@ -56,9 +58,9 @@ class DiskConfig(TierConfig):
     @model_validator(mode="after")
     def _fits(self) -> DiskConfig:
         with usable("path", str(self.path)):
-            room = _room(self.path)
-        if self.size > room:
-            raise ConfigError("size", self.size, f"at most the {room} bytes that the disk of {self.path} has left")
+            left = room(self.path)
+        if self.size > left:
+            raise ConfigError("size", self.size, f"at most the {left} bytes that the disk of {self.path} has left")
         return self
 
     @property
@@ -66,11 +68,10 @@ class DiskConfig(TierConfig):
         """The folder."""
         return str(self.path)
 
+    @property
+    def shown(self) -> str:
+        """What the start line says."""
+        return f"disk {self.path} ({size_text(self.size)})"
+
 
 CONFIG = DiskConfig
-
-
-def _room(path: Path) -> int:
-    """Return what the disk has left, and what the store has of it already."""
-    disk = os.statvfs(path)
-    return disk.f_bavail * disk.f_frsize + used_bytes(path)

@@ -5,6 +5,7 @@ PATH/lock                      held for a moment, while a rank moves in or out
 PATH/rank-0-of-2/lock          held as long as the rank runs
 PATH/rank-0-of-2/segment-…     records
 PATH/rank-0-of-2/namespace-…   what they depend on
+PATH/format-2/…                a store of another format (`set_aside`)
 """
 
 from __future__ import annotations
@@ -19,18 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtide.errors import ConfigError
-from kvtide.tiers.disk.file_io import FOLDER_MODE, replace_file
-from kvtide.tiers.disk.lock import LOCK_NAME, FolderLock, Held, holder
-from kvtide.tiers.disk.segments import find_segments, stat_of, trim
+from kvtide.tiers.disk.lock import LOCK_NAME
+from kvtide.tiers.disk.segments import find_segments, stat_of
 from kvtide.tiers.record import FORMAT_VERSION
 
 FORMAT_NAME = "kvtide-store.json"
 _RANK = re.compile(r"rank-(\d+)-of-(\d+)")
 _OURS = re.compile(r"segment-\d{8}|namespace-[0-9a-f]{32}\.json|lock|.*\.tmp")
-MOVING_TIMEOUT_S = 10.0
-"""For other ranks that move in."""
-GLANCE_TIMEOUT_S = 0.2
-"""For somebody who only looks whether the folder is in use."""
 
 
 class RankFolder(NamedTuple):
@@ -105,47 +101,12 @@ def check_format(option: str, root: Path) -> None:
         )
 
 
-def move_in(option: str, root: Path, rank: int, world: int, share_bytes: int) -> tuple[Path, FolderLock]:
-    """Take a rank's folder, and make the whole store fit its budget before anything is added (F21)."""
-    try:
-        with usable(option, str(root)), FolderLock(root, timeout_s=MOVING_TIMEOUT_S):
-            check_format(option, root)
-            if stored_format(option, root) is None:
-                replace_file(root / FORMAT_NAME, json.dumps({"format": FORMAT_VERSION}).encode())
-            folder = root / f"rank-{rank}-of-{world}"
-            folder.mkdir(FOLDER_MODE, exist_ok=True)
-            lock = FolderLock(folder, timeout_s=GLANCE_TIMEOUT_S)
-            try:
-                _make_fit(root, folder, world, share_bytes)
-            except BaseException:
-                lock.close()
-                raise
-            return folder, lock
-    except Held as held:
-        raise in_use(option, root, held.pid) from None
-
-
 def in_use(option: str, root: Path, pid: int | None) -> ConfigError:
     """Return what a second server is told."""
     who = f"process {pid}" if pid else "another process"
     return ConfigError(
         option, str(root), f"a folder that no other server uses, and {who} does: stop it, or choose another"
     )
-
-
-def _make_fit(root: Path, own: Path, world: int, share_bytes: int) -> None:
-    for temporary in own.glob("*.tmp"):
-        temporary.unlink()
-    for folder in rank_folders(root):
-        if folder.path == own:
-            trim(own, share_bytes)
-        elif (pid := holder(folder.path)) is not None:
-            if folder.world != world:
-                raise Held(pid)
-        elif folder.world == world and folder.rank < world:
-            trim(folder.path, share_bytes)
-        else:
-            empty(folder.path)
 
 
 def empty(folder: Path) -> int:

@@ -32,7 +32,7 @@ class Names:
         return f"^{self._root}"
 
 
-def manifest_name(namespace: Namespace) -> str:
+def manifest_name(namespace: Namespace, format_: int = FORMAT_VERSION) -> str:
     """Return where the manifest of a model's namespace is kept. The store cannot list names, so it has to be known."""
     model = blake2b(f"{namespace.model}\0{namespace.rank}".encode(), digest_size=16).hexdigest()
-    return f"kvtide-manifest:{FORMAT_VERSION}:{model}"
+    return f"kvtide-manifest:{format_}:{model}"

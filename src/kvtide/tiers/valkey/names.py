@@ -13,8 +13,15 @@ from kvtide.tiers.base import TierKey
 from kvtide.tiers.record import FORMAT_VERSION, stored_key
 
 PREFIX = b"kvtide:%d:" % FORMAT_VERSION
-NAMESPACES = PREFIX + b"namespaces"
 _COPIES = 4
+
+
+def namespaces(format_: int) -> bytes:
+    """Return where the manifests are that a version of kvtide with this format has written."""
+    return b"kvtide:%d:namespaces" % format_
+
+
+NAMESPACES = namespaces(FORMAT_VERSION)
 
 
 def generation_names(digest: bytes) -> tuple[bytes, ...]:

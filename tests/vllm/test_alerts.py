@@ -1,0 +1,167 @@
+"""deploy/ on a real server and a real Prometheus: every panel has data, every alert fires at its fault."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.tiers.disk.test_faults import flip, places
+from tests.tiers.shared.servers import Server
+from tests.vllm.breakable import DEADLINE_MS, FOLDER
+from tests.vllm.llm import prompt
+from tests.vllm.prometheus_server import DEPLOY, WINDOW, Prometheus, find_prometheus, prometheus
+from tests.vllm.test_server import complete, server
+
+PATIENCE_S = 90
+ALERTS = re.findall(r"- alert: (\w+)", (DEPLOY / "alerts.yml").read_text())
+
+
+class Traffic:
+    """Somebody who asks all the time, for what is new and for what was asked before.
+
+    More than device and host hold, so that most of it comes from the tiers.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.length = 290
+        self._seeds = list(range(12))
+        self._over = threading.Event()
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._seeds = [*self._seeds[1:], self._seeds[-1] + 1]
+                for seed in (*self._seeds, self._seeds[-1]):
+                    if not self._over.is_set():
+                        complete(self._address, prompt(seed, self.length))
+        except Exception as error:  # told by `until`
+            self.error = error
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            self._thread.join()
+
+
+class Operator:
+    """Looks at Prometheus while traffic goes on."""
+
+    def __init__(self, watch: Prometheus, traffic: Traffic) -> None:
+        self.watch, self.traffic = watch, traffic
+        self.seen: set[str] = set()
+
+    def until(self, holds: Callable[[], bool], what: Callable[[], object]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert self.traffic.error is None, self.traffic.error
+            assert time.monotonic() < deadline_s, what()
+            time.sleep(0.5)
+
+    def until_firing(self, *alerts: str) -> None:
+        self.until(lambda: set(alerts) <= self.watch.firing(), lambda: f"{alerts} do not fire")
+        self.seen.update(alerts)
+
+
+def queries() -> dict[str, str]:
+    """Return every expression of the dashboard, by the title of its panel."""
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    found = {}
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"].replace("$__rate_interval", WINDOW).replace("$instance", ".*")
+            found[f"{panel['title']}, {target['legendFormat']}"] = expression
+    return found
+
+
+@contextmanager
+def fault(folder: Path, name: str) -> Iterator[None]:
+    (folder / name).touch()
+    try:
+        yield
+    finally:
+        (folder / name).unlink()
+
+
+def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_prometheus()
+    faults, disk, scraped = (tmp_path / name for name in ("faults", "disk", "prometheus"))
+    for folder in (faults, disk, scraped):
+        folder.mkdir()
+    monkeypatch.setenv(FOLDER, str(faults))
+    monkeypatch.setenv("KVTIDE_TEST_KEY", "ab" * 32)
+    log = tmp_path / "server.log"
+    with Server() as store:
+        below = {"deadline_ms": DEADLINE_MS}
+        tiers = [
+            {"type": "disk", "path": str(disk), "size": "64MiB", "encryption_key_env": "KVTIDE_TEST_KEY", **below},
+            {"type": "valkey", "url": f"unix://{store.socket}", **below},
+        ]
+        with (
+            server(llama, log, "tests.vllm.breakable", host="1MiB", tiers=tiers) as address,
+            prometheus(address, scraped) as watch,
+        ):
+            traffic = Traffic(address)
+            operator = Operator(watch, traffic)
+            with traffic.going_on():
+                every_panel_has_data(operator)
+                assert not watch.firing(), "nothing is wrong so far"
+                make_faults(operator, faults, disk, store)
+            assert not watch.unwell()
+    assert operator.seen == set(ALERTS)
+    text = log.read_text()
+    assert f"tiers below: disk {disk} (64 MiB), valkey unix://{store.socket}?db=0; mode eager" in text
+    assert re.search(r"INFO .* kvtide: rank 0: disk tier in .*: 0 blocks found in", text), "lines of tiers are there"
+    assert re.search(r"WARNING .* kvtide: rank 0: a corrupt record in", text)
+    assert re.search(r"kvtide hits=[\d.]+% device \+ [\d.]+% host \+ [\d.]+% tiers, stored=\d+ blocks", text)
+
+
+def every_panel_has_data(operator: Operator) -> None:
+    lacking = queries()
+
+    def asked() -> bool:
+        for title, expression in list(lacking.items()):
+            if operator.watch.query(expression):
+                del lacking[title]
+        return not lacking
+
+    operator.until(asked, lambda: f"no data for {lacking}")
+
+
+def make_faults(operator: Operator, faults: Path, disk: Path, store: Server) -> None:
+    """Make one after the other, until its alert fires."""
+    with fault(faults, "fail"):
+        operator.until_firing("KVTideCopiesFail")
+    with fault(faults, "hang"):
+        operator.until_firing("KVTideRankSilent", "KVTideMessagesLost")
+    with fault(faults, "slow"):
+        operator.until_firing("KVTideTierTooSlow")
+    with fault(faults, "unlocked"):
+        operator.until_firing("KVTideWrongKey")
+    for segment in disk.glob("rank-0-of-1/segment-*"):
+        for place in places(segment):
+            flip(segment, place + 5)
+    operator.until_firing("KVTideRecordsDoNotVerify")
+    (disk / "rank-0-of-1").rename(disk / "gone")
+    operator.until_firing("KVTideTierPutsFail")
+    operator.traffic.length = 700  # more blocks than host memory has
+    operator.until_firing("KVTideHostFull")
+    store.kill()
+    operator.until_firing("KVTideTierOff")
+    with fault(faults, "lost"):
+        operator.until_firing("KVTideStopped")
