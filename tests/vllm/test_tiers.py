@@ -69,10 +69,19 @@ def test_tiers_are_counted_for_metrics(llama: Path, folder: Path) -> None:
         blocks = offloading.metrics.sunk_blocks
         assert blocks > 0
         told = side._stats._told
-        assert told["tier_keys/0/put/hit"] == blocks
-        assert told["tier_bytes/0/put"] > 0
-        assert stats.data["gauges"]["tier_off/0/0"] == 0
-        assert stats.data["gauges"]["tier_bytes_budget/0/0"] > 0
+        assert told["tier_keys/disk/put/hit"] == blocks
+        assert told["tier_bytes/disk/put"] > 0
+        assert stats.data["gauges"]["tier_off/disk/0"] == 0
+        assert stats.data["gauges"]["tier_bytes_budget/disk/0"] > 0
+
+
+def test_a_damaged_marker_does_not_stop_the_server(llama: Path, folder: Path) -> None:
+    (folder / "kvtide-store.json").write_text("half a mark")
+    with engine(llama, options={"tiers": [disk(folder)]}) as offloading:
+        offloading.generate(PROMPTS[1])
+        offloading.drain()
+        assert offloading.metrics.sunk_blocks > 0
+    assert (folder / "format-unknown" / "kvtide-store.json").read_text() == "half a mark"
 
 
 def test_f9_a_reset_reaches_the_disk(llama: Path, llama_says: Says, folder: Path) -> None:
