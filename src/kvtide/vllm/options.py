@@ -22,7 +22,7 @@ DEFAULT_HOST = "8GiB"
 
 VLLM_OPTIONS: Mapping[str, str] = {
     **OPTIONS,
-    "tiers": "places below host memory, nearest first: see docs/tiers.md (default: none)",
+    "tiers": "places below host memory, nearest first: see docs/operators/tiers.md (default: none)",
     "copy_threads": "threads that copy blocks on a CPU (default: 1)",
     "staging": "GPU memory of one staging buffer, of which each direction has two (default: 64MiB)",
     "cpu_bytes_to_use": "another name for host",
