@@ -1,4 +1,4 @@
-"""Who imports whom: as the tables here say and as docs/architecture.md draws it, no more and no less."""
+"""Who imports whom: as the tables here say and as docs/engineers/architecture.md draws it, no more and no less."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtide.cli import MODULES
 from kvtide.tiers.config import KINDS
 from tests.imports import PACKAGE, Import, circle, imports, imports_of, module_of, part_of, parts
 
-DRAWN_IN = Path(__file__).parent.parent / "docs" / "architecture.md"
+DRAWN_IN = Path(__file__).parent.parent / "docs" / "engineers" / "architecture.md"
 
 LAYERS: Mapping[str, Mapping[str, str]] = {
     "kvtide": {

@@ -12,7 +12,7 @@ DOCUMENTS = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 ]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 
@@ -44,6 +44,6 @@ def test_links_and_paths_lead_somewhere(document: str) -> None:
 
 def test_names_in_the_architecture_are_in_the_code() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    text = (ROOT / "docs/architecture.md").read_text()
+    text = (ROOT / "docs/engineers/architecture.md").read_text()
     for name in re.findall(r"`(?:\w+\.)*(\w+)`", text):
         assert re.search(rf"\b{name}\b", code), name

@@ -1,4 +1,4 @@
-"""docs/vllm.md says what there is: every option with its default, every metric, every reason."""
+"""docs/users/vllm.md says what there is: every option with its default, every metric, every reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtide.core.reasons import NotSunk
 from kvtide.vllm import prometheus, stats
 from kvtide.vllm.options import DEFAULT_HOST, ConnectorOptions
 
-PAGE = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "users" / "vllm.md").read_text()
 
 
 def rows(title: str) -> list[list[str]]:

@@ -4,7 +4,7 @@ A `Tier` is asked and answers later; a `TierStack` does the core's errands on al
 the option `tiers`, `open_stack` makes a stack of it. All that a kind of place has to bring along is a `Backend`, whose
 calls block; `QueuedTier` does the rest. `NullTier` and `FaultyTier` are for tests, also for yours.
 
-docs/tiers.md says in which order to read these files.
+docs/operators/tiers.md says in which order to read these files.
 """
 
 from __future__ import annotations

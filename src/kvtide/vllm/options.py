@@ -59,7 +59,7 @@ class ConnectorOptions(OptionsModel):
     )
     tiers: Annotated[Sequence[object], Read(lambda _, value: value, {"type": "array"})] = Field(
         default=(),
-        description="places below host memory, nearest first: see [tiers.md](tiers.md)",
+        description="places below host memory, nearest first: see [tiers.md](../operators/tiers.md)",
         json_schema_extra={"default_text": "none"},
     )
     min_fetch_tokens: Annotated[int, whole(1)] = Field(default=128, description=meaning(OPTIONS["min_fetch_tokens"]))
