@@ -33,7 +33,7 @@ class WorkerStats:
 class Worker:
     """One rank's hands. Reports every transfer once, and nothing the copy engine does kills it (F17).
 
-    Example:
+    Examples:
         >>> from kvtide.copy import NullCopyEngine
         >>> worker = Worker(rank=0, engine=NullCopyEngine())
         >>> worker.start(Plan(step=1, stores=(Copy(id=7, blocks=(3,), slots=(0,)),)))

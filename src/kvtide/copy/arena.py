@@ -22,7 +22,7 @@ class HostArena:
     Pages are huge where the system has some to give: what reads or pins them is faster. It belongs to the process that
     made it: after a fork the child has no memory there (see `_leave_behind`).
 
-    Example:
+    Examples:
         >>> with HostArena(slots=4, slot_bytes=16) as arena:
         ...     arena.memory[3, :] = 7
         ...     arena.memory.shape

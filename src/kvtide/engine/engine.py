@@ -26,7 +26,7 @@ class Engine:
     offloading. What comes out does not depend on it, nor on the size of the pools, on chunks, on ranks, or on what
     fails: only how long it takes.
 
-    Example:
+    Examples:
         >>> from kvtide.engine import Engine, EngineConfig, ModelConfig
         >>> model = ModelConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, mlp=32, vocab=64)
         >>> config = EngineConfig(model=model, device_blocks=32)
