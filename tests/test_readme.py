@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from kvtide.tiers import parse_tiers
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -95,3 +99,21 @@ def test_the_site_is_built_without_a_warning_and_with_every_page(tmp_path: Path)
     api = (tmp_path / "engineers/api/index.html").read_text()
     for name in ("kvtide.OffloadManager.match", "kvtide.copy.CopyEngine.submit", "kvtide.tiers.Tier.get"):
         assert f'id="{name}"' in api
+
+
+def test_the_manifest_for_kubernetes_can_be_read_and_its_options_mean_something(tmp_path: Path) -> None:
+    text = (ROOT / "docs/operators/kubernetes.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    pod = yaml.safe_load(block)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    arguments = dict(argument.split("=", 1) for argument in container["args"] if argument.startswith("--"))
+    assert int(arguments["--shutdown-timeout"]) < pod["terminationGracePeriodSeconds"]
+    options = json.loads(arguments["--kv-transfer-config"])["kv_connector_extra_config"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    (disk,) = options["tiers"]
+    assert {disk["path"], "/dev/shm", str(Path(disk["encryption_key_file"]).parent)} <= mounts  # noqa: S108
+    key_file = tmp_path / "key"
+    key_file.touch(mode=0o600)
+    key_file.write_text("0" * 64)
+    (tier,) = parse_tiers([{**disk, "path": str(tmp_path), "size": "64MiB", "encryption_key_file": str(key_file)}])
+    assert tier.place == str(tmp_path)

@@ -23,8 +23,8 @@ class Engine:
     """Continuous batching over a paged KV cache, with the KV of past requests kept on the host if asked to.
 
     `offload` are the options of `OffloadConfig.build`, and `tiers` (`kvtide.tiers.parse_tiers`); None means no
-    offloading. What comes out does not depend on it, nor on the size of the pools, on chunks, on ranks, or on what
-    fails: only how long it takes.
+    offloading. The output is the same with and without it, and does not depend on the size of the pools, chunks,
+    ranks, or on what fails; only the time does.
 
     Examples:
         >>> from kvtide.engine import Engine, EngineConfig, ModelConfig
