@@ -82,7 +82,7 @@ bench-vllm: vllm   ## the connector beside vLLM's own, and beside none, on the C
 	@$(VBIN)/python benchmarks/vllm_cpu.py
 
 docs: $(VENV)/.installed-dev   ## the documents as a site, in site/; fails on a broken link
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "==> open site/index.html, or: python3 -m http.server --directory site --bind 127.0.0.1"
 
 clean:          ## remove the virtual environments and caches
