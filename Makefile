@@ -83,7 +83,7 @@ bench-vllm: vllm   ## the connector beside vLLM's own, and beside none, on the C
 
 docs: $(VENV)/.installed-dev   ## the documents as a site, in site/; fails on a broken link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "==> open site/index.html, or: python3 -m http.server --directory site --bind 127.0.0.1"
+	@echo "==> to read it: python3 -m http.server --directory site --bind 127.0.0.1"
 
 clean:          ## remove the virtual environments and caches
 	rm -rf $(VENV) $(VVENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -44,7 +44,7 @@ class Traffic:
     transfers: int = 0
     bytes: int = 0
     busy_s: float = 0.0
-    """Seconds spent copying, without waiting in the queue or for fences. Copies that run at a time add up."""
+    """Seconds spent copying, without waiting in the queue or for fences. Copies that run at the same time add up."""
 
 
 class CopyEngine(ABC):

@@ -77,7 +77,7 @@ class Engine:
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
-        """End a request now; the next step returns what it has. False if it is not known (any more)."""
+        """End a request now; the next step returns what it has. False if there is none, or it is over."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
