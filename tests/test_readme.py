@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvtide import OPTIONS
 from kvtide.tiers import parse_tiers
 
 ROOT = Path(__file__).parents[1]
@@ -120,3 +121,16 @@ def test_the_manifest_for_kubernetes_can_be_read_and_its_options_mean_something(
     monkeypatch.setenv(disk["encryption_key_env"], "0" * 64)
     (tier,) = parse_tiers([{**disk, "path": str(tmp_path), "size": "64MiB"}])
     assert tier.place == str(tmp_path)
+
+
+FLAG = r"--kv-transfer-config\s*(?:\\\n\s*)?'(\{.*?\})'"
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/index.md", "docs/users/vllm.md", "docs/operators/tiers.md"])
+def test_the_flag_is_json_with_options_that_exist(document: str) -> None:
+    flags = re.findall(FLAG, (ROOT / document).read_text(), flags=re.DOTALL)
+    assert flags
+    for flag in map(json.loads, flags):
+        assert flag["kv_connector"] == "KVTideConnector"
+        assert flag["kv_role"] == "kv_both"
+        assert flag["kv_connector_extra_config"].keys() <= {*OPTIONS, "tiers"}
