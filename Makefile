@@ -27,7 +27,7 @@ IS_311 := -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
 VPYTHON = $(firstword $(foreach python,$(PYTHON) python3.11,$(shell $(python) $(IS_311) 2>/dev/null && echo $(python))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm test test-core test-vllm test-gpu soak mutants bench bench-vllm clean vllm
+.PHONY: help demo demo-vllm test test-core test-vllm test-gpu soak mutants bench bench-vllm docs clean vllm
 
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,8 +82,12 @@ bench-vllm: vllm   ## the connector beside vLLM's own, and beside none, on the C
 	@$(VBIN)/python benchmarks/vllm_scheduler.py
 	@$(VBIN)/python benchmarks/vllm_cpu.py
 
+docs: $(VENV)/.installed-dev   ## the documents as a site, in site/; fails on a broken link
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "==> to read it: python3 -m http.server --directory site --bind 127.0.0.1"
+
 clean:          ## remove the virtual environments and caches
-	rm -rf $(VENV) $(VVENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VVENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	@echo "==> creating $(VENV) with $$($(PYTHON) --version)"

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
@@ -19,7 +18,6 @@ from kvtide.demo.compare import OnTurn
 from kvtide.errors import CopyError
 from tests.command_line import check_refused, run
 
-ROOT = Path(__file__).parents[1]
 SMALL_SIZES = {
     "conversations": "3",
     "turns": "3",
@@ -77,7 +75,6 @@ def test_help_of_the_demo_has_examples_and_defaults(capsys: pytest.CaptureFixtur
 
 def test_the_version_is_the_one_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"kvtide {kvtide.__version__}\n", "")
-    assert f'version = "{kvtide.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_json_is_one_object_on_stdout_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

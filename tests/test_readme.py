@@ -1,49 +1,136 @@
-"""The documents tell the truth: the README's Python runs, links and paths lead somewhere."""
+"""The documents tell the truth: their Python runs, links and paths lead somewhere, the site can be built."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from kvtide import OPTIONS
+from kvtide.tiers import parse_tiers
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
+    "SECURITY.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 ]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+
+
+def python_in(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
 
 
 def test_the_engine_example_prints_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(BLOCKS[0], "README.md", "exec"), {})  # noqa: S102 (our own text)
+    (code,) = python_in("README.md")
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 (our own text)
     assert f"`{capsys.readouterr().out.strip()}`" in (ROOT / "README.md").read_text()
 
 
 def test_the_library_example_stores_and_loads() -> None:
-    exec(compile(BLOCKS[1], "README.md", "exec"), {})  # noqa: S102 (our own text; it ends with an assert)
+    (code,) = python_in("docs/users/library.md")
+    exec(compile(code, "library.md", "exec"), {})  # noqa: S102 (our own text; it ends with an assert)
 
 
 def test_the_engine_example_has_at_most_15_lines_of_code() -> None:
-    assert len([line for line in BLOCKS[0].splitlines() if line.strip()]) <= 15
+    (code,) = python_in("README.md")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+
+
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_commands_in_the_readme_are_targets_of_make() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    commands = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= commands <= targets
+
+
+def anchors(document: Path) -> set[str]:
+    """Return what can be linked to in a document, as GitHub and the site name it."""
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_and_paths_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     folder = (ROOT / document).parent
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-        assert (folder / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        linked = folder / target if target else ROOT / document
+        assert linked.exists(), target
+        # The site's own build looks at the anchors of the API reference, which are made of names in the code.
+        assert not anchor or anchor.startswith("kvtide.") or anchor in anchors(linked), f"{target}#{anchor}"
     for path in re.findall(
-        r"`((?:src|tests|docs|benchmarks|core|copy|engine|demo|sim|tiers|traces|vllm)/[\w/]*(?:\.py|\.md|/))", text
+        r"`((?:src|tests|docs|benchmarks|examples|core|copy|engine|demo|sim|tiers|traces|vllm)/[\w/]*(?:\.py|\.md|/))",
+        text,
     ):
         assert (ROOT / path).exists() or (ROOT / "src/kvtide" / path).exists(), path
 
 
-def test_names_in_the_architecture_are_in_the_code() -> None:
+@pytest.mark.parametrize("page", ["architecture.md", "tiers.md"])
+def test_names_in_the_pages_about_the_code_are_in_the_code(page: str) -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    text = (ROOT / "docs/engineers/architecture.md").read_text()
-    for name in re.findall(r"`(?:\w+\.)*(\w+)`", text):
+    text = (ROOT / "docs/engineers" / page).read_text()
+    for name in re.findall(r"`(?:\w+\.)*([A-Za-z_]\w*)`", text):
         assert re.search(rf"\b{name}\b", code), name
+
+
+def test_the_site_is_built_without_a_warning_and_with_every_page(tmp_path: Path) -> None:
+    result = subprocess.run(  # noqa: S603 (a command of ours)
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    # Not by `--quiet`, which takes the warnings away before they are counted.
+    assert result.returncode == 0, result.stderr
+    assert "WARNING" not in result.stderr
+    api = (tmp_path / "engineers/api/index.html").read_text()
+    for name in ("kvtide.OffloadManager.match", "kvtide.copy.CopyEngine.submit", "kvtide.tiers.Tier.get"):
+        assert f'id="{name}"' in api
+
+
+def test_the_manifest_for_kubernetes_can_be_read_and_its_options_mean_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs/operators/kubernetes.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    pod = yaml.safe_load(block)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    arguments = dict(argument.split("=", 1) for argument in container["args"] if argument.startswith("--"))
+    assert int(arguments["--shutdown-timeout"]) < pod["terminationGracePeriodSeconds"]
+    options = json.loads(arguments["--kv-transfer-config"])["kv_connector_extra_config"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    (disk,) = options["tiers"]
+    assert {disk["path"], "/dev/shm"} == mounts  # noqa: S108 (vLLM's shared memory)
+    assert disk["encryption_key_env"] in {variable["name"] for variable in container["env"]}
+    monkeypatch.setenv(disk["encryption_key_env"], "0" * 64)
+    (tier,) = parse_tiers([{**disk, "path": str(tmp_path), "size": "64MiB"}])
+    assert tier.place == str(tmp_path)
+
+
+FLAG = r"--kv-transfer-config\s*(?:\\\n\s*)?'(\{.*?\})'"
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/index.md", "docs/users/vllm.md", "docs/operators/tiers.md"])
+def test_the_flag_is_json_with_options_that_exist(document: str) -> None:
+    flags = re.findall(FLAG, (ROOT / document).read_text(), flags=re.DOTALL)
+    assert flags
+    for flag in map(json.loads, flags):
+        assert flag["kv_connector"] == "KVTideConnector"
+        assert flag["kv_role"] == "kv_both"
+        assert flag["kv_connector_extra_config"].keys() <= {*OPTIONS, "tiers"}

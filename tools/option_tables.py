@@ -1,4 +1,4 @@
-"""Writes the tables of options in docs/vllm.md and docs/tiers.md out of the models that check them.
+"""Writes the tables of options in docs/users/vllm.md and docs/operators/tiers.md out of the models that check them.
 
 python tools/option_tables.py            # writes them
 python tools/option_tables.py --check    # says whether they are as they should be
@@ -16,9 +16,12 @@ from kvtide.vllm.options import ConnectorOptions
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TABLES: Mapping[str, tuple[str, type[OptionsModel]]] = {
-    "connector options": ("vllm.md", ConnectorOptions),
-    "options of every tier": ("tiers.md", TierConfig),
-    **{f"options of {name}": ("tiers.md", kind_of("type", name).CONFIG) for name in ("disk", "valkey", "mooncake")},
+    "connector options": ("users/vllm.md", ConnectorOptions),
+    "options of every tier": ("operators/tiers.md", TierConfig),
+    **{
+        f"options of {name}": ("operators/tiers.md", kind_of("type", name).CONFIG)
+        for name in ("disk", "valkey", "mooncake")
+    },
 }
 """By the words of their markers: the page, and the model."""
 

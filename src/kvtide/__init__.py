@@ -6,6 +6,8 @@ Here are the names that an engine needs to talk to the core, which is pure stand
 
 from __future__ import annotations
 
+from importlib import metadata as _metadata
+
 from kvtide.core import (
     NULL_BLOCK,
     OPTIONS,
@@ -33,7 +35,10 @@ from kvtide.core import (
 )
 from kvtide.errors import ConfigError, CopyError, KVTideError, ProtocolError, RequestRefused, StillCopying
 
-__version__ = "0.1.0"
+try:
+    __version__ = _metadata.version("kvtide")
+except _metadata.PackageNotFoundError:  # a source tree that nobody has installed
+    __version__ = "0+unknown"
 
 __all__ = [
     "NULL_BLOCK",

@@ -2,12 +2,12 @@
 
 Those of traces are in `kvtide.traces.errors`, all others here:
 
-KVTideError
-├── ConfigError      an option is wrong: names the option, the value and what was expected
-├── RequestRefused   one request cannot be served; the others go on
-├── ProtocolError    the engine called kvtide in an order that has no meaning
-├── CopyError        bytes could not be copied; copy engines report it as a failed transfer
-└── StillCopying     memory cannot be given back yet: copies still use it
+    KVTideError
+    ├── ConfigError      an option is wrong: names the option, the value and what was expected
+    ├── RequestRefused   one request cannot be served; the others go on
+    ├── ProtocolError    the engine called kvtide in an order that has no meaning
+    ├── CopyError        bytes could not be copied; copy engines report it as a failed transfer
+    └── StillCopying     memory cannot be given back yet: copies still use it
 """
 
 from __future__ import annotations

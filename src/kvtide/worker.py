@@ -31,9 +31,9 @@ class WorkerStats:
 
 
 class Worker:
-    """One rank's hands. Reports every transfer once, and nothing the copy engine does kills it (F17).
+    """Runs plans for one rank. Reports every transfer once, and nothing the copy engine does kills it (F17).
 
-    Example:
+    Examples:
         >>> from kvtide.copy import NullCopyEngine
         >>> worker = Worker(rank=0, engine=NullCopyEngine())
         >>> worker.start(Plan(step=1, stores=(Copy(id=7, blocks=(3,), slots=(0,)),)))
@@ -102,7 +102,7 @@ class Worker:
         return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), answers, late)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no copy is under way, so that device memory may go. Returns whether that came true in time."""
+        """Wait until no copy is under way, so that device memory may be given back. Returns whether that came true."""
         try:
             settled = self._engine.wait(tuple(self._in_flight), timeout_s)
             if settled:

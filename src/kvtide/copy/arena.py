@@ -19,10 +19,10 @@ from kvtide.options import parse_count
 class HostArena:
     """`slots` slots of `slot_bytes` bytes, zero at first. A page takes real memory once it is touched.
 
-    Pages are huge where the system has some to give: what reads or pins them is faster. It belongs to the process that
-    made it: after a fork the child has no memory there (see `_leave_behind`).
+    Huge pages are used where the system has some: they are faster to read and to pin. An arena belongs to the process
+    that made it: after a fork the child has no memory there.
 
-    Example:
+    Examples:
         >>> with HostArena(slots=4, slot_bytes=16) as arena:
         ...     arena.memory[3, :] = 7
         ...     arena.memory.shape

@@ -56,8 +56,8 @@ class Traffic:
 class CopyEngine(ABC):
     """Moves blocks. Nothing that goes wrong with a transfer is raised: it is reported by `poll`.
 
-    Transfers run in any order and at the same time. Who needs an order waits for the report of the first
-    before the second is submitted; the core does so by pinning what is in flight.
+    Transfers run in any order and at the same time. If one must come after another, submit it when the other was
+    reported; the core makes sure of that by pinning what is in flight.
 
     One thread submits, polls, waits and closes.
     """
@@ -90,8 +90,8 @@ class CopyEngine(ABC):
         """Take no more transfers, let those that run come to their end, give back threads and views.
 
         Transfers that had not begun are reported as failed by the next `poll`. Returns whether nothing moves any
-        more. False after `timeout_s`: a copy still runs, and is reported by the first `poll` after its end, for
-        its memory is not free before. May be called again.
+        more. False after `timeout_s`: a copy still runs and uses its memory; the first `poll` after its end
+        reports it. May be called again.
         """
 
     @abstractmethod

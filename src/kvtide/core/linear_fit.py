@@ -6,7 +6,7 @@ from __future__ import annotations
 class LinearFit:
     """A straight line through pairs of tokens and seconds: a fixed time, and a time per token.
 
-    Example:
+    Examples:
         >>> fit = LinearFit()
         >>> fit.saw(1000, 1.5)
         >>> fit.saw(3000, 2.5)

@@ -118,10 +118,10 @@ class OffloadManager:
         return self._loads.admit(self._request(request_id), accepted_tokens)
 
     def arrived(self, request_id: str) -> bool:
-        """Tell that all ranks are certain of a request's load, before they report it: compute will wait for its end.
+        """Tell that a request's load cannot fail any more on any rank: compute will wait for its last bytes.
 
-        The request goes on; the pins stay until the reports. Returns whether it has its tokens: if not (a reset came
-        between), they have to be computed.
+        To be called before its reports. The request goes on; the pins stay until the reports. Returns whether it has
+        its tokens. If not, because a reset came between, they have to be computed.
         """
         request = self._request(request_id)
         load = self._ledger.get(request.load_id) if request.load_id is not None else None

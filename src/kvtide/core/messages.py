@@ -24,12 +24,12 @@ class Copy:
     request_id: str = ""
     """Loads: the request that waits for it."""
     filled: bool = True
-    """Stores: earlier steps have filled the blocks. False: this plan's own step may, so it has to be waited for."""
+    """Stores: earlier steps have filled the blocks. False: this step may fill them, so the copy waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Asks which blocks are below host memory. Answered within the tiers' deadline, by misses if need be (F18)."""
+    """Asks which blocks are below host memory. What the tiers do not know within their deadline is a miss (F18)."""
 
     id: int
     names: tuple[Name, ...]
@@ -39,15 +39,15 @@ class Lookup:
 class Fetch:
     """Brings blocks up: `names[i]` is to be written to host slot `slots[i]`.
 
-    When nothing has come for as long as the tier's deadline allows, less `waited_s`, the worker says that it is
-    late, and nobody waits for it any more (F18). It is answered all the same, once nothing writes to the slots.
+    If nothing has come within the tier's deadline, less `waited_s`, the worker reports it as late, and nobody waits
+    for it any more (F18). It is still answered, as soon as nothing writes to the slots.
     """
 
     id: int
     names: tuple[Name, ...]
     slots: tuple[int, ...]
     waited_s: float = 0.0
-    """What the lookup has used up of the request's patience."""
+    """Seconds that the request has waited already, for the lookup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class Sink:
     names: tuple[Name, ...]
     slots: tuple[int, ...]
     leaving: bool = False
-    """The host gives the blocks up. Otherwise it has just got them, or they were used for the first time since."""
+    """The host gives the blocks up. Otherwise they have just been stored, or were used for the first time since."""
     used: bool = False
-    """They have been of use since they were stored: for tiers that take blocks on their second use."""
+    """They were loaded since they were stored. Tiers that take blocks on their second use want to know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clear:
     """Empties every tier of this namespace: no errand behind it finds what was there before (F9).
 
-    Answered at once. Whether the bytes can be removed now or later is the worker's affair.
+    Answered at once. The worker removes the bytes when it can.
     """
 
     id: int
@@ -95,7 +95,7 @@ class Plan:
     errands: tuple[Errand, ...] = ()
     """Below host memory. They touch no device block, so there is nothing to wait for."""
     ask: tuple[int, ...] = ()
-    """Transfers that are overdue. A rank that has none of them under way (any more) says that they failed."""
+    """Transfers that are overdue. A rank that has none of them under way reports that they failed."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
@@ -124,7 +124,7 @@ class Report:
     slots_ready: int | None = None
     """How many host slots, from slot 0 on, this rank can use by now. None: no news.
 
-    Host memory is pinned in pieces while the engine serves already (F20), so the pool grows.
+    Host memory is pinned in pieces while the engine is already serving, so the pool grows (F20).
     """
     answers: tuple[Answer, ...] = ()
     """Errands that are over. Each is answered once by each rank."""

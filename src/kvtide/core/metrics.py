@@ -39,7 +39,7 @@ class Metrics:
     fetched_blocks: Annotated[int, "Blocks that came up from below host memory."] = 0
     fetch_missed_blocks: Annotated[int, "Blocks that were found below host memory and gone when they were fetched."] = 0
     """Or could not be read."""
-    fetches_late: Annotated[int, "Fetches from below host memory that requests stopped to wait for."] = 0
+    fetches_late: Annotated[int, "Fetches from below host memory that requests stopped waiting for."] = 0
     sunk_blocks: Annotated[int, "Blocks that went below host memory."] = 0
     not_sunk: Annotated[Counter[NotSunk], "Blocks that should be below host memory and are not, by reason."] = field(
         default_factory=Counter

@@ -23,10 +23,10 @@ class Engine:
     """Continuous batching over a paged KV cache, with the KV of past requests kept on the host if asked to.
 
     `offload` are the options of `OffloadConfig.build`, and `tiers` (`kvtide.tiers.parse_tiers`); None means no
-    offloading. What comes out does not depend on it, nor on the size of the pools, on chunks, on ranks, or on what
-    fails: only how long it takes.
+    offloading. The output is the same with and without it, and does not depend on the size of the pools, chunks,
+    ranks, or on what fails; only the time does.
 
-    Example:
+    Examples:
         >>> from kvtide.engine import Engine, EngineConfig, ModelConfig
         >>> model = ModelConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, mlp=32, vocab=64)
         >>> config = EngineConfig(model=model, device_blocks=32)
@@ -77,7 +77,7 @@ class Engine:
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
-        """End a request now; the next step returns what it has. False if it is not known (any more)."""
+        """End a request now; the next step returns what it has. False if there is none, or it is over."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return False

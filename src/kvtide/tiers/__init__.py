@@ -1,10 +1,10 @@
 """Keeps blocks below host memory: on a disk, in a store that several servers share.
 
 A `Tier` is asked and answers later; a `TierStack` does the core's errands on all tiers of a rank. `parse_tiers` reads
-the option `tiers`, `open_stack` makes a stack of it. All that a kind of place has to bring along is a `Backend`, whose
-calls block; `QueuedTier` does the rest. `NullTier` and `FaultyTier` are for tests, also for yours.
+the option `tiers`, `open_stack` makes a stack of it. A new kind of place needs only a `Backend`, whose calls block;
+`QueuedTier` does the rest. `NullTier` and `FaultyTier` are for tests, also for yours.
 
-docs/operators/tiers.md says in which order to read these files.
+docs/engineers/tiers.md says in which order to read these files.
 """
 
 from __future__ import annotations

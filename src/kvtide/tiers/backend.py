@@ -59,7 +59,7 @@ class Backend(ABC):
         return self.sealer.wrong_secret_records
 
     def bytes_used(self) -> int | None:
-        """Return what is held, budget-wise. None: not known."""
+        """Return what is held, as it counts against the budget. None: not known."""
         return None
 
     def bytes_budget(self) -> int | None:

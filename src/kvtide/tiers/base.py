@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kvtide.latency import Latencies
 
 TierKey = bytes
-"""Names one block of one group. Namespace and rank are the tier's own affair: it was made with them."""
+"""Names one block of one group. Namespace and rank are not part of it: a tier is made for one of each."""
 
 
 class Verdict(enum.Enum):
@@ -126,7 +126,7 @@ class Tier(ABC):
         """
 
     def register(self, memory: memoryview) -> None:  # noqa: B027 - nothing to do is the usual case
-        """Hear which memory all buffers will be in, before the first call. It lives until the tier is closed.
+        """Learn which memory all buffers will be in, before the first call. It stays until the tier is closed.
 
         Most tiers need not know; those that transfer by themselves do.
         """

@@ -18,7 +18,7 @@ def batches(
 ) -> Iterator[Sequence[T]]:
     """Cut items into runs of at most `count_max` and `bytes_max`. One that is larger stands alone.
 
-    Example:
+    Examples:
         >>> list(batches([3, 1, 2, 9, 1, 1], bytes_max=4, size_of=int))
         [[3, 1], [2], [9], [1, 1]]
 

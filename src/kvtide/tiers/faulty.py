@@ -142,7 +142,7 @@ class FaultyBackend(Backend):
 class FaultyTier(QueuedTier):
     """A queued tier on a `FaultyBackend`.
 
-    Example:
+    Examples:
         >>> tier = FaultyTier(Faults(down=1.0), seed=7)
         >>> tier.lookup(1, [b"key"]), tier.wait(5.0), tier.poll()[0].results[0].verdict, tier.close()
         (True, True, <Verdict.FAILED: 'failed'>, True)

@@ -128,7 +128,7 @@ class Sealer:
 
     Calls may come from several threads at a time.
 
-    Example:
+    Examples:
         >>> sealer = Sealer(bytes(16))
         >>> header, body = sealer.seal(b"key", memoryview(b"bytes"))
         >>> into = memoryview(bytearray(5))

@@ -12,7 +12,7 @@ from kvtide.core.groups import Key
 class Backlog:
     """Heads before tails; among those of one length, first come, first served.
 
-    Example:
+    Examples:
         >>> backlog = Backlog(groups=1)
         >>> backlog.add(Chain(0, [b"tail"], b"head", end_tokens=32), attempt=1)
         >>> backlog.add(Chain(0, [b"head"], None, end_tokens=16), attempt=2)

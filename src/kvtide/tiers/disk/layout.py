@@ -17,7 +17,7 @@ from kvtide.tiers.record import HEADER_BYTES
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 16 << 20, 128 << 20
 SEGMENT_BLOCKS_MIN = 16
 SEGMENTS_WANTED, SEGMENTS_AT_LEAST = 1024, 32
-"""A segment is what is evicted at once. A thousandth of the budget costs few hits (docs/operators/tiers.md); segments
+"""A segment is what is evicted at once. A thousandth of the budget costs few hits (docs/engineers/lab-log.md); segments
 too small to be written and read at full speed are made only where there would be fewer than 32."""
 OVERHEAD_BYTES = 64 << 10
 """Of each rank's share: folders, locks, manifests and their temporary files."""
