@@ -107,7 +107,7 @@ def test_what_was_set_aside_can_be_removed_while_the_server_runs(
     (filled / MARKER).write_text("nonsense")
     store = disk_store(filled)
     store.put(items(range(5)))
-    code, out, _ = run(capsys, "tier", "clear", filled / "format-unknown")
+    code, out, _ = run(capsys, "tier", "clear", "--yes", filled / "format-unknown")
     assert (code, out.split()[0]) == (0, "10")
     assert not list((filled / "format-unknown").iterdir())
     assert served(store, range(5)) == list(range(5))
