@@ -156,4 +156,4 @@ def test_what_ends_a_run_early_leaves_no_traceback(
 def test_python_m_kvtide_is_the_command() -> None:
     command = [sys.executable, "-m", "kvtide", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 (our own)
-    assert re.fullmatch(r"kvtide \d+\.\d+\.\d+\n", done.stdout)
+    assert re.fullmatch(r"kvtide \d+\.\d+\.\d+(\.dev\d+)?(\+\S+)?\n", done.stdout)

@@ -366,6 +366,27 @@ def test_f9_a_tier_that_refuses_to_clear_is_asked_again_once_a_second(near: Scri
     assert not near.records
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_f9_closing_waits_for_a_clear_that_was_asked_for_just_before_and_not_for_ever(
+    near: ScriptedTier, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    bench = Bench(Level(near))
+    record(near, 0)
+    near.silent = True
+    bench.stack.start(Clear(1))
+
+    def wait(timeout_s: float) -> bool:
+        bench.now_s += timeout_s
+        if answers:
+            near.speak()
+        return answers
+
+    monkeypatch.setattr(near, "wait", wait)
+    assert bench.stack.close(1.0) is answers
+    assert bool(near.records) is not answers
+    assert bench.now_s == pytest.approx(100.0 if answers else 100.5, abs=0.01), "the rest is for the tiers themselves"
+
+
 def test_salts_come_from_where_the_caller_says(near: ScriptedTier) -> None:
     salts = iter([b"first", b"second"])
     bench = Bench(Level(near), new_salt=lambda: next(salts))

@@ -32,6 +32,11 @@ class Clears:
         self._tickets: dict[int, int] = {}
         """The call by which each of them is being cleared now."""
 
+    @property
+    def under_way(self) -> list[int]:
+        """Positions of tiers that are being cleared now."""
+        return list(self._tickets)
+
     def begin(self) -> None:
         """Note that all tiers are to be cleared. Calls that were made before this do not count any more."""
         self._uncleared = dict.fromkeys(range(len(self._tiers)), self._clock())

@@ -205,9 +205,16 @@ class TierStack:
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close all tiers. Returns whether nothing touches host memory any more. May be called again."""
         end_s = self._clock() + timeout_s
+        self._let_clears_end(end_s - timeout_s / 2)
         closed = [level.tier.close(max(0.0, end_s - self._clock())) for level in self._levels]
         self._listen()
         return all(closed)
+
+    def _let_clears_end(self, end_s: float) -> None:
+        """Wait for clears under way: a tier that closes gives up what it has not begun, and would not be empty (F9)."""
+        while self._clears.under_way and self._clock() < end_s:
+            self._levels[self._clears.under_way[0]].tier.wait(_POLL_S)
+            self._listen()
 
     # ------------------------------------------------------------------ inside
 

@@ -128,6 +128,8 @@ def _why(error: BaseException | None, late: bool, timeout_s: float) -> str:
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, ConnectionRefusedError):
         return "nobody listens there"
+    if isinstance(error, ConnectionError):
+        return "it ended the connection"
     if isinstance(error, socket.gaierror):
         return "a host of that name is not known"
     if isinstance(error, HTTPException):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvtide.errors import ConfigError
 from kvtide.top.alarms import alarms
@@ -39,6 +40,11 @@ class Listening(ThreadingHTTPServer):
     daemon_threads = True
     servers: Callable[[], list[Server]]
     interval_s: float
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that went away before it was answered; anything else is a fault of ours."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
