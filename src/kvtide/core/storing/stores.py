@@ -239,8 +239,11 @@ class Stores:
     def _add_to_plan(self, chain: Chain, attempt: int) -> None:
         """Let a chain share the last transfer, if that is alike and not too long by then."""
         store = self._planned[-1] if self._planned else None
-        alike = store is not None and (store.attempt, store.filled) == (attempt, chain.filled)
-        if store is None or not alike or len(store.blocks) + len(chain) > STORE_BLOCKS_MAX:
+        if (
+            store is None
+            or (store.attempt, store.filled) != (attempt, chain.filled)
+            or len(store.blocks) + len(chain) > STORE_BLOCKS_MAX
+        ):
             store = StoreEntry(self._ledger.next_id(), attempt=attempt, filled=chain.filled)
             self._planned.append(store)
         store.chains.append(chain)
