@@ -122,7 +122,6 @@ def test_ctrl_c_ends_a_simulation_with_130_and_what_it_has() -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
 @pytest.mark.parametrize(
     "command", ["trace make --requests 500", "plan --requests 60 --policies lru", "simulate --seed 7 --log", "check {}"]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kvtide.traces.plan import PlanConfig, PlanResult, make_plan
 from kvtide.traces.prices import GIB, GIB_HOUR, Prices
@@ -24,5 +25,5 @@ CONFIG = PlanConfig(
 )
 
 
-def plan(requests: Iterable[TraceRequest], **changes: object) -> PlanResult:
-    return make_plan(requests, replace(CONFIG, **changes))  # type: ignore[arg-type]
+def plan(requests: Iterable[TraceRequest], **changes: Any) -> PlanResult:
+    return make_plan(requests, replace(CONFIG, **changes))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kvtide.traces import TraceRequest, open_trace
@@ -20,7 +18,9 @@ OVERLOADED_POINTS = 0.03
 """Where requests wait for minutes, memory makes them come at other times, and the device keeps something else."""
 
 
-def replayed(requests: list[TraceRequest], device_bytes: int, host_bytes: int, **changes: bool) -> ReplayResult:
+def replayed(
+    requests: list[TraceRequest], device_bytes: int, host_bytes: int, *, prefix_cache: bool = True
+) -> ReplayResult:
     config = ReplayConfig(
         block_tokens=CONFIG.block_tokens,
         bytes_per_token=CONFIG.bytes_per_token,
@@ -29,8 +29,9 @@ def replayed(requests: list[TraceRequest], device_bytes: int, host_bytes: int, *
         policy="prefix",
         mode="eager",
         cost=CONFIG.cost,
+        prefix_cache=prefix_cache,
     )
-    return Replay(replace(config, **changes)).run(requests)  # type: ignore[arg-type]
+    return Replay(config).run(requests)
 
 
 def requests_of(name: str) -> list[TraceRequest]:

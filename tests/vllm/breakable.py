@@ -13,6 +13,7 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -46,10 +47,10 @@ class KVTideConnector(Whole):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Wait less for ranks that are silent, and ask tiers although so small a model computes faster."""
         ledger.OVERDUE_S = OVERDUE_S
-        FetchBreakEven.pays = lambda *_: True  # type: ignore[method-assign]
-        kv_tensors.make_copy_engine = _make_breakable  # type: ignore[assignment]  # same arguments
-        DiskBackend.get = _slow_get  # type: ignore[method-assign, assignment]
-        Sealer.seal = _unlocked_seal  # type: ignore[method-assign, assignment]
+        patch.object(FetchBreakEven, "pays", lambda *_: True).start()
+        patch.object(kv_tensors, "make_copy_engine", _make_breakable).start()
+        patch.object(DiskBackend, "get", _slow_get).start()
+        patch.object(Sealer, "seal", _unlocked_seal).start()
         super().__init__(vllm_config, role, kv_cache_config)
 
 

@@ -36,10 +36,10 @@ class OptionsRefused(ConfigError):
 def check_before_start() -> None:
     """Let vLLM's arguments be checked before they become a configuration. Processes that have none do nothing."""
     module = sys.modules.get(_ARGUMENTS)
-    arguments = getattr(module, "EngineArgs", None)
+    arguments: Any = getattr(module, "EngineArgs", None)
     method = getattr(arguments, "create_engine_config", None)
     if method is not None and not hasattr(method, "checks_options"):
-        arguments.create_engine_config = _checking(method)  # type: ignore[union-attr]  # it has the method
+        arguments.create_engine_config = _checking(method)
 
 
 def _checking(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +48,7 @@ def _checking(method: Callable[..., Any]) -> Callable[..., Any]:
         check_arguments(arguments)
         return method(arguments, *args, **kwargs)
 
-    checks.checks_options = True  # type: ignore[attr-defined]  # a mark: it is not wrapped twice
+    checks.__dict__["checks_options"] = True  # a mark: it is not wrapped twice
     return checks
 
 

@@ -48,7 +48,7 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
         wait_for_copies()
         return method(*args, **kwargs)
 
-    waits.waits_for_copies = True  # type: ignore[attr-defined]  # a mark: it is not wrapped twice
+    waits.__dict__["waits_for_copies"] = True  # a mark: it is not wrapped twice
     return waits
 
 

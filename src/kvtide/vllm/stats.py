@@ -56,9 +56,9 @@ class StepStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type inf
             self.add_seconds(name, numbers)
         return self
 
-    def reduce(self) -> dict[str, int | float]:
-        """Return what belongs into vLLM's log line; vLLM puts "=" between names and texts."""
-        return log_line(self.data["counters"], self.data["gauges"])  # type: ignore[return-value]
+    def reduce(self) -> dict[str, str]:
+        """Return what belongs into vLLM's log line; vLLM expects numbers, and puts "=" between names and any text."""
+        return log_line(self.data["counters"], self.data["gauges"])
 
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
