@@ -401,7 +401,7 @@ class World:
         """Check that what is visible of a text is there on every rank, as it was computed (I3, I4)."""
         for index, group in enumerate(self.groups):
             for position, key in enumerate(keys_of(tokens, group.block_tokens, index)):
-                slot = self.manager._host.cached_slot(index, key)
+                slot = self.manager._index.host.cached_slot(index, key)
                 if slot is not None:
                     for rank in range(self.ranks):
                         assert self.host.get((rank, slot)) == self._kv(rank, index, tokens, position, len(tokens))

@@ -52,7 +52,8 @@ class Bench:
             for block, state in blocks[::-1] if tail_first else blocks:
                 if state != ABSENT:
                     self.put(index, block, state)
-        self.matcher = Matcher(groups, self.host, FixedBreakEven(min_load_tokens).pays)
+        self.matcher = Matcher(groups, self.host)
+        self.pays = FixedBreakEven(min_load_tokens).pays
 
     def put(self, group: int, block: int, state: int) -> None:
         keys, size = self.keys[group], self.groups[group].block_tokens
@@ -63,7 +64,7 @@ class Bench:
             self.host.commit(chain)
 
     def match(self, device_tokens: int, num_tokens: int) -> Match:
-        return self.matcher.match("r", self.keys, device_tokens, num_tokens)
+        return self.matcher.match("r", self.keys, device_tokens, num_tokens, self.pays)
 
     def blocks(self, match: Match) -> dict[int, list[int]]:
         """Return the positions of the blocks of an offer, by group, as their slots say."""

@@ -397,7 +397,7 @@ class Engine(RuleBasedStateMachine):
             elif isinstance(event, Cleared):
                 self.visible.clear()
         for group, key in self.visible:
-            slot = self.manager._host.cached_slot(group, key)
+            slot = self.manager._index.host.cached_slot(group, key)
             assert slot is not None
             for rank in range(self.ranks):
                 assert self.host[rank][slot] == ("kv", self.epoch, group, key)

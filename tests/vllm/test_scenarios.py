@@ -191,7 +191,7 @@ def test_toctou(make: Make) -> None:
     request = world.add("again", PROMPT)
     offered, is_async = world.connector.get_num_new_matched_tokens(request, 0)
     assert (offered, is_async) == (BLOCKS * BLOCK_TOKENS, True)
-    assert world.manager._host.take(BLOCKS) == []
+    assert world.manager._index.host.take(BLOCKS) == []
     world.run()
     assert world.manager.metrics.loaded_tokens == BLOCKS * BLOCK_TOKENS
 

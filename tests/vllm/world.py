@@ -457,7 +457,7 @@ class World:
         assert gauges.store_pins <= self.side.config.pin_budget_blocks
 
     def _check_host(self, rank: int, rows: Any) -> None:
-        host = self.manager._host
+        host = self.manager._index.host
         for group in range(len(self.side._layout.group_ids)):
             for key, slot in host._slot_of[group].items():
                 expected = self._expected.get((group, key)) if host.is_cached(group, key) else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kvtide.core import messages
 from kvtide.core.chain import Chain
+from kvtide.core.match import Lease
 from kvtide.core.messages import Answer, Copy, Errand, Name, Report
 from kvtide.core.metrics import Metrics
 from kvtide.core.requests import Request, Search
@@ -64,6 +65,8 @@ class LoadEntry(CopyEntry):
     """Tokens that count as computed once it is done."""
     tokens: int = 0
     """Tokens among them that come from the host."""
+    lease: Lease | None = None
+    """What keeps its slots; None if it needs none."""
 
     def as_copy(self) -> Copy:
         """Return what workers are told."""

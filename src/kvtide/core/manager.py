@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtide.core.below.below import Below
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.events import CacheEvent, EventStream
 from kvtide.core.groups import Key
-from kvtide.core.host_pool import HostPool
+from kvtide.core.index.local import LocalIndex
 from kvtide.core.ledger import Entry, Ledger, LoadEntry, StoreEntry
 from kvtide.core.loading.loads import Loads
 from kvtide.core.match import Match
@@ -45,24 +44,20 @@ class OffloadManager:
         self.metrics = Metrics()
         geometry = config.geometry
         self._events = EventStream(config.events, self.metrics)
-        self._host = HostPool(
-            config.slots, geometry.groups, config.policy, self._events, self.metrics, slots_ready=slots_ready
-        )
-        self._slots_ready = [self._host.slots] * geometry.ranks
         self._ledger = Ledger(geometry.ranks, self.metrics)
-        self._below = Below(config, self._host, self._ledger, self.metrics)
-        self._stores = Stores(config, device, self._host, below=self._below, ledger=self._ledger, metrics=self.metrics)
-        self._loads = Loads(config, device, self._host, below=self._below, ledger=self._ledger, metrics=self.metrics)
+        self._index = LocalIndex(config, self._ledger, self._events, self.metrics, slots_ready)
+        self._slots_ready = [self._index.host.slots] * geometry.ranks
+        self._stores = Stores(config, device, self._index, ledger=self._ledger, metrics=self.metrics)
+        self._loads = Loads(config, device, self._index, ledger=self._ledger, metrics=self.metrics)
         self._planner = self._make_planner(device)
         self._requests: dict[str, Request] = {}
         self._step = 0
 
     def _make_planner(self, device: DevicePool) -> StorePlanner:
-        geometry = self.config.geometry
-        selection = Selection(self.config, self._host)
+        selection = Selection(self.config, self._index)
         if self.config.mode == "eager":
-            return EagerPlanner(geometry.groups, self._host, selection, self._stores, self._below)
-        return LazyPlanner(geometry, device, self._host, selection, self._stores)
+            return EagerPlanner(self.config.geometry.groups, selection, self._stores)
+        return LazyPlanner(self.config, device, self._index, selection, self._stores)
 
     # ------------------------------------------------------------------ requests
 
@@ -148,7 +143,7 @@ class OffloadManager:
         request.handle(RequestEvent.PREEMPT)
         self.metrics.preemptions += not (request.load_failed and request.computed_tokens == 0)
         self._planner.preempted(request)
-        self._below.drop(request)
+        self._index.drop(request)
         self._loads.release(request)
         request.load_id = None
         request.computed_tokens = 0
@@ -158,7 +153,7 @@ class OffloadManager:
         """Tell that the request is over (done or aborted, in whatever state). Call before its blocks are freed."""
         request = self._request(request_id)
         self._planner.finished(request)
-        self._below.drop(request)
+        self._index.drop(request)
         self._loads.release(request)
         request.load_id = None
         del self._requests[request_id]
@@ -180,7 +175,7 @@ class OffloadManager:
         self._planner.plan(sum(len(load.blocks) for load in loading))
         loads = tuple(load.as_copy() for load in loading)
         stores = tuple(store.as_copy() for store in self._stores.take_planned())
-        errands = self._below.plan()
+        errands = self._index.below.plan()
         oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
         ask = tuple(transfer.id for transfer in self._ledger.overdue)
         return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands, ask)
@@ -195,16 +190,16 @@ class OffloadManager:
             settled += self._ledger.settle(report)
             if report.slots_ready is not None and 0 <= report.rank < len(self._slots_ready):
                 self._slots_ready[report.rank] = report.slots_ready
-                self._host.grow(min(self._slots_ready))
+                self._index.host.grow(min(self._slots_ready))
             for fetch_id in report.late:
-                self._below.late(fetch_id)
+                self._index.below.late(fetch_id)
         for transfer in settled:
             if isinstance(transfer, StoreEntry):
                 self._stores.settle(transfer)
             elif isinstance(transfer, LoadEntry):
                 self._loads.settle(transfer)
             else:
-                for chain in self._below.settle(transfer):
+                for chain in self._index.below.settle(transfer):
                     self._stores.take_over(chain, lost=transfer.abandoned)
         return self._loads.take_outcome()
 
@@ -216,7 +211,7 @@ class OffloadManager:
         nothing else is loaded or stored (I8).
         """
         for transfer in self._ledger.passed(seconds):
-            self._below.late(transfer.id)
+            self._index.below.late(transfer.id)
 
     @property
     def overdue(self) -> str | None:
@@ -228,7 +223,7 @@ class OffloadManager:
 
         Without it, what is below host memory is always worth waiting for, and what is on the host worth loading.
         """
-        self._below.computed(tokens, seconds)
+        self._index.below.computed(tokens, seconds)
         self._loads.break_even.computed(tokens, seconds)
 
     def loaded(self, tokens: int, seconds: float) -> None:
@@ -244,15 +239,15 @@ class OffloadManager:
         """
         self._stores.reset()
         self._loads.reset()
-        self._below.reset(clear=below)
+        self._index.below.reset(clear=below)
         self._ledger.abandon()
         for request in self._requests.values():
-            self._below.drop(request)
+            self._index.drop(request)
             request.stale = request.state in (State.LOADING, State.RUNNING)
             if request.reservation is not None:
                 request.handle(RequestEvent.GIVE_UP)
                 self._loads.release(request)
-        self._host.clear()
+        self._index.host.clear()
         self._planner.reset()
         self.metrics.resets += 1
 
@@ -267,16 +262,16 @@ class OffloadManager:
     @property
     def busy(self) -> bool:
         """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
-        soon = self._loads.waiting or self._stores.waiting or self._below.waiting
+        soon = self._loads.waiting or self._stores.waiting or self._index.below.waiting
         if self._ledger.overdue or self._stores.stopped:  # what has to wait for that keeps no idle engine from resting
             return bool(len(self._ledger) or soon)
-        return bool(len(self._ledger) or soon or self._planner.waiting or self._below.sink_queue_blocks)
+        return bool(len(self._ledger) or soon or self._planner.waiting or self._index.below.sink_queue_blocks)
 
     # ------------------------------------------------------------------ looking
 
     def gauges(self) -> Gauges:
         """Return the state of the pools."""
-        host = self._host
+        host = self._index.host
         return Gauges(
             slots=host.slots,
             slots_free=host.num_free,
@@ -287,13 +282,13 @@ class OffloadManager:
             transfers=len(self._ledger),
             transfers_unanswered=len(self._ledger.overdue),
             backlog_blocks=self._stores.backlog.blocks,
-            sink_queue_blocks=self._below.sink_queue_blocks,
-            searches=self._below.searches,
+            sink_queue_blocks=self._index.below.sink_queue_blocks,
+            searches=self._index.below.searches,
         )
 
     def is_cached(self, group: int, key: Key) -> bool:
         """Whether a key is visible."""
-        return self._host.is_cached(group, key)
+        return self._index.host.is_cached(group, key)
 
     def take_events(self) -> list[CacheEvent]:
         """Return what was stored and removed since the last call (if the option `events` is on)."""

@@ -41,6 +41,13 @@ class Match:
         return [slot for piece in self.pieces for slot in piece.slots]
 
 
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Slots that keep what they hold until it is released."""
+
+    slots: list[int]
+
+
 class Matcher:
     """Looks prefixes up in a host pool.
 
@@ -48,17 +55,25 @@ class Matcher:
     have bounds the rest. The others then look for the best boundary below that.
     """
 
-    def __init__(self, groups: Sequence[Group], host: HostPool, pays: Callable[[int], bool]) -> None:
-        """`pays` says whether loading so many tokens is worth it."""
+    def __init__(self, groups: Sequence[Group], host: HostPool) -> None:
         self._groups = groups
         self._full = [index for index, group in enumerate(groups) if isinstance(group, FullAttention)]
         self._others = [index for index, group in enumerate(groups) if not isinstance(group, FullAttention)]
         self._host = host
         self._step = common_boundary(groups)
-        self._pays = pays
 
-    def match(self, request_id: str, keys: Sequence[Sequence[Key]], device_tokens: int, num_tokens: int) -> Match:
-        """Find the longest prefix of a request of `num_tokens` tokens, one of which is left to compute."""
+    def match(
+        self,
+        request_id: str,
+        keys: Sequence[Sequence[Key]],
+        device_tokens: int,
+        num_tokens: int,
+        pays: Callable[[int], bool],
+    ) -> Match:
+        """Find the longest prefix of a request of `num_tokens` tokens, one of which is left to compute.
+
+        `pays` says whether loading so many tokens is worth it.
+        """
         end = num_tokens // self._step * self._step
         limit = (num_tokens - 1) // self._step * self._step
         boundary, full_slots = self._longest(keys, device_tokens, limit)
@@ -68,7 +83,7 @@ class Matcher:
             missed[self._why(keys, boundary)] = limit - boundary
         if boundary == limit < end and self._next_step_is_cached(keys, limit):
             missed[NotLoaded.LAST_TOKEN] = end - limit
-        if tokens and not self._pays(tokens):
+        if tokens and not pays(tokens):
             missed[NotLoaded.BELOW_BREAK_EVEN] = tokens
             tokens = 0
         pieces = self.pieces(keys, device_tokens, boundary, full_slots) if tokens else ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kvtide.core.groups import Group, Key
-from kvtide.core.match import Match
+from kvtide.core.match import Lease, Match
 from kvtide.errors import ProtocolError
 
 
@@ -103,6 +103,8 @@ class Request:
     storable: list[int] = field(default_factory=list)
     """Per group: blocks before this one may be stored."""
     reservation: Match | None = None
+    lease: Lease | None = None
+    """What keeps the reservation."""
     load_id: int | None = None
     load_failed: bool = False
     """A load of this request failed: it is not tried again."""

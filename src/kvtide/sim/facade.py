@@ -160,7 +160,7 @@ class WatchedManager:
     def take_all_slots(self) -> int:
         """Ask for every host slot, as a store would; return how many there were. Only when everything is over."""
         self._watch.at_rest()
-        return len(self.manager._host.take(self.manager.gauges().slots))
+        return len(self.manager._index.host.take(self.manager.gauges().slots))
 
 
 def _describe(plan: Plan) -> str:

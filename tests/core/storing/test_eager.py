@@ -74,6 +74,7 @@ def test_a_computed_block_whose_key_is_not_known_yet_waits_for_it() -> None:
 def test_a_block_that_never_got_a_key_is_counted() -> None:
     world = World()
     request = running(world, text("a", 6))
+    world.compute(request)
     world.manager.advance("r", 12)
     world.finish(request)
     assert world.manager.metrics.not_stored == {NotStored.NO_KEY: 2}
@@ -200,8 +201,8 @@ def test_holes_before_and_behind_what_the_host_has_are_stored_in_order(pin_budge
     first = running(world, A[:16], "first")
     world.compute(first)
     keys = first.keys[0]
-    known = Chain(0, keys[2:3], keys[1], 12, slots=world.manager._host.take(1))
-    world.manager._host.assign(known)  # being fetched, say
+    known = Chain(0, keys[2:3], keys[1], 12, slots=world.manager._index.host.take(1))
+    world.manager._index.host.assign(known)  # being fetched, say
     stored: list[int] = []
     for _ in range(3):
         stored += [block for copy in world.plan().stores for block in copy.blocks]

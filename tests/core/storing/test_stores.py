@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvtide.core import Copy, FullAttention, NotStored, Report, SlidingWindow
+from kvtide.core.index import local as local_module
+from kvtide.core.index.index import RUN_BLOCKS_MAX
 from kvtide.core.storing import stores as stores_module
-from kvtide.core.storing.stores import ATTEMPTS_MAX, STORE_BLOCKS_MAX
+from kvtide.core.storing.stores import ATTEMPTS_MAX
 from tests.support import FakeRequest, World, text
 
 A = text("a", 32)
@@ -22,7 +24,8 @@ def computed(world: World, tokens: list[str], request_id: str = "r") -> FakeRequ
 
 @pytest.fixture
 def small_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores_module, "STORE_BLOCKS_MAX", 4)
+    for module in (local_module, stores_module):
+        monkeypatch.setattr(module, "RUN_BLOCKS_MAX", 4)
 
 
 # ---------------------------------------------------------------------- from plan to visible
@@ -56,13 +59,13 @@ def test_a_plan_is_cut_into_transfers_of_bounded_size() -> None:
     computed(world, text("a", 4 * 600))
     plan = world.plan()
     assert [len(copy.blocks) for copy in plan.stores] == [
-        STORE_BLOCKS_MAX,
-        STORE_BLOCKS_MAX,
-        600 - 2 * STORE_BLOCKS_MAX,
+        RUN_BLOCKS_MAX,
+        RUN_BLOCKS_MAX,
+        600 - 2 * RUN_BLOCKS_MAX,
     ]
     assert sorted(block for copy in plan.stores for block in copy.blocks) == list(range(1, 601))
     world.run(plan.stores[0])
-    assert len(world.cached_blocks(text("a", 2400))) == STORE_BLOCKS_MAX, "the first ones are visible early"
+    assert len(world.cached_blocks(text("a", 2400))) == RUN_BLOCKS_MAX, "the first ones are visible early"
 
 
 def test_blocks_of_earlier_steps_need_not_wait_for_the_step_of_the_plan() -> None:
@@ -94,7 +97,8 @@ def test_small_stores_of_one_plan_share_a_transfer() -> None:
 
 
 def test_a_chain_is_cut_into_its_blocks_if_need_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores_module, "STORE_BLOCKS_MAX", 1)
+    for module in (local_module, stores_module):
+        monkeypatch.setattr(module, "RUN_BLOCKS_MAX", 1)
     world = World()
     request = computed(world, A[:8])
     assert [copy.blocks for copy in world.plan().stores] == [(block,) for block in request.blocks[0]]

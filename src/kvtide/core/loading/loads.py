@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtide.core.below.below import Below
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK
-from kvtide.core.host_pool import HostPool
+from kvtide.core.index.index import Index
 from kvtide.core.ledger import Ledger, LoadEntry
 from kvtide.core.loading.load_break_even import FixedBreakEven, LoadBreakEven
-from kvtide.core.match import Match, Matcher, Piece
+from kvtide.core.match import Match
 from kvtide.core.messages import Outcome
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotLoaded
@@ -23,22 +22,12 @@ class Loads:
     """Keeps promises: what was offered stays on the host until the engine has answered, and then until it is read."""
 
     def __init__(
-        self,
-        config: OffloadConfig,
-        device: DevicePool,
-        host: HostPool,
-        *,
-        below: Below,
-        ledger: Ledger,
-        metrics: Metrics,
+        self, config: OffloadConfig, device: DevicePool, index: Index, *, ledger: Ledger, metrics: Metrics
     ) -> None:
         self._device = device
-        self._host = host
+        self._index = index
         least = config.min_load_tokens
         self.break_even = LoadBreakEven() if least is None else FixedBreakEven(least)
-        self._block_tokens = [group.block_tokens for group in config.geometry.groups]
-        self._matcher = Matcher(config.geometry.groups, host, self.break_even.pays)
-        self._below = below
         self._ledger = ledger
         self._metrics = metrics
         self._planned: list[LoadEntry] = []
@@ -56,24 +45,24 @@ class Loads:
         if request.load_failed or self._ledger.overdue:
             why = NotLoaded.NO_REPORT if self._ledger.overdue else NotLoaded.COPY_FAILED
             return Match(request.id, device_tokens, 0, (), {why: num_tokens - device_tokens}, num_tokens)
-        return self._below.matched(request, self._matcher.match(request.id, request.keys, device_tokens, num_tokens))
+        return self._index.look_up(request, device_tokens, num_tokens, self.break_even.pays)
 
     def reserve(self, request: Request, match: Match) -> None:
-        """Pin what was matched (F11), instead of what was reserved before."""
-        self._host.pin(match.slots)
+        """Keep what was matched (F11), instead of what was reserved before."""
+        lease = self._index.lease(match)
         self.release(request)
-        request.reservation = match
-        self._below.reserved(request, match)
+        request.reservation, request.lease = match, lease
+        self._index.wait(request, match)
 
     def release(self, request: Request) -> None:
-        """Unpin what is reserved, if anything is."""
-        if request.reservation is not None:
-            self._host.unpin(request.reservation.slots)
-            request.reservation = None
+        """Return what is reserved, if anything is."""
+        if request.lease is not None:
+            self._index.release(request.lease)
+        request.reservation = request.lease = None
 
     def admit(self, request: Request, accepted_tokens: int) -> bool:
         """Turn a reservation into a load of its first `accepted_tokens` tokens; return whether one is under way."""
-        self._below.drop(request)
+        self._index.drop(request)
         match = request.reservation
         offered = match.tokens if match is not None else 0
         if not 0 <= accepted_tokens <= offered:
@@ -108,7 +97,8 @@ class Loads:
     def settle(self, load: LoadEntry) -> None:
         """Every rank has reported."""
         self._device.unpin(load.blocks)
-        self._host.unpin(load.slots)
+        if load.lease is not None:
+            self._index.release(load.lease)
         if load.failure is not None:
             self._metrics.loads_failed += 1
         if load.request.load_id == load.id:
@@ -151,36 +141,33 @@ class Loads:
     def _start(self, request: Request, match: Match, accepted_tokens: int) -> None:
         boundary = match.device_tokens + accepted_tokens
         load = LoadEntry(self._ledger.next_id(), request=request, boundary=boundary, tokens=accepted_tokens)
-        pieces = match.pieces
         if accepted_tokens < match.tokens:
             # A window ends elsewhere now: other blocks are needed than were offered, and they may not be there.
-            narrowed = self._matcher.pieces(request.keys, match.device_tokens, boundary)
+            narrowed = self._index.narrow(request, match, boundary)
             if narrowed is None:
                 load.failure = "the accepted part of the offer cannot be resumed from"
-            pieces = narrowed or ()
-        self._fill(load, request, pieces)
-        request.handle(RequestEvent.ADMIT_WITH_LOAD)
-        if load.slots == match.slots:
-            request.reservation = None  # the load takes its pins over
+            else:
+                load.lease = self._index.lease(narrowed)
+                self._fill(load, request, narrowed)
         else:
-            self._host.pin(load.slots)
-            self.release(request)
+            load.lease, request.lease = request.lease, None
+            self._fill(load, request, match)
+        request.handle(RequestEvent.ADMIT_WITH_LOAD)
+        self.release(request)
         request.load_id = load.id
         self._device.pin(load.blocks)
         (self._planned if load.blocks else self._settled_at_once).append(load)
 
-    def _fill(self, load: LoadEntry, request: Request, pieces: tuple[Piece, ...]) -> None:
+    def _fill(self, load: LoadEntry, request: Request, match: Match) -> None:
         """Pair slots with the device blocks that the engine has allocated; it leaves out what it does not need."""
-        self._host.tick()
-        for group, first, slots in pieces:
+        self._index.use(match)
+        for group, first, slots in match.pieces:
             blocks = request.blocks[group][first : first + len(slots)]
             if len(blocks) < len(slots):
                 raise ProtocolError(
                     f"request {request.id!r}: group {group} has {len(request.blocks[group])} blocks in its table, "
                     f"and the load needs {first + len(slots)}"
                 )
-            self._host.use(group, slots, (first + 1) * self._block_tokens[group])
-            self._below.used(slots)
             if NULL_BLOCK in blocks:
                 pairs = [pair for pair in zip(blocks, slots, strict=True) if pair[0] != NULL_BLOCK]
                 load.blocks += [block for block, _ in pairs]
@@ -188,6 +175,8 @@ class Loads:
             else:
                 load.blocks += blocks
                 load.slots += slots
+        if load.lease is not None and len(load.slots) < len(load.lease.slots):
+            self._index.release_part(load.lease, load.slots)
 
 
 def _leading_nulls(table: Sequence[int]) -> int:

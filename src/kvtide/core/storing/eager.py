@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from kvtide.core.below.below import Below
 from kvtide.core.chain import Chain
 from kvtide.core.groups import NULL_BLOCK, FullAttention, Group, Key
-from kvtide.core.host_pool import HostPool
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
 from kvtide.core.storing.second_use import Selection
-from kvtide.core.storing.stores import BlockOf, Stores
+from kvtide.core.storing.stores import Stores
 
 
 class EagerPlanner:
@@ -20,16 +18,11 @@ class EagerPlanner:
     looks at every block again, and finds the last block (F1), the holes, and whatever had no room before.
     """
 
-    def __init__(
-        self, groups: tuple[Group, ...], host: HostPool, selection: Selection, stores: Stores, below: Below
-    ) -> None:
+    def __init__(self, groups: tuple[Group, ...], selection: Selection, stores: Stores) -> None:
         self._groups = groups
-        self._loses_blocks = [not isinstance(group, FullAttention) for group in groups]
         self._smallest_block_tokens = min(group.block_tokens for group in groups)
-        self._host = host
         self._selection = selection
         self._stores = stores
-        self._below = below
         self._ready: dict[str, Request] = {}
 
     @property
@@ -51,97 +44,75 @@ class EagerPlanner:
         for request in list(self._ready.values()):
             if self._stores.room <= 0:
                 return
-            if all(self._store_new_blocks(request, index) for index in range(len(self._groups))):
+            if self._store_new_blocks(request):
                 del self._ready[request.id]
 
     def preempted(self, request: Request) -> None:
         """Store what is missing from wherever the device still has it."""
-        self._flush(request, self._stores.find)
+        self._flush(request, preempted=True)
 
     def finished(self, request: Request) -> None:
         """Store what is missing, from the request's own blocks."""
-        self._flush(request, None)
+        self._flush(request, preempted=False)
 
     def reset(self) -> None:
         """Forget the requests that have new blocks."""
         self._ready.clear()
 
-    def _store_new_blocks(self, request: Request, index: int) -> bool:
-        """Store what one group of a request has computed; return False when the pin budget stopped it."""
-        first = request.considered[index]
-        full = self._selection.count_storable(request, index, request.full_blocks(index, self._groups[index]))
-        if first >= full:
-            return True
-        chain = self._chain(request, index, first, full)
-        if not self._stores.useful(chain):
-            return True
-        reached = first + len(chain)
-        for run in self._missing(request, chain, first):
-            begun = self._stores.begin(run)
-            if begun < len(run):
-                reached = run.end_tokens // self._groups[index].block_tokens - 1 + begun
-                break
-        self._count_out_of_window(request, index, first, reached)
-        request.considered[index] = reached
-        return reached == first + len(chain) or self._stores.room > 0
+    def _store_new_blocks(self, request: Request) -> bool:
+        """Store what a request has computed; return False when the pin budget stopped it."""
+        chains = []
+        for index, first in enumerate(request.considered):
+            full = request.full_blocks(index, self._groups[index])
+            storable = self._selection.count_storable(request, index, full)
+            if first < storable:
+                chains.append(self._chain(request, index, first, storable))
+        stopped = False
+        for chain, grant in zip(chains, self._stores.begin(chains), strict=True):
+            gone = sum(position < grant.reached for position in grant.gone)
+            self._stores.lose(NotStored.OUT_OF_WINDOW, gone)
+            request.considered[chain.group] += grant.reached
+            stopped |= bool(grant.left)
+        return not stopped
 
-    def _flush(self, request: Request, find: BlockOf | None) -> None:
+    def _flush(self, request: Request, *, preempted: bool) -> None:
         """Bring every computed block of a request to the host, or count why not.
 
-        Device blocks come from the request's table, or from `find` when the table may be out of date.
+        Device blocks come from the request's table, or are looked for by key when the table may be out of date.
         """
         self._ready.pop(request.id, None)
-        self._host.tick()
+        chains, storable = [], []
         for index, group in enumerate(self._groups):
             full = request.full_blocks(index, group)
-            chain = self._chain(request, index, 0, full)
             if request.stale:
-                self._stores.lose(NotStored.RESET, len(chain))
+                self._stores.lose(NotStored.RESET, full)
                 continue
             self._stores.lose(NotStored.NO_KEY, request.computed_tokens // group.block_tokens - full)
-            slots = self._host.use_keys(index, chain.keys, chain.end_tokens)
-            storable = self._selection.count_storable(request, index, full)
-            first = request.considered[index] if find is None else 0
-            self._stores.lose(NotStored.NOT_ADMITTED, slots[max(first, storable) :].count(None))
-            if find is None:
-                self._count_out_of_window(request, index, first, storable)
-            self._below.rely_on(slots)
-            there = slots.index(None) if None in slots else full
-            if there >= storable:
-                continue
-            rest = chain.part(there, storable, group.block_tokens)
-            rest.filled = rest.filled and find is None
-            for run in self._stores.runs(rest, find) if find else self._missing(request, rest, there):
-                self._stores.start_or_defer(run)
+            chain = self._chain(request, index, 0, full)
+            if preempted:
+                chain.blocks = self._stores.find(chain)
+                chain.filled = False
+            storable.append(self._selection.count_storable(request, index, full))
+            chain.blocks[storable[-1] :] = [NULL_BLOCK] * (full - storable[-1])
+            chains.append(chain)
+        grants = self._stores.begin_or_defer(chains, touch=True)
+        for chain, grant, end in zip(chains, grants, storable, strict=True):
+            # What was considered before it was gone has been counted.
+            first = 0 if preempted else request.considered[chain.group]
+            gone = [position < end for position in grant.gone if position >= first]
+            why = NotStored.EVICTED_FROM_DEVICE if preempted else NotStored.OUT_OF_WINDOW
+            self._stores.lose(why, sum(gone))
+            self._stores.lose(NotStored.NOT_ADMITTED, len(gone) - sum(gone))
 
     def _chain(self, request: Request, index: int, first: int, last: int) -> Chain:
-        """Return blocks of a request, without device blocks."""
+        """Return blocks of a request."""
         keys = request.keys[index]
         return Chain(
             group=index,
             keys=list(keys[first:last]),
             parent=keys[first - 1] if first else None,
             end_tokens=(first + 1) * self._groups[index].block_tokens,
+            blocks=list(request.blocks[index][first:last]),
             # Engines may look up by key what has left the window of a request, and its states.
             filled=isinstance(self._groups[index], FullAttention),
         )
-
-    def _missing(self, request: Request, chain: Chain, first: int) -> list[Chain]:
-        """Cut out of a chain what the host does not know, with the request's own device blocks."""
-        blocks = request.blocks[chain.group][first : first + len(chain)]
-        if NULL_BLOCK not in blocks and self._host.has_none(chain.group, chain.keys):
-            chain.blocks = list(blocks)  # the usual case: all new
-            return [chain]
-        return self._stores.runs(chain, lambda _, index: blocks[index] or None)
-
-    def _count_out_of_window(self, request: Request, index: int, first: int, last: int) -> None:
-        """Count blocks that left their window before they were stored."""
-        if not self._loses_blocks[index]:
-            return
-        blocks = request.blocks[index][first:last]
-        if NULL_BLOCK in blocks:
-            keys = request.keys[index][first:last]
-            gone = [key for block, key in zip(blocks, keys, strict=True) if block == NULL_BLOCK]
-            slots = self._host.slots_of(index, gone)
-            self._stores.lose(NotStored.OUT_OF_WINDOW, slots.count(None))
-            self._below.rely_on(slots)

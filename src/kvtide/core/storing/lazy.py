@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtide.core.chain import Chain
-from kvtide.core.config import Geometry
+from kvtide.core.config import OffloadConfig
 from kvtide.core.device import BlockContent, DevicePool, FreeBlock
 from kvtide.core.groups import Group, Key
-from kvtide.core.host_pool import HostPool
+from kvtide.core.index.index import Index
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
 from kvtide.core.storing.second_use import Selection
@@ -42,13 +42,14 @@ class LazyPlanner:
     """
 
     def __init__(
-        self, geometry: Geometry, device: DevicePool, host: HostPool, selection: Selection, stores: Stores
+        self, config: OffloadConfig, device: DevicePool, index: Index, selection: Selection, stores: Stores
     ) -> None:
         self._device = device
-        self._host = host
+        self._index = index
         self._selection = selection
         self._stores = stores
-        self._geometry = geometry
+        self._geometry = config.geometry
+        self._slots = config.slots
         self._loading_blocks_max = 0
         self._target = self._clean_target(0)
         self._cursor: int | None = None
@@ -64,7 +65,7 @@ class LazyPlanner:
 
     def advanced(self, request: Request, before_tokens: int) -> None:
         """Let everything be tried again. Blocks of a running request itself are not about to be evicted."""
-        if not all(self._host.has(group, key) for group, key in self._tried):
+        if not all(self._index.has(group, key) for group, key in self._tried):
             self._cursor = None  # it has passed them
         self._tried.clear()
         for index, group in enumerate(self._geometry.groups):
@@ -83,7 +84,7 @@ class LazyPlanner:
 
     def evicted(self, group: int, key: Key) -> None:
         """Count a block that was taken before it was stored, or that was not to be stored."""
-        if not self._host.has(group, key) and not self._stores.backlog.holds(group, key):
+        if not self._index.has(group, key) and not self._stores.backlog.holds(group, key):
             if self._selection.may_store(group, key):
                 self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
             else:
@@ -100,16 +101,16 @@ class LazyPlanner:
         if ahead >= self._target:
             return
         for chain in self._chains(self._walk(ahead)):
-            begun = self._stores.begin(chain)
-            self._tried.update((chain.group, key) for key in chain.keys[:begun])
-            if begun < len(chain):
+            (grant,) = self._stores.begin([chain])
+            self._tried.update((chain.group, key) for run in grant.runs for key in run.keys)
+            if grant.blocks < len(chain):
                 self._cursor = None  # the host was full: look at these blocks again
         if not self._stores.pinned_blocks:
             self._stopped_by_budget = False  # no store is under way that would make room by ending
 
     def _clean_target(self, loading_blocks: int) -> int:
         facts = self._geometry
-        return clean_target(facts.groups, facts.step_tokens, facts.device_blocks, self._host.slots_max, loading_blocks)
+        return clean_target(facts.groups, facts.step_tokens, facts.device_blocks, self._slots, loading_blocks)
 
     def _walk(self, ahead: int) -> list[FreeBlock]:
         """Move the cursor over clean blocks; return the dirty ones passed, as many as may be pinned."""
@@ -122,7 +123,7 @@ class LazyPlanner:
             if content is None or not self._is_dirty(content):
                 ahead += 1
                 # What is on its way to the host may not get there: the cursor stays before it, to look again.
-                arriving = arriving or (content is not None and self._is_arriving(content))
+                arriving = arriving or (content is not None and self._index.is_arriving(content.group, content.key))
                 if not arriving:
                     self._cursor = free.cursor
             elif len(dirty) < self._stores.room:
@@ -137,17 +138,12 @@ class LazyPlanner:
     def _is_dirty(self, content: BlockContent) -> bool:
         """Whether content would be lost if the engine took its block now, and something can be done about it."""
         group, key = content.group, content.key
-        if self._host.has(group, key) or (group, key) in self._tried:
+        if self._index.has(group, key) or (group, key) in self._tried:
             return False
         if self._selection.may_store(group, key):
             return True
         self._keep_out(group, key)
         return False
-
-    def _is_arriving(self, content: BlockContent) -> bool:
-        """Whether content is being written to the host, from the device or from below."""
-        host, group, key = self._host, content.group, content.key
-        return host.has(group, key) and not host.is_cached(group, key)
 
     def _keep_out(self, group: int, key: Key) -> None:
         """Count a block that may not be stored, once as long as the device has it."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from kvtide.core.config import OffloadConfig
 from kvtide.core.groups import Key
-from kvtide.core.host_pool import HostPool
+from kvtide.core.index.index import Index
 from kvtide.core.requests import Request
 
 REMEMBERED_POOLS = 4
@@ -55,10 +55,10 @@ class SecondUse:
 class Selection:
     """Decides about the blocks of requests, about each once."""
 
-    def __init__(self, config: OffloadConfig, host: HostPool) -> None:
+    def __init__(self, config: OffloadConfig, index: Index) -> None:
         groups = len(config.geometry.groups)
         remembered = (config.slots + config.geometry.device_blocks) // groups
-        self._host = host
+        self._index = index
         self._second_use = [SecondUse(remembered) for _ in range(groups)] if config.admission == "second-use" else None
 
     def count_storable(self, request: Request, group: int, full: int) -> int:
@@ -73,7 +73,7 @@ class Selection:
             decided = request.storable[group] = request.considered[group]
         if full > decided:
             keys = request.keys[group][decided:full]
-            storable = self._second_use[group].count_storable(keys, partial(self._host.has, group))
+            storable = self._second_use[group].count_storable(keys, partial(self._index.has, group))
             if request.storable[group] == decided:
                 request.storable[group] += storable
             request.storing_decided[group] = full

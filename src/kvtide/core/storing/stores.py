@@ -1,24 +1,19 @@
-"""Stores: from the decision to store a chain to the last rank's last byte, or to another try."""
+"""Stores: from the wish to store a chain to the last rank's last byte, or to another try."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from kvtide.core.below.below import Below
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
-from kvtide.core.groups import FullAttention
-from kvtide.core.host_pool import HostPool
+from kvtide.core.groups import NULL_BLOCK, FullAttention
+from kvtide.core.index.index import RUN_BLOCKS_MAX, Grant, Index, Want
 from kvtide.core.ledger import Ledger, StoreEntry
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
 from kvtide.core.storing.backlog import Backlog
 
-STORE_BLOCKS_MAX = 256
-"""A plan's stores are cut into transfers of at most this size, so that the first ones are visible early."""
-BlockOf = Callable[[Chain, int], "int | None"]
-"""Returns the device block that holds the key with this index in a chain, or None."""
 ATTEMPTS_MAX = 3
 """How often the store of a block is tried before it is given up as failed."""
 
@@ -31,24 +26,15 @@ class Stores:
     """
 
     def __init__(
-        self,
-        config: OffloadConfig,
-        device: DevicePool,
-        host: HostPool,
-        *,
-        below: Below,
-        ledger: Ledger,
-        metrics: Metrics,
+        self, config: OffloadConfig, device: DevicePool, index: Index, *, ledger: Ledger, metrics: Metrics
     ) -> None:
         groups = config.geometry.groups
-        self._block_tokens = [group.block_tokens for group in groups]
         # In lazy mode the tail of a prefix is stored first, while its head is still on the device.
         self._needs_prefix = [config.mode == "eager" and isinstance(group, FullAttention) for group in groups]
         self._budget = config.pin_budget_blocks
         self._backlog_max = config.geometry.device_blocks
         self._device = device
-        self._host = host
-        self._below = below
+        self._index = index
         self._ledger = ledger
         self._metrics = metrics
         self.backlog = Backlog(len(groups))
@@ -63,45 +49,31 @@ class Stores:
         """Device blocks that may still be pinned. None while copies do not end: what is begun would wait with them."""
         return 0 if self.stopped or self._ledger.overdue else self._budget - self.pinned_blocks
 
-    def useful(self, chain: Chain) -> bool:
-        """Whether the host has what a chain continues (or is about to), so that storing it makes sense."""
-        needed = chain.parent if self._needs_prefix[chain.group] else None
-        return needed is None or self._host.has(chain.group, needed)
+    def begin(self, chains: Sequence[Chain], *, attempt: int = 1, touch: bool = False) -> list[Grant]:
+        """Start to store what the host lacks of chains, each from its head, as far as there is room.
 
-    def begin(self, chain: Chain, attempt: int = 1) -> int:
-        """Start to store a chain from its head; return how many blocks were started.
-
-        Fewer than all when the pin budget (`room` is 0 then) or the host is exhausted.
+        `touch`: they were in use until now. Returns what became of each.
         """
-        started = 0
-        while started < len(chain) and self.room > 0:
-            size = min(len(chain) - started, self.room, STORE_BLOCKS_MAX)
-            begun = self._begin_part(self._part(chain, started, started + size), attempt)
-            started += begun
-            if begun < size:
-                break
-        return started
+        wants = [Want(chain, self._needs_prefix[chain.group], touch) for chain in chains]
+        grants = self._index.reserve(wants, self.room)
+        for grant in grants:
+            for run in grant.runs:
+                self._device.pin(run.blocks)
+                self.pinned_blocks += len(run)
+                self._add_to_plan(run, attempt)
+        return grants
 
-    def _begin_part(self, chain: Chain, attempt: int) -> int:
-        anchor = self._anchor(chain)
-        slots = self._host.take(len(chain))
-        if not slots:
-            if anchor is not None:
-                self._host.unpin([anchor])
-            return 0
-        chain = self._part(chain, 0, len(slots))
-        chain.slots = slots
-        chain.anchor = anchor
-        self._host.assign(chain)
-        self._device.pin(chain.blocks)
-        self.pinned_blocks += len(slots)
-        self._add_to_plan(chain, attempt)
-        return len(slots)
-
-    def _part(self, chain: Chain, first: int, last: int) -> Chain:
-        if first == 0 and last == len(chain):
-            return chain
-        return chain.part(first, last, self._block_tokens[chain.group])
+    def begin_or_defer(
+        self, chains: Sequence[Chain], *, attempt: int = 1, touch: bool = False, first: bool = False
+    ) -> list[Grant]:
+        """Start to store what nobody will offer again: what does not fit now waits, or is counted as lost."""
+        grants = self.begin(chains, attempt=attempt, touch=touch)
+        for grant in grants:
+            self.lose(NotStored.PREFIX_MISSING, grant.prefix_missing_blocks)
+            self.lose(NotStored.HOST_FULL, grant.full_blocks)
+            for chain in grant.left:
+                self.defer(chain, attempt, first=first)
+        return grants
 
     def defer(self, chain: Chain, attempt: int = 1, *, first: bool = False) -> None:
         """Store a chain later, when the pin budget allows it, from whatever block holds its content then.
@@ -136,38 +108,9 @@ class Stores:
         """
         while self.backlog and self.room > 0:
             chain, attempt = self.backlog.pop()
-            for run in self.runs(chain, self.find):
-                self.start_or_defer(run, attempt, first=True)
-
-    def start_or_defer(self, chain: Chain, attempt: int = 1, *, first: bool = False) -> None:
-        """Start a chain that nobody will offer again: what does not fit now waits, or is counted as lost."""
-        if not self.useful(chain):
-            self.lose(NotStored.PREFIX_MISSING, len(chain))
-            return
-        started = self.begin(chain, attempt)
-        if started == len(chain):
-            return
-        if self.room > 0:
-            self.lose(NotStored.HOST_FULL, len(chain) - started)
-        else:
-            self.defer(self._part(chain, started, len(chain)), attempt, first=first)
-
-    def runs(self, chain: Chain, block_of: BlockOf) -> list[Chain]:
-        """Cut out of a chain what the host does not know yet, with the device blocks it can be copied from."""
-        on_host = self._host.slots_of(chain.group, chain.keys)
-        runs: list[Chain] = []
-        run: Chain | None = None
-        for index, key in enumerate(chain.keys):
-            block = block_of(chain, index) if on_host[index] is None else None
-            if block is None:
-                run = None
-                continue
-            if run is None:
-                run = self._part(chain, index, index)
-                runs.append(run)
-            run.keys.append(key)
-            run.blocks.append(block)
-        return runs
+            chain.blocks = self.find(chain)
+            (grant,) = self.begin_or_defer([chain], attempt=attempt, first=True)
+            self.lose(NotStored.EVICTED_FROM_DEVICE, len(grant.gone))
 
     def take_planned(self) -> list[StoreEntry]:
         """Return the stores that were started since the last plan; from now on reports are expected."""
@@ -182,19 +125,13 @@ class Stores:
         self.pinned_blocks -= len(store.blocks)
         if store.failure is not None:
             self._metrics.stores_failed += 1
-        self._host.tick()
         kept = store.failure is None and not store.abandoned
+        self._index.settle(store.chains, kept=kept)
+        if kept:
+            self._metrics.stored_blocks += len(store.blocks)
+            return
         for chain in store.chains:
-            if kept:
-                self._host.commit(chain)
-                self._metrics.stored_blocks += len(chain)
-                self._below.stored(chain)
-            else:
-                self._host.abandon(chain)
-            if chain.anchor is not None:
-                self._host.unpin([chain.anchor])
-            if not kept:
-                self._hand_on(chain, store)
+            self._hand_on(chain, store)
 
     def reset(self) -> None:
         """Let everything that waits or is in flight come to nothing.
@@ -213,6 +150,11 @@ class Stores:
         """Whether a later plan will have stores to start."""
         return bool(self._planned or (self.backlog and not self._ledger.overdue))
 
+    def find(self, chain: Chain) -> list[int]:
+        """Return the device blocks that hold the keys of a chain by now, NULL_BLOCK for those that are gone."""
+        find, group = self._device.find, chain.group
+        return [find(group, key) or NULL_BLOCK for key in chain.keys]
+
     def _hand_on(self, chain: Chain, store: StoreEntry) -> None:
         """Let another try be made by whoever holds the same bytes then."""
         if store.abandoned:
@@ -222,27 +164,13 @@ class Stores:
         else:
             self.defer(chain, store.attempt + 1)
 
-    def find(self, chain: Chain, index: int) -> int | None:
-        """Return the device block that holds a key of a chain by now; a block that is gone is counted."""
-        block = self._device.find(chain.group, chain.keys[index])
-        if block is None:
-            self.lose(NotStored.EVICTED_FROM_DEVICE, 1)
-        return block
-
-    def _anchor(self, chain: Chain) -> int | None:
-        """Pin the parent, so that it is not evicted to make room for its own child."""
-        slot = self._host.cached_slot(chain.group, chain.parent) if chain.parent is not None else None
-        if slot is not None:
-            self._host.pin([slot])
-        return slot
-
     def _add_to_plan(self, chain: Chain, attempt: int) -> None:
         """Let a chain share the last transfer, if that is alike and not too long by then."""
         store = self._planned[-1] if self._planned else None
         if (
             store is None
             or (store.attempt, store.filled) != (attempt, chain.filled)
-            or len(store.blocks) + len(chain) > STORE_BLOCKS_MAX
+            or len(store.blocks) + len(chain) > RUN_BLOCKS_MAX
         ):
             store = StoreEntry(self._ledger.next_id(), attempt=attempt, filled=chain.filled)
             self._planned.append(store)

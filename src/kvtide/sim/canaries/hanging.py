@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+from kvtide.core.index.local import LocalIndex
 from kvtide.core.ledger import Entry, Ledger, LoadEntry
 from kvtide.core.loading.loads import Loads
 from kvtide.core.manager import OffloadManager
-from kvtide.core.match import Match
+from kvtide.core.match import Lease, Match
 from kvtide.core.requests import Request
 from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Patches, around, canary, returning
@@ -18,29 +19,31 @@ from kvtide.sim.copies import CopyCrash, Job, SimCopyEngine
 
 @canary("F11", "what was offered is not kept until it is accepted", "I2", "I6")
 def unkept_promise() -> Patches:
-    admit, release = Loads.admit, Loads.release
-    loose: dict[str, None] = {}
+    lease = LocalIndex.lease
+    loose: set[int] = set()
 
-    def reserve_without_pin(self: Loads, request: Request, match: Match) -> None:
-        release_loosely(self, request)
-        request.reservation = match
-        loose[request.id] = None
-        self._below.reserved(request, match)
+    def lease_without_pin(self: LocalIndex, match: Match) -> Lease:
+        unkept = Lease(match.slots)
+        loose.add(id(unkept))
+        return unkept
 
-    def release_loosely(self: Loads, request: Request) -> None:
-        if request.id in loose:
-            del loose[request.id]
-            request.reservation = None
+    def release_loosely(release: Callable[..., None], self: LocalIndex, kept: Lease) -> None:
+        if id(kept) in loose:
+            loose.discard(id(kept))
         else:
-            release(self, request)
+            release(self, kept)
 
-    def pin_late(self: Loads, request: Request, accepted_tokens: int) -> bool:
-        if request.id in loose and request.reservation is not None:
-            del loose[request.id]
-            self._host.pin(request.reservation.slots)
-        return admit(self, request, accepted_tokens)
+    def lease_late(start: Callable[..., None], self: Loads, request: Request, match: Match, *accepted: Any) -> None:
+        if id(request.lease) in loose:
+            loose.discard(id(request.lease))
+            request.lease = lease(cast("LocalIndex", self._index), match)
+        start(self, request, match, *accepted)
 
-    return [(Loads, "reserve", reserve_without_pin), (Loads, "release", release_loosely), (Loads, "admit", pin_late)]
+    return [
+        (LocalIndex, "lease", lease_without_pin),
+        around(LocalIndex, "release", release_loosely),
+        around(Loads, "_start", lease_late),
+    ]
 
 
 @canary("F12", "stores pin as many device blocks as they like", "I9")
@@ -94,8 +97,10 @@ def overdue_returns_pins() -> Patches:
         for load in self._ledger.overdue:
             if isinstance(load, LoadEntry):
                 self._loads._device.unpin(load.blocks)
-                self._loads._host.unpin(load.slots)
                 load.blocks, load.slots = [], []
+                if load.lease is not None:
+                    self._index.release(load.lease)
+                    load.lease = None
 
     return [around(OffloadManager, "passed", hasty)]
 

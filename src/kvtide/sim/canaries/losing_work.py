@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from kvtide.core.below.sinks import Sinks
 from kvtide.core.chain import Chain
 from kvtide.core.eviction import PrefixAware
-from kvtide.core.groups import Key
+from kvtide.core.groups import NULL_BLOCK, Key
 from kvtide.core.host_pool import HostPool
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
@@ -39,18 +39,15 @@ def known_when_stored() -> Patches:
 
 @canary("F3", "blocks that were stored once are not looked at again", "I6")
 def never_look_back() -> Patches:
-    missing = EagerPlanner._missing
+    original = EagerPlanner._chain
 
-    def only_new(self: EagerPlanner, request: Request, chain: Chain, first: int) -> list[Chain]:
-        size = self._groups[chain.group].block_tokens
-        runs = []
-        for run in missing(self, request, chain, first):
-            behind = request.considered[chain.group] - (run.end_tokens // size - 1)
-            if behind < len(run):
-                runs.append(run.part(max(0, behind), len(run), size))
-        return runs
+    def only_new(self: EagerPlanner, request: Request, index: int, first: int, last: int) -> Chain:
+        whole = original(self, request, index, first, last)
+        behind = min(max(0, request.considered[index] - first), len(whole))
+        whole.blocks[:behind] = [NULL_BLOCK] * behind
+        return whole
 
-    return [(EagerPlanner, "_missing", only_new)]
+    return [(EagerPlanner, "_chain", only_new)]
 
 
 @canary("F3", "the head of a prefix that is stored after its tail is evicted before it", "I6")

@@ -1,0 +1,3 @@
+"""The index of host blocks: which key is where, who may write it, who reads it."""
+
+from __future__ import annotations

@@ -1,0 +1,116 @@
+"""What an engine asks of the index of host blocks. In bulk: the index may be in another process.
+
+    look up ──► lease ──► use ──► release        a request that loads
+    reserve ──► commit or abandon                blocks that are stored
+
+A request's prefix is looked up in one call, and what was found is leased: it stays until it is released. To store, an
+engine says what it has, and is granted slots for what the index lacks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvtide.core.chain import Chain
+from kvtide.core.groups import Key
+from kvtide.core.match import Lease, Match
+from kvtide.core.requests import Request
+
+RUN_BLOCKS_MAX = 256
+"""Slots are granted in runs of at most this size, and so copied, so that the first ones are visible early."""
+
+
+@dataclass(slots=True)
+class Want:
+    """Blocks that an engine has computed and would store."""
+
+    chain: Chain
+    """With NULL_BLOCK where the device has no block any more: nothing can be copied from there."""
+    needs_prefix: bool
+    """What follows a block that the index lacks is of no use."""
+    touch: bool
+    """The prefix was in use until now."""
+
+
+@dataclass(slots=True)
+class Grant:
+    """What becomes of a `Want`. Positions are those of its chain."""
+
+    runs: list[Chain] = field(default_factory=list)
+    """Parts that have slots now: to be written, and then committed or abandoned."""
+    left: list[Chain] = field(default_factory=list)
+    """Parts that the index lacks, and for which `room_blocks` had no room."""
+    full_blocks: int = 0
+    """Blocks for which no slot could be had."""
+    prefix_missing_blocks: int = 0
+    """Blocks that continue one that is not there."""
+    gone: list[int] = field(default_factory=list)
+    """Positions that the index lacks, without a device block."""
+    blocks: int = 0
+    """Blocks that were granted."""
+    reached: int = 0
+    """Up to here everything is known to the index, granted or gone."""
+
+
+class Index(ABC):
+    """The blocks of one namespace."""
+
+    # ------------------------------------------------------------------ loading
+
+    @abstractmethod
+    def look_up(self, request: Request, device_tokens: int, num_tokens: int, pays: Callable[[int], bool]) -> Match:
+        """Find what there is beyond `device_tokens` for a request. Changes nothing.
+
+        `pays` says whether loading so many tokens is worth it.
+        """
+
+    @abstractmethod
+    def lease(self, match: Match) -> Lease:
+        """Keep what was just looked up until it is released."""
+
+    @abstractmethod
+    def release(self, lease: Lease) -> None:
+        """Return a lease."""
+
+    @abstractmethod
+    def release_part(self, lease: Lease, keep: list[int]) -> None:
+        """Return a lease but for some of its slots."""
+
+    @abstractmethod
+    def narrow(self, request: Request, match: Match, boundary: int) -> Match | None:
+        """Return what resuming at `boundary` needs, or None where that cannot be done. Changes nothing.
+
+        `boundary` lies within what was offered, maybe inside a block.
+        """
+
+    @abstractmethod
+    def wait(self, request: Request, match: Match) -> None:
+        """Let a request wait for what is below host memory, if the match says so. What was found is leased."""
+
+    @abstractmethod
+    def use(self, match: Match) -> None:
+        """Tell that what was found is loaded now."""
+
+    @abstractmethod
+    def drop(self, request: Request) -> None:
+        """A request waits no longer for what is below host memory."""
+
+    # ------------------------------------------------------------------ storing
+
+    @abstractmethod
+    def reserve(self, wants: Sequence[Want], room_blocks: int) -> list[Grant]:
+        """Give slots to what the index lacks, `room_blocks` at most. A key is given to one writer at a time (I7)."""
+
+    @abstractmethod
+    def settle(self, chains: Sequence[Chain], *, kept: bool) -> None:
+        """Commit what was granted, for every rank has every byte of it, or abandon it."""
+
+    @abstractmethod
+    def has(self, group: int, key: Key) -> bool:
+        """Whether a key is there or being written, as far as is known here."""
+
+    @abstractmethod
+    def is_arriving(self, group: int, key: Key) -> bool:
+        """Whether a key is being written, as far as is known here."""

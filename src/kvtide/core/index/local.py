@@ -1,0 +1,189 @@
+"""An index in the engine's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kvtide.core.below.below import Below
+from kvtide.core.chain import Chain
+from kvtide.core.config import OffloadConfig
+from kvtide.core.events import EventStream
+from kvtide.core.groups import NULL_BLOCK, Key
+from kvtide.core.host_pool import HostPool
+from kvtide.core.index.index import RUN_BLOCKS_MAX, Grant, Index, Want
+from kvtide.core.ledger import Ledger
+from kvtide.core.match import Lease, Match, Matcher
+from kvtide.core.metrics import Metrics
+from kvtide.core.requests import Request
+
+
+class LocalIndex(Index):
+    """The host pool, and what is below it."""
+
+    def __init__(
+        self, config: OffloadConfig, ledger: Ledger, events: EventStream, metrics: Metrics, slots_ready: int | None
+    ) -> None:
+        groups = config.geometry.groups
+        self.host = HostPool(config.slots, groups, config.policy, events, metrics, slots_ready=slots_ready)
+        self.below = Below(config, self.host, ledger, metrics)
+        self._matcher = Matcher(groups, self.host)
+        self._block_tokens = [group.block_tokens for group in groups]
+
+    # ------------------------------------------------------------------ loading
+
+    def look_up(self, request: Request, device_tokens: int, num_tokens: int, pays: Callable[[int], bool]) -> Match:
+        """See `Index`."""
+        match = self._matcher.match(request.id, request.keys, device_tokens, num_tokens, pays)
+        return self.below.matched(request, match)
+
+    def lease(self, match: Match) -> Lease:
+        """See `Index`."""
+        lease = Lease(match.slots)
+        self.host.pin(lease.slots)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """See `Index`."""
+        self.host.unpin(lease.slots)
+
+    def release_part(self, lease: Lease, keep: list[int]) -> None:
+        """See `Index`."""
+        self.host.pin(keep)
+        self.host.unpin(lease.slots)
+        lease.slots = keep
+
+    def narrow(self, request: Request, match: Match, boundary: int) -> Match | None:
+        """See `Index`."""
+        pieces = self._matcher.pieces(request.keys, match.device_tokens, boundary)
+        return None if pieces is None else replace(match, tokens=boundary - match.device_tokens, pieces=pieces)
+
+    def wait(self, request: Request, match: Match) -> None:
+        """See `Index`."""
+        self.below.reserved(request, match)
+
+    def use(self, match: Match) -> None:
+        """See `Index`."""
+        self.host.tick()
+        for group, first, slots in match.pieces:
+            self.host.use(group, slots, (first + 1) * self._block_tokens[group])
+            self.below.used(slots)
+
+    def drop(self, request: Request) -> None:
+        """See `Index`."""
+        self.below.drop(request)
+
+    # ------------------------------------------------------------------ storing
+
+    def reserve(self, wants: Sequence[Want], room_blocks: int) -> list[Grant]:
+        """See `Index`."""
+        if any(want.touch for want in wants):
+            self.host.tick()
+        grants = []
+        for want in wants:
+            grants.append(self._reserve(want, room_blocks))
+            room_blocks -= grants[-1].blocks
+        return grants
+
+    def _reserve(self, want: Want, room_blocks: int) -> Grant:
+        chain, grant = want.chain, Grant(reached=len(want.chain))
+        if not want.touch and NULL_BLOCK not in chain.blocks and self.host.has_none(chain.group, chain.keys):
+            self._grant(chain, 0, want, grant, room_blocks)  # the usual case: all new
+            return grant
+        for first, last in self._lacking(want, grant):
+            self._grant(self._part(chain, first, last), first, want, grant, room_blocks)
+        return grant
+
+    def settle(self, chains: Sequence[Chain], *, kept: bool) -> None:
+        """See `Index`."""
+        self.host.tick()
+        for chain in chains:
+            if kept:
+                self.host.commit(chain)
+                self.below.stored(chain)
+            else:
+                self.host.abandon(chain)
+            if chain.anchor is not None:
+                self.host.unpin([chain.anchor])
+
+    def has(self, group: int, key: Key) -> bool:
+        """See `Index`."""
+        return self.host.has(group, key)
+
+    def is_arriving(self, group: int, key: Key) -> bool:
+        """See `Index`."""
+        return self.host.has(group, key) and not self.host.is_cached(group, key)
+
+    def _lacking(self, want: Want, grant: Grant) -> list[tuple[int, int]]:
+        """Return where parts begin and end that are on the device and not here."""
+        chain = want.chain
+        if want.touch:
+            known = self.host.use_keys(chain.group, chain.keys, chain.end_tokens)
+            self.below.rely_on(known)
+        else:  # what the device still has can be asked for again
+            known = self.host.slots_of(chain.group, chain.keys)
+            gone = zip(known, chain.blocks, strict=True)
+            self.below.rely_on(slot for slot, block in gone if block == NULL_BLOCK)
+        runs: list[tuple[int, int]] = []
+        first: int | None = None
+        for position, (slot, block) in enumerate(zip(known, chain.blocks, strict=True)):
+            if slot is None and block != NULL_BLOCK:
+                first = position if first is None else first
+                continue
+            if slot is None:
+                grant.gone.append(position)
+            if first is not None:
+                runs.append((first, position))
+                first = None
+        return runs if first is None else [*runs, (first, len(chain))]
+
+    def _grant(self, run: Chain, position: int, want: Want, grant: Grant, room_blocks: int) -> None:
+        """Give slots to blocks that follow each other, as far as there are any."""
+        if want.needs_prefix and run.parent is not None and not self.host.has(run.group, run.parent):
+            grant.prefix_missing_blocks += len(run)
+            grant.reached = min(grant.reached, position)
+            return
+        granted = 0
+        while granted < len(run) and grant.blocks < room_blocks:
+            size = min(len(run) - granted, room_blocks - grant.blocks, RUN_BLOCKS_MAX)
+            part = self._begin(self._part(run, granted, granted + size))
+            if part is None:
+                break
+            grant.runs.append(part)
+            grant.blocks += len(part)
+            granted += len(part)
+            if len(part) < size:
+                break
+        if granted == len(run):
+            return
+        grant.reached = min(grant.reached, position + granted)
+        if grant.blocks < room_blocks:
+            grant.full_blocks += len(run) - granted
+        else:
+            grant.left.append(self._part(run, granted, len(run)))
+
+    def _begin(self, run: Chain) -> Chain | None:
+        """Let the first blocks be written, as many as there are slots; None: there is none."""
+        anchor = self._anchor(run)
+        slots = self.host.take(len(run))
+        if not slots:
+            if anchor is not None:
+                self.host.unpin([anchor])
+            return None
+        run = self._part(run, 0, len(slots))
+        run.slots = slots
+        run.anchor = anchor
+        self.host.assign(run)
+        return run
+
+    def _anchor(self, run: Chain) -> int | None:
+        """Pin the parent, so that it is not evicted to make room for its own child."""
+        slot = self.host.cached_slot(run.group, run.parent) if run.parent is not None else None
+        if slot is not None:
+            self.host.pin([slot])
+        return slot
+
+    def _part(self, chain: Chain, first: int, last: int) -> Chain:
+        if first == 0 and last == len(chain):
+            return chain
+        return chain.part(first, last, self._block_tokens[chain.group])
