@@ -98,6 +98,8 @@ class Request:
     computed_tokens: int = 0
     considered: list[int] = field(default_factory=list)
     """Per group: blocks before this one have been stored, or left for the flush at the end."""
+    asking: bool = False
+    """The index has not said yet which of its new blocks it takes."""
     storing_decided: list[int] = field(default_factory=list)
     """Per group: for blocks before this one it is decided whether they may be stored (`admission`)."""
     storable: list[int] = field(default_factory=list)

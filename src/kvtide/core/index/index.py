@@ -10,16 +10,22 @@ engine says what it has, and is granted slots for what the index lacks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvtide.core.chain import Chain
 from kvtide.core.groups import Key
 from kvtide.core.match import Lease, Match
+from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
 
 RUN_BLOCKS_MAX = 256
 """Slots are granted in runs of at most this size, and so copied, so that the first ones are visible early."""
+
+
+Granted = Callable[[list["Grant"]], None]
+"""Is told what became of each `Want`."""
 
 
 @dataclass(slots=True)
@@ -42,10 +48,8 @@ class Grant:
     """Parts that have slots now: to be written, and then committed or abandoned."""
     left: list[Chain] = field(default_factory=list)
     """Parts that the index lacks, and for which `room_blocks` had no room."""
-    full_blocks: int = 0
-    """Blocks for which no slot could be had."""
-    prefix_missing_blocks: int = 0
-    """Blocks that continue one that is not there."""
+    refused: Counter[NotStored] = field(default_factory=Counter)
+    """Blocks that the index lacks and does not take, by reason."""
     gone: list[int] = field(default_factory=list)
     """Positions that the index lacks, without a device block."""
     blocks: int = 0
@@ -100,12 +104,19 @@ class Index(ABC):
     # ------------------------------------------------------------------ storing
 
     @abstractmethod
-    def reserve(self, wants: Sequence[Want], room_blocks: int) -> list[Grant]:
-        """Give slots to what the index lacks, `room_blocks` at most. A key is given to one writer at a time (I7)."""
+    def reserve(self, wants: Sequence[Want], room_blocks: int, granted: Granted) -> None:
+        """Give slots to what the index lacks, `room_blocks` at most. A key is given to one writer at a time (I7).
+
+        Calls `granted`, once: at once or, where the index is elsewhere, in a later step.
+        """
 
     @abstractmethod
     def settle(self, chains: Sequence[Chain], *, kept: bool) -> None:
         """Commit what was granted, for every rank has every byte of it, or abandon it."""
+
+    @abstractmethod
+    def cut(self, run: Chain, keep_blocks: int) -> Chain:
+        """Abandon what a run has behind its first blocks, at least one of which is kept; return that."""
 
     @abstractmethod
     def has(self, group: int, key: Key) -> bool:

@@ -11,10 +11,11 @@ from kvtide.core.config import OffloadConfig
 from kvtide.core.events import EventStream
 from kvtide.core.groups import NULL_BLOCK, Key
 from kvtide.core.host_pool import HostPool
-from kvtide.core.index.index import RUN_BLOCKS_MAX, Grant, Index, Want
+from kvtide.core.index.index import RUN_BLOCKS_MAX, Grant, Granted, Index, Want
 from kvtide.core.ledger import Ledger
 from kvtide.core.match import Lease, Match, Matcher
 from kvtide.core.metrics import Metrics
+from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
 
 
@@ -75,7 +76,7 @@ class LocalIndex(Index):
 
     # ------------------------------------------------------------------ storing
 
-    def reserve(self, wants: Sequence[Want], room_blocks: int) -> list[Grant]:
+    def reserve(self, wants: Sequence[Want], room_blocks: int, granted: Granted) -> None:
         """See `Index`."""
         if any(want.touch for want in wants):
             self.host.tick()
@@ -83,7 +84,7 @@ class LocalIndex(Index):
         for want in wants:
             grants.append(self._reserve(want, room_blocks))
             room_blocks -= grants[-1].blocks
-        return grants
+        granted(grants)
 
     def _reserve(self, want: Want, room_blocks: int) -> Grant:
         chain, grant = want.chain, Grant(reached=len(want.chain))
@@ -105,6 +106,14 @@ class LocalIndex(Index):
                 self.host.abandon(chain)
             if chain.anchor is not None:
                 self.host.unpin([chain.anchor])
+
+    def cut(self, run: Chain, keep_blocks: int) -> Chain:
+        """See `Index`."""
+        rest = self._part(run, keep_blocks, len(run))
+        rest.slots = run.slots[keep_blocks:]
+        self.host.abandon(rest)
+        del run.keys[keep_blocks:], run.blocks[keep_blocks:], run.slots[keep_blocks:]
+        return rest
 
     def has(self, group: int, key: Key) -> bool:
         """See `Index`."""
@@ -140,7 +149,7 @@ class LocalIndex(Index):
     def _grant(self, run: Chain, position: int, want: Want, grant: Grant, room_blocks: int) -> None:
         """Give slots to blocks that follow each other, as far as there are any."""
         if want.needs_prefix and run.parent is not None and not self.host.has(run.group, run.parent):
-            grant.prefix_missing_blocks += len(run)
+            grant.refused[NotStored.PREFIX_MISSING] += len(run)
             grant.reached = min(grant.reached, position)
             return
         granted = 0
@@ -158,7 +167,7 @@ class LocalIndex(Index):
             return
         grant.reached = min(grant.reached, position + granted)
         if grant.blocks < room_blocks:
-            grant.full_blocks += len(run) - granted
+            grant.refused[NotStored.HOST_FULL] += len(run) - granted
         else:
             grant.left.append(self._part(run, granted, len(run)))
 

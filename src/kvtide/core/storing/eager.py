@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtide.core.chain import Chain
 from kvtide.core.groups import NULL_BLOCK, FullAttention, Group, Key
+from kvtide.core.index.index import Grant
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
 from kvtide.core.storing.second_use import Selection
@@ -44,8 +45,8 @@ class EagerPlanner:
         for request in list(self._ready.values()):
             if self._stores.room <= 0:
                 return
-            if self._store_new_blocks(request):
-                del self._ready[request.id]
+            if not request.asking:
+                self._store_new_blocks(request)
 
     def preempted(self, request: Request) -> None:
         """Store what is missing from wherever the device still has it."""
@@ -59,21 +60,29 @@ class EagerPlanner:
         """Forget the requests that have new blocks."""
         self._ready.clear()
 
-    def _store_new_blocks(self, request: Request) -> bool:
-        """Store what a request has computed; return False when the pin budget stopped it."""
+    def _store_new_blocks(self, request: Request) -> None:
+        """Store what a request has computed. It stays ready while there is more than the pin budget allows."""
         chains = []
         for index, first in enumerate(request.considered):
             full = request.full_blocks(index, self._groups[index])
             storable = self._selection.count_storable(request, index, full)
             if first < storable:
                 chains.append(self._chain(request, index, first, storable))
-        stopped = False
-        for chain, grant in zip(chains, self._stores.begin(chains), strict=True):
-            gone = sum(position < grant.reached for position in grant.gone)
-            self._stores.lose(NotStored.OUT_OF_WINDOW, gone)
-            request.considered[chain.group] += grant.reached
-            stopped |= bool(grant.left)
-        return not stopped
+        considered, computed_tokens = request.considered, request.computed_tokens
+
+        def granted(grants: list[Grant]) -> None:
+            request.asking = False
+            if request.considered is not considered:
+                return  # it has ended, or begun again: the flush looks at all of it
+            for chain, grant in zip(chains, grants, strict=True):
+                gone = sum(position < grant.reached for position in grant.gone)
+                self._stores.lose(NotStored.OUT_OF_WINDOW, gone)
+                considered[chain.group] += grant.reached
+            if request.computed_tokens == computed_tokens and not any(grant.left for grant in grants):
+                self._ready.pop(request.id, None)
+
+        request.asking = True
+        self._stores.begin(chains, granted)
 
     def _flush(self, request: Request, *, preempted: bool) -> None:
         """Bring every computed block of a request to the host, or count why not.
@@ -81,7 +90,7 @@ class EagerPlanner:
         Device blocks come from the request's table, or are looked for by key when the table may be out of date.
         """
         self._ready.pop(request.id, None)
-        chains, storable = [], []
+        chains, storable = [], {}
         for index, group in enumerate(self._groups):
             full = request.full_blocks(index, group)
             if request.stale:
@@ -92,17 +101,22 @@ class EagerPlanner:
             if preempted:
                 chain.blocks = self._stores.find(chain)
                 chain.filled = False
-            storable.append(self._selection.count_storable(request, index, full))
-            chain.blocks[storable[-1] :] = [NULL_BLOCK] * (full - storable[-1])
+            end = storable[index] = self._selection.count_storable(request, index, full)
+            chain.blocks[end:] = [NULL_BLOCK] * (full - end)
             chains.append(chain)
-        grants = self._stores.begin_or_defer(chains, touch=True)
-        for chain, grant, end in zip(chains, grants, storable, strict=True):
-            # What was considered before it was gone has been counted.
-            first = 0 if preempted else request.considered[chain.group]
-            gone = [position < end for position in grant.gone if position >= first]
-            why = NotStored.EVICTED_FROM_DEVICE if preempted else NotStored.OUT_OF_WINDOW
-            self._stores.lose(why, sum(gone))
-            self._stores.lose(NotStored.NOT_ADMITTED, len(gone) - sum(gone))
+        # What was considered before it was gone has been counted.
+        counted = [0] * len(self._groups) if preempted else request.considered
+        why = NotStored.EVICTED_FROM_DEVICE if preempted else NotStored.OUT_OF_WINDOW
+
+        def granted(grants: list[Grant]) -> None:
+            for chain, grant in zip(chains, grants, strict=True):
+                first, end = counted[chain.group], storable[chain.group]
+                gone = [position < end for position in grant.gone if position >= first]
+                self._stores.lose(why, sum(gone))
+                self._stores.lose(NotStored.NOT_ADMITTED, len(gone) - sum(gone))
+
+        request.considered = list(request.considered)  # so that answers to come change nothing
+        self._stores.begin_or_defer(chains, granted, touch=True)
 
     def _chain(self, request: Request, index: int, first: int, last: int) -> Chain:
         """Return blocks of a request."""

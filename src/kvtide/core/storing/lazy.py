@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import BlockContent, DevicePool, FreeBlock
 from kvtide.core.groups import Group, Key
-from kvtide.core.index.index import Index
+from kvtide.core.index.index import Grant, Index
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
 from kvtide.core.storing.second_use import Selection
@@ -100,13 +101,20 @@ class LazyPlanner:
         ahead = self._device.free_ahead(self._cursor) if self._cursor is not None else 0
         if ahead >= self._target:
             return
-        for chain in self._chains(self._walk(ahead)):
-            (grant,) = self._stores.begin([chain])
-            self._tried.update((chain.group, key) for run in grant.runs for key in run.keys)
-            if grant.blocks < len(chain):
-                self._cursor = None  # the host was full: look at these blocks again
+        chains = self._chains(self._walk(ahead))
+        self._tried.update((chain.group, key) for chain in chains for key in chain.keys)
+        if chains:
+            self._stores.begin(chains, partial(self._granted, chains))
         if not self._stores.pinned_blocks:
             self._stopped_by_budget = False  # no store is under way that would make room by ending
+
+    def _granted(self, chains: list[Chain], grants: list[Grant]) -> None:
+        """Look again at the blocks that the host had no room for."""
+        for chain, grant in zip(chains, grants, strict=True):
+            if grant.left or grant.refused:
+                self._cursor = None
+                taken = {key for run in grant.runs for key in run.keys}
+                self._tried.difference_update((chain.group, key) for key in chain.keys if key not in taken)
 
     def _clean_target(self, loading_blocks: int) -> int:
         facts = self._geometry

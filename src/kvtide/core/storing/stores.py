@@ -8,7 +8,7 @@ from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import NULL_BLOCK, FullAttention
-from kvtide.core.index.index import RUN_BLOCKS_MAX, Grant, Index, Want
+from kvtide.core.index.index import RUN_BLOCKS_MAX, Grant, Granted, Index, Want
 from kvtide.core.ledger import Ledger, StoreEntry
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
@@ -41,39 +41,69 @@ class Stores:
         """What waits to be stored later."""
         self._planned: list[StoreEntry] = []
         self.pinned_blocks = 0
+        self._asks = self._asked_blocks = 0
+        """What the index has not answered, and how many blocks it may grant."""
         self.stopped = False
         """Nothing is begun any more."""
 
     @property
     def room(self) -> int:
         """Device blocks that may still be pinned. None while copies do not end: what is begun would wait with them."""
-        return 0 if self.stopped or self._ledger.overdue else self._budget - self.pinned_blocks
+        return 0 if self.stopped or self._ledger.overdue else self._budget - self.pinned_blocks - self._asked_blocks
 
-    def begin(self, chains: Sequence[Chain], *, attempt: int = 1, touch: bool = False) -> list[Grant]:
+    def begin(self, chains: Sequence[Chain], then: Granted, *, attempt: int = 1, touch: bool = False) -> None:
         """Start to store what the host lacks of chains, each from its head, as far as there is room.
 
-        `touch`: they were in use until now. Returns what became of each.
+        `touch`: they were in use until now. `then` is told what became of them, maybe in a later step.
         """
-        wants = [Want(chain, self._needs_prefix[chain.group], touch) for chain in chains]
-        grants = self._index.reserve(wants, self.room)
-        for grant in grants:
-            for run in grant.runs:
-                self._device.pin(run.blocks)
-                self.pinned_blocks += len(run)
-                self._add_to_plan(run, attempt)
-        return grants
+        room = self.room
+        asked = min(room, sum(map(len, chains)))  # so many may be granted, and are pinned then
+        at_once = True
+
+        def granted(grants: list[Grant]) -> None:
+            self._asks -= 1
+            self._asked_blocks -= asked
+            for run in [run for grant in grants for run in grant.runs]:
+                still_there = run if at_once else self._find_again(run, attempt)
+                if still_there is not None:
+                    self._device.pin(still_there.blocks)
+                    self.pinned_blocks += len(still_there)
+                    self._add_to_plan(still_there, attempt)
+            then(grants)
+
+        self._asks += 1
+        self._asked_blocks += asked
+        self._index.reserve([Want(chain, self._needs_prefix[chain.group], touch) for chain in chains], room, granted)
+        at_once = False
 
     def begin_or_defer(
-        self, chains: Sequence[Chain], *, attempt: int = 1, touch: bool = False, first: bool = False
-    ) -> list[Grant]:
+        self, chains: Sequence[Chain], then: Granted, *, attempt: int = 1, touch: bool = False, first: bool = False
+    ) -> None:
         """Start to store what nobody will offer again: what does not fit now waits, or is counted as lost."""
-        grants = self.begin(chains, attempt=attempt, touch=touch)
-        for grant in grants:
-            self.lose(NotStored.PREFIX_MISSING, grant.prefix_missing_blocks)
-            self.lose(NotStored.HOST_FULL, grant.full_blocks)
-            for chain in grant.left:
-                self.defer(chain, attempt, first=first)
-        return grants
+
+        def granted(grants: list[Grant]) -> None:
+            for grant in grants:
+                for why, blocks in grant.refused.items():
+                    self.lose(why, blocks)
+                for left in grant.left:
+                    self.defer(left, attempt, first=first)
+            then(grants)
+
+        self.begin(chains, granted, attempt=attempt, touch=touch)
+
+    def _find_again(self, run: Chain, attempt: int) -> Chain | None:
+        """Return a run that was asked for in an earlier step as far as the device has it; ask for the rest again."""
+        blocks = self.find(run)
+        run.filled = run.filled and blocks == run.blocks
+        run.blocks = blocks
+        there = blocks.index(NULL_BLOCK) if NULL_BLOCK in blocks else len(blocks)
+        if there == 0:
+            self._index.settle([run], kept=False)
+            self.defer(run, attempt)
+            return None
+        if there < len(run):
+            self.defer(self._index.cut(run, there), attempt)
+        return run
 
     def defer(self, chain: Chain, attempt: int = 1, *, first: bool = False) -> None:
         """Store a chain later, when the pin budget allows it, from whatever block holds its content then.
@@ -109,8 +139,10 @@ class Stores:
         while self.backlog and self.room > 0:
             chain, attempt = self.backlog.pop()
             chain.blocks = self.find(chain)
-            (grant,) = self.begin_or_defer([chain], attempt=attempt, first=True)
-            self.lose(NotStored.EVICTED_FROM_DEVICE, len(grant.gone))
+            self.begin_or_defer([chain], self._count_evicted, attempt=attempt, first=True)
+
+    def _count_evicted(self, grants: list[Grant]) -> None:
+        self.lose(NotStored.EVICTED_FROM_DEVICE, sum(len(grant.gone) for grant in grants))
 
     def take_planned(self) -> list[StoreEntry]:
         """Return the stores that were started since the last plan; from now on reports are expected."""
@@ -148,7 +180,7 @@ class Stores:
     @property
     def waiting(self) -> bool:
         """Whether a later plan will have stores to start."""
-        return bool(self._planned or (self.backlog and not self._ledger.overdue))
+        return bool(self._planned or self._asks or (self.backlog and not self._ledger.overdue))
 
     def find(self, chain: Chain) -> list[int]:
         """Return the device blocks that hold the keys of a chain by now, NULL_BLOCK for those that are gone."""
