@@ -38,6 +38,8 @@ from kvtide.core import (
 )
 from kvtide.core.config import BelowConfig
 from kvtide.core.groups import Present
+from kvtide.core.host_pool import HostPool
+from kvtide.core.index.local import LocalIndex
 from kvtide.core.messages import Answer, Clear, Errand, Fetch, Name, Sink
 from kvtide.engine.block_pool import BlockPool
 
@@ -106,6 +108,12 @@ class Pending:
     ranks_left: set[int]
 
 
+def host_of(manager: OffloadManager) -> HostPool:
+    """Return the host pool of a manager that has its own."""
+    assert isinstance(manager._index, LocalIndex)
+    return manager._index.host
+
+
 class World:
     """One manager, one device pool, requests, and copies that are run when the test says so."""
 
@@ -145,6 +153,11 @@ class World:
         """What was below when an errand began: it is about that, also when there was a clear since."""
 
     # ------------------------------------------------------------------ requests
+
+    @property
+    def host_pool(self) -> HostPool:
+        """The host pool of the manager."""
+        return host_of(self.manager)
 
     def add(self, request_id: str, tokens: Iterable[str]) -> FakeRequest:
         """Make a request known."""
@@ -401,7 +414,7 @@ class World:
         """Check that what is visible of a text is there on every rank, as it was computed (I3, I4)."""
         for index, group in enumerate(self.groups):
             for position, key in enumerate(keys_of(tokens, group.block_tokens, index)):
-                slot = self.manager._index.host.cached_slot(index, key)
+                slot = self.host_pool.cached_slot(index, key)
                 if slot is not None:
                     for rank in range(self.ranks):
                         assert self.host.get((rank, slot)) == self._kv(rank, index, tokens, position, len(tokens))

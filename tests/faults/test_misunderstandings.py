@@ -88,12 +88,12 @@ def test_f24_a_hit_ends_where_one_group_cannot_resume(groups: tuple[Group, ...])
     last = len(groups) - 1
     # Take away the last state or window block: its group cannot resume at the end any more.
     key = request.keys[last][whole // groups[last].block_tokens - 1]
-    slot = world.manager._index.host.cached_slot(last, key)
+    slot = world.host_pool.cached_slot(last, key)
     assert slot is not None
-    world.manager._index.host._key[slot] = NO_KEY
+    world.host_pool._key[slot] = NO_KEY
     shorter = world.match(request)
     assert shorter.tokens < whole or groups[last].first_needed(whole) * groups[last].block_tokens >= whole
-    world.manager._index.host._key[slot] = key
+    world.host_pool._key[slot] = key
 
 
 def test_f24_old_window_blocks_are_neither_needed_nor_loaded() -> None:

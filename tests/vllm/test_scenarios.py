@@ -19,6 +19,7 @@ from kvtide.core import NotLoaded, NotStored
 from kvtide.vllm import connector
 from kvtide.vllm.device_pool import VLLMDevicePool
 from kvtide.vllm.layout import read_layout
+from tests.support import host_of
 from tests.vllm.engines import Control
 from tests.vllm.world import BLOCK_TOKENS, World, full, make_kv_cache_config, sliding, text
 
@@ -191,7 +192,7 @@ def test_toctou(make: Make) -> None:
     request = world.add("again", PROMPT)
     offered, is_async = world.connector.get_num_new_matched_tokens(request, 0)
     assert (offered, is_async) == (BLOCKS * BLOCK_TOKENS, True)
-    assert world.manager._index.host.take(BLOCKS) == []
+    assert host_of(world.manager).take(BLOCKS) == []
     world.run()
     assert world.manager.metrics.loaded_tokens == BLOCKS * BLOCK_TOKENS
 

@@ -58,6 +58,7 @@ from kvtide.core import NULL_BLOCK, ChunkedLocal, FullAttention, SlidingWindow
 from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.connector import KVTideConnector
 from kvtide.vllm.worker_side import WorkerSide
+from tests.support import host_of
 from tests.vllm.engines import Control
 from tests.vllm.models import write_llama
 
@@ -457,7 +458,7 @@ class World:
         assert gauges.store_pins <= self.side.config.pin_budget_blocks
 
     def _check_host(self, rank: int, rows: Any) -> None:
-        host = self.manager._index.host
+        host = host_of(self.manager)
         for group in range(len(self.side._layout.group_ids)):
             for key, slot in host._slot_of[group].items():
                 expected = self._expected.get((group, key)) if host.is_cached(group, key) else None

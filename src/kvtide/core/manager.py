@@ -8,6 +8,7 @@ from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.events import CacheEvent, EventStream
 from kvtide.core.groups import Key
+from kvtide.core.index.index import Index
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.ledger import Entry, Ledger, LoadEntry, StoreEntry
 from kvtide.core.loading.loads import Loads
@@ -38,15 +39,22 @@ class OffloadManager:
     and loading cost (`computed`, `loaded`) and how time goes by (`passed`). `reset` forgets everything.
     """
 
-    def __init__(self, config: OffloadConfig, device: DevicePool, *, slots_ready: int | None = None) -> None:
-        """`slots_ready` host slots can be used at once (all); reports say when there are more."""
+    def __init__(
+        self, config: OffloadConfig, device: DevicePool, *, slots_ready: int | None = None, index: Index | None = None
+    ) -> None:
+        """`slots_ready` host slots can be used at once (all); reports say when there are more.
+
+        `index`: where host blocks are kept, if not in this process.
+        """
         self.config = config
         self.metrics = Metrics()
         geometry = config.geometry
         self._events = EventStream(config.events, self.metrics)
         self._ledger = Ledger(geometry.ranks, self.metrics)
-        self._index = LocalIndex(config, self._ledger, self._events, self.metrics, slots_ready)
-        self._slots_ready = [self._index.host.slots] * geometry.ranks
+        self._index: Index = (
+            LocalIndex(config, self._ledger, self._events, self.metrics, slots_ready) if index is None else index
+        )
+        self._slots_ready = [self._index.fill().slots] * geometry.ranks
         self._stores = Stores(config, device, self._index, ledger=self._ledger, metrics=self.metrics)
         self._loads = Loads(config, device, self._index, ledger=self._ledger, metrics=self.metrics)
         self._planner = self._make_planner(device)
@@ -170,12 +178,14 @@ class OffloadManager:
     def plan(self, *, idle: bool = False) -> Plan:
         """Return this step's plan. `idle`: nothing to compute, so workers may wait for the oldest transfer."""
         self._step += 1
+        for chain in self._index.receive():
+            self._stores.take_over(chain, lost=False)
         loading = self._loads.take_planned()
         self._stores.retry()
         self._planner.plan(sum(len(load.blocks) for load in loading))
         loads = tuple(load.as_copy() for load in loading)
         stores = tuple(store.as_copy() for store in self._stores.take_planned())
-        errands = self._index.below.plan()
+        errands = self._index.plan()
         oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
         ask = tuple(transfer.id for transfer in self._ledger.overdue)
         return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands, ask)
@@ -190,16 +200,16 @@ class OffloadManager:
             settled += self._ledger.settle(report)
             if report.slots_ready is not None and 0 <= report.rank < len(self._slots_ready):
                 self._slots_ready[report.rank] = report.slots_ready
-                self._index.host.grow(min(self._slots_ready))
+                self._index.grow(min(self._slots_ready))
             for fetch_id in report.late:
-                self._index.below.late(fetch_id)
+                self._index.late(fetch_id)
         for transfer in settled:
             if isinstance(transfer, StoreEntry):
                 self._stores.settle(transfer)
             elif isinstance(transfer, LoadEntry):
                 self._loads.settle(transfer)
             else:
-                for chain in self._index.below.settle(transfer):
+                for chain in self._index.answered(transfer):
                     self._stores.take_over(chain, lost=transfer.abandoned)
         return self._loads.take_outcome()
 
@@ -210,8 +220,9 @@ class OffloadManager:
         waits for it, and its pins are returned when all ranks have said that they do not copy any more. Until then
         nothing else is loaded or stored (I8).
         """
+        self._index.passed(seconds)
         for transfer in self._ledger.passed(seconds):
-            self._index.below.late(transfer.id)
+            self._index.late(transfer.id)
 
     @property
     def overdue(self) -> str | None:
@@ -223,7 +234,7 @@ class OffloadManager:
 
         Without it, what is below host memory is always worth waiting for, and what is on the host worth loading.
         """
-        self._index.below.computed(tokens, seconds)
+        self._index.computed(tokens, seconds)
         self._loads.break_even.computed(tokens, seconds)
 
     def loaded(self, tokens: int, seconds: float) -> None:
@@ -239,7 +250,7 @@ class OffloadManager:
         """
         self._stores.reset()
         self._loads.reset()
-        self._index.below.reset(clear=below)
+        self._index.reset(below=below)
         self._ledger.abandon()
         for request in self._requests.values():
             self._index.drop(request)
@@ -247,7 +258,7 @@ class OffloadManager:
             if request.reservation is not None:
                 request.handle(RequestEvent.GIVE_UP)
                 self._loads.release(request)
-        self._index.host.clear()
+        self._index.clear()
         self._planner.reset()
         self.metrics.resets += 1
 
@@ -262,33 +273,33 @@ class OffloadManager:
     @property
     def busy(self) -> bool:
         """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
-        soon = self._loads.waiting or self._stores.waiting or self._index.below.waiting
+        soon = self._loads.waiting or self._stores.waiting or self._index.waiting
         if self._ledger.overdue or self._stores.stopped:  # what has to wait for that keeps no idle engine from resting
             return bool(len(self._ledger) or soon)
-        return bool(len(self._ledger) or soon or self._planner.waiting or self._index.below.sink_queue_blocks)
+        return bool(len(self._ledger) or soon or self._planner.waiting or self._index.sinking)
 
     # ------------------------------------------------------------------ looking
 
     def gauges(self) -> Gauges:
         """Return the state of the pools."""
-        host = self._index.host
+        host = self._index.fill()
         return Gauges(
             slots=host.slots,
-            slots_free=host.num_free,
-            slots_cached=host.num_cached,
-            slots_writing=host.slots - host.num_free - host.num_cached,
-            slots_pinned=host.num_pinned(),
+            slots_free=host.free,
+            slots_cached=host.cached,
+            slots_writing=host.slots - host.free - host.cached,
+            slots_pinned=host.pinned,
             store_pins=self._stores.pinned_blocks,
             transfers=len(self._ledger),
             transfers_unanswered=len(self._ledger.overdue),
             backlog_blocks=self._stores.backlog.blocks,
-            sink_queue_blocks=self._index.below.sink_queue_blocks,
-            searches=self._index.below.searches,
+            sink_queue_blocks=host.sink_queue_blocks,
+            searches=host.searches,
         )
 
     def is_cached(self, group: int, key: Key) -> bool:
         """Whether a key is visible."""
-        return self._index.host.is_cached(group, key)
+        return self._index.has(group, key) and not self._index.is_arriving(group, key)
 
     def take_events(self) -> list[CacheEvent]:
         """Return what was stored and removed since the last call (if the option `events` is on)."""

@@ -19,6 +19,18 @@ class Piece(NamedTuple):
     slots: list[int]
 
 
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Slots that keep what they hold until it is released."""
+
+    slots: list[int]
+    id: int = 0
+    life: int = 0
+    """Where a shared index has granted it: by which name, and in which life of the connection."""
+    used: bool = False
+    """It was loaded from."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
     """What the host can give a request beyond what the device has."""
@@ -33,19 +45,14 @@ class Match:
     num_tokens: int = 0
     """Tokens of the request."""
     waits: bool = False
-    """More may be below host memory: reserve, and ask again in a later step. Or admit at once, and go without."""
+    """More may be there than is known yet: reserve, and ask again in a later step. Or admit at once, and go without."""
+    lease: Lease | None = None
+    """What keeps it, where looking up leases."""
 
     @property
     def slots(self) -> list[int]:
         """All slots of all pieces."""
         return [slot for piece in self.pieces for slot in piece.slots]
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """Slots that keep what they hold until it is released."""
-
-    slots: list[int]
 
 
 class Matcher:

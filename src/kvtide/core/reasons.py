@@ -28,6 +28,8 @@ class NotStored(str, Enum):
     """No second request has asked for it so far (`admission`)."""
     STOPPED = "stopped"
     """A rank cannot copy any more, so nothing is stored."""
+    NODE_AWAY = "node_away"
+    """The node that keeps host blocks is not there, or went away before it had answered."""
 
 
 class NotLoaded(str, Enum):
@@ -53,6 +55,10 @@ class NotLoaded(str, Enum):
     """A rank did not say in time what became of a copy. Until it has, nothing is loaded or stored."""
     TIER_LATE = "tier_late"
     """A tier below the host did not bring it in time."""
+    NODE_AWAY = "node_away"
+    """The node that keeps host blocks is not there."""
+    NODE_LATE = "node_late"
+    """The node that keeps host blocks did not answer in time."""
 
 
 class NotSunk(str, Enum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvtide.core.groups import Key
+from kvtide.core.index.local import LocalIndex
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
@@ -160,7 +161,9 @@ class WatchedManager:
     def take_all_slots(self) -> int:
         """Ask for every host slot, as a store would; return how many there were. Only when everything is over."""
         self._watch.at_rest()
-        return len(self.manager._index.host.take(self.manager.gauges().slots))
+        index = self.manager._index
+        assert isinstance(index, LocalIndex)
+        return len(index.host.take(self.manager.gauges().slots))
 
 
 def _describe(plan: Plan) -> str:

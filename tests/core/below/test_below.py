@@ -588,10 +588,10 @@ def test_fetched_blocks_have_their_place_in_the_prefix(
     world = with_tiers()
     sunk(world)
     added: list[tuple[list[int], int, int, int]] = []
-    monkeypatch.setattr(world.manager._index.host._policy, "add", lambda *chain: added.append(chain))
+    monkeypatch.setattr(world.host_pool._policy, "add", lambda *chain: added.append(chain))
     request, (fetch,) = fetching(world)
     world.answer(fetch, misses=misses)
-    slots = world.manager._index.host.slots_of(0, request.keys[0])
+    slots = world.host_pool.slots_of(0, request.keys[0])
     assert added == [(slots[first:last], -1, 4 * first + 4, 4) for first, last in runs]
     assert slots.count(None) == 1 + len(misses), "slots of what has not come are free again"
 

@@ -274,7 +274,7 @@ def test_a_load_leaves_out_old_window_blocks() -> None:
 def test_what_is_loaded_is_renewed_with_its_place_in_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     world = warm(groups=HYBRID)
     used: list[tuple[list[int], int, int]] = []
-    monkeypatch.setattr(world.manager._index.host._policy, "use", lambda *chain: used.append(chain))
+    monkeypatch.setattr(world.host_pool._policy, "use", lambda *chain: used.append(chain))
     world.admit(waiting(world))
     (copy,) = world.plan().loads
     assert used == [(list(copy.slots[:8]), 4, 4), (list(copy.slots[8:]), 28, 4)]

@@ -201,8 +201,8 @@ def test_holes_before_and_behind_what_the_host_has_are_stored_in_order(pin_budge
     first = running(world, A[:16], "first")
     world.compute(first)
     keys = first.keys[0]
-    known = Chain(0, keys[2:3], keys[1], 12, slots=world.manager._index.host.take(1))
-    world.manager._index.host.assign(known)  # being fetched, say
+    known = Chain(0, keys[2:3], keys[1], 12, slots=world.host_pool.take(1))
+    world.host_pool.assign(known)  # being fetched, say
     stored: list[int] = []
     for _ in range(3):
         stored += [block for copy in world.plan().stores for block in copy.blocks]

@@ -43,7 +43,7 @@ def front(world: World, count: int) -> list[bool]:
     """Return for the first blocks of the free queue whether they are clean."""
     walk = world.pool.walk_free(None)
     assert walk is not None
-    has = world.manager._index.host.has
+    has = world.host_pool.has
     queue = [free.content is None or has(free.content.group, free.content.key) for free in walk]
     return queue[:count]
 
@@ -327,12 +327,12 @@ def test_a_host_that_is_all_pinned_stores_nothing_and_goes_on_when_it_is_not() -
     world = lazy(host_blocks=4)
     fill(world, "a", 4 * 4)
     fill(world, "b", 4 * 8)
-    world.manager._index.host.pin(range(4))
-    slots = world.manager._index.host.take(4)
+    world.host_pool.pin(range(4))
+    slots = world.host_pool.take(4)
     for _ in range(2):
         assert not world.plan().stores
         assert not any(front(world, TARGET))
-    world.manager._index.host.unpin(slots)
+    world.host_pool.unpin(slots)
     assert sum(len(copy.blocks) for copy in world.plan().stores) == 4
 
 

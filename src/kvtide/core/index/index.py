@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 
 from kvtide.core.chain import Chain
 from kvtide.core.groups import Key
+from kvtide.core.ledger import Entry
 from kvtide.core.match import Lease, Match
+from kvtide.core.messages import Errand
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
 
@@ -56,6 +58,18 @@ class Grant:
     """Blocks that were granted."""
     reached: int = 0
     """Up to here everything is known to the index, granted or gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How full an index is, in slots."""
+
+    slots: int
+    free: int
+    cached: int
+    pinned: int
+    sink_queue_blocks: int = 0
+    searches: int = 0
 
 
 class Index(ABC):
@@ -111,8 +125,11 @@ class Index(ABC):
         """
 
     @abstractmethod
-    def settle(self, chains: Sequence[Chain], *, kept: bool) -> None:
-        """Commit what was granted, for every rank has every byte of it, or abandon it."""
+    def settle(self, chains: Sequence[Chain], *, kept: bool) -> bool:
+        """Commit what was granted, for every rank has every byte of it, or abandon it.
+
+        Returns False if it came to nothing because nobody is there any more who had granted it.
+        """
 
     @abstractmethod
     def cut(self, run: Chain, keep_blocks: int) -> Chain:
@@ -125,3 +142,58 @@ class Index(ABC):
     @abstractmethod
     def is_arriving(self, group: int, key: Key) -> bool:
         """Whether a key is being written, as far as is known here."""
+
+    # ------------------------------------------------------------------ steps
+
+    @abstractmethod
+    def receive(self) -> list[Chain]:
+        """Take what has been answered since the last step.
+
+        Returns what was to come from elsewhere and has not: it has to be stored after all.
+        """
+
+    @abstractmethod
+    def plan(self) -> tuple[Errand, ...]:
+        """Return what the workers have to do below host memory; from now on answers are expected."""
+
+    @abstractmethod
+    def answered(self, errand: Entry) -> list[Chain]:
+        """Every rank has answered an errand. Returns what has to be stored after all."""
+
+    @abstractmethod
+    def late(self, errand_id: int) -> None:
+        """Nobody waits for this errand any longer."""
+
+    @abstractmethod
+    def passed(self, seconds: float) -> None:
+        """So much time has passed."""
+
+    @abstractmethod
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A step computed so many tokens of prompts in so much time."""
+
+    @abstractmethod
+    def grow(self, slots: int) -> None:
+        """Every rank can use the first `slots` slots by now."""
+
+    @abstractmethod
+    def reset(self, *, below: bool) -> None:
+        """Let what waits or is asked for come to nothing: the weights have changed (F9)."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget every key, after `reset`."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> bool:
+        """Whether a later step will have something to do here."""
+
+    @property
+    @abstractmethod
+    def sinking(self) -> bool:
+        """Whether blocks wait to sink below host memory."""
+
+    @abstractmethod
+    def fill(self) -> Fill:
+        """Return how full it is."""

@@ -11,9 +11,10 @@ from kvtide.core.config import OffloadConfig
 from kvtide.core.events import EventStream
 from kvtide.core.groups import NULL_BLOCK, Key
 from kvtide.core.host_pool import HostPool
-from kvtide.core.index.index import RUN_BLOCKS_MAX, Grant, Granted, Index, Want
-from kvtide.core.ledger import Ledger
+from kvtide.core.index.index import RUN_BLOCKS_MAX, Fill, Grant, Granted, Index, Want
+from kvtide.core.ledger import Entry, Ledger
 from kvtide.core.match import Lease, Match, Matcher
+from kvtide.core.messages import Errand
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
@@ -29,7 +30,7 @@ class LocalIndex(Index):
         self.host = HostPool(config.slots, groups, config.policy, events, metrics, slots_ready=slots_ready)
         self.below = Below(config, self.host, ledger, metrics)
         self._matcher = Matcher(groups, self.host)
-        self._block_tokens = [group.block_tokens for group in groups]
+        self.block_tokens = [group.block_tokens for group in groups]
 
     # ------------------------------------------------------------------ loading
 
@@ -67,7 +68,7 @@ class LocalIndex(Index):
         """See `Index`."""
         self.host.tick()
         for group, first, slots in match.pieces:
-            self.host.use(group, slots, (first + 1) * self._block_tokens[group])
+            self.host.use(group, slots, (first + 1) * self.block_tokens[group])
             self.below.used(slots)
 
     def drop(self, request: Request) -> None:
@@ -95,7 +96,7 @@ class LocalIndex(Index):
             self._grant(self._part(chain, first, last), first, want, grant, room_blocks)
         return grant
 
-    def settle(self, chains: Sequence[Chain], *, kept: bool) -> None:
+    def settle(self, chains: Sequence[Chain], *, kept: bool) -> bool:
         """See `Index`."""
         self.host.tick()
         for chain in chains:
@@ -106,6 +107,7 @@ class LocalIndex(Index):
                 self.host.abandon(chain)
             if chain.anchor is not None:
                 self.host.unpin([chain.anchor])
+        return True
 
     def cut(self, run: Chain, keep_blocks: int) -> Chain:
         """See `Index`."""
@@ -122,6 +124,61 @@ class LocalIndex(Index):
     def is_arriving(self, group: int, key: Key) -> bool:
         """See `Index`."""
         return self.host.has(group, key) and not self.host.is_cached(group, key)
+
+    # ------------------------------------------------------------------ steps
+
+    def receive(self) -> list[Chain]:
+        """See `Index`. Everything was answered at once."""
+        return []
+
+    def plan(self) -> tuple[Errand, ...]:
+        """See `Index`."""
+        return self.below.plan()
+
+    def answered(self, errand: Entry) -> list[Chain]:
+        """See `Index`."""
+        return self.below.settle(errand)
+
+    def late(self, errand_id: int) -> None:
+        """See `Index`."""
+        self.below.late(errand_id)
+
+    def passed(self, seconds: float) -> None:
+        """See `Index`. Nothing here has a deadline of its own."""
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """See `Index`."""
+        self.below.computed(tokens, seconds)
+
+    def grow(self, slots: int) -> None:
+        """See `Index`."""
+        self.host.grow(slots)
+
+    def reset(self, *, below: bool) -> None:
+        """See `Index`."""
+        self.below.reset(clear=below)
+
+    def clear(self) -> None:
+        """See `Index`."""
+        self.host.clear()
+
+    @property
+    def waiting(self) -> bool:
+        """See `Index`."""
+        return self.below.waiting
+
+    @property
+    def sinking(self) -> bool:
+        """See `Index`."""
+        return bool(self.below.sink_queue_blocks)
+
+    def fill(self) -> Fill:
+        """See `Index`."""
+        host, below = self.host, self.below
+        pinned = host.num_pinned()
+        return Fill(host.slots, host.num_free, host.num_cached, pinned, below.sink_queue_blocks, below.searches)
+
+    # ------------------------------------------------------------------ granting
 
     def _lacking(self, want: Want, grant: Grant) -> list[tuple[int, int]]:
         """Return where parts begin and end that are on the device and not here."""
@@ -195,4 +252,4 @@ class LocalIndex(Index):
     def _part(self, chain: Chain, first: int, last: int) -> Chain:
         if first == 0 and last == len(chain):
             return chain
-        return chain.part(first, last, self._block_tokens[chain.group])
+        return chain.part(first, last, self.block_tokens[chain.group])

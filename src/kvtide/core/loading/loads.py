@@ -49,9 +49,10 @@ class Loads:
 
     def reserve(self, request: Request, match: Match) -> None:
         """Keep what was matched (F11), instead of what was reserved before."""
-        lease = self._index.lease(match)
-        self.release(request)
-        request.reservation, request.lease = match, lease
+        if match is not request.reservation:
+            lease = self._index.lease(match)
+            self.release(request)
+            request.reservation, request.lease = match, lease
         self._index.wait(request, match)
 
     def release(self, request: Request) -> None:

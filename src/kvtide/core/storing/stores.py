@@ -158,9 +158,12 @@ class Stores:
         if store.failure is not None:
             self._metrics.stores_failed += 1
         kept = store.failure is None and not store.abandoned
-        self._index.settle(store.chains, kept=kept)
+        heard = self._index.settle(store.chains, kept=kept)
         if kept:
-            self._metrics.stored_blocks += len(store.blocks)
+            if heard:
+                self._metrics.stored_blocks += len(store.blocks)
+            else:
+                self.lose(NotStored.NODE_AWAY, len(store.blocks))
             return
         for chain in store.chains:
             self._hand_on(chain, store)

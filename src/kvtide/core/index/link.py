@@ -1,0 +1,38 @@
+"""The way to a shared index, as an engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvtide.core.index.calls import Call, Reply
+
+
+class Link(Protocol):
+    """Brings calls there and replies back, in order. It comes and goes: each life is a new owner at the index."""
+
+    @property
+    def life(self) -> int | None:
+        """Which life this is; None while there is nobody to talk to. A life that is over does not come back."""
+
+    @property
+    def slots(self) -> int:
+        """Host slots that the index has in this life."""
+
+    def send(self, call: Call) -> None:
+        """Let a call go with the next `flush`."""
+
+    def flush(self) -> None:
+        """Send what waits. Does not block."""
+
+    def receive(self) -> Sequence[Reply]:
+        """Return what has come in this life since the last call. Does not block."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something comes, at most so long."""
+
+    def leave(self) -> None:
+        """End this life, and begin the next one under a name that nobody else has: the weights have changed."""
+
+    def drained(self, life: int) -> None:
+        """No copy of a life that is over is under way any more."""

@@ -1,0 +1,216 @@
+"""An index that several engines use. What an engine holds is known by its owner, and survives nobody.
+
+An owner is one life of an engine. When its connection closes, what it holds is in quarantine: its processes may still
+read and write the slots. Only when they have all ended is it released (I10, I11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from kvtide.core.chain import Chain
+from kvtide.core.groups import NULL_BLOCK
+from kvtide.core.index import calls
+from kvtide.core.index.calls import Call, Found, Offer, Reply, Reserved, Run, Taken, Unkept
+from kvtide.core.index.index import Grant, Want
+from kvtide.core.index.local import LocalIndex
+from kvtide.core.match import Lease, Match
+from kvtide.core.reasons import NotLoaded, NotStored
+from kvtide.core.requests import Request
+from kvtide.errors import ProtocolError
+
+_HAS_BYTES = NULL_BLOCK + 1
+"""In place of a device block: which one it is is the engine's business."""
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """What one life of an engine holds."""
+
+    slots_ready: int
+    leases: dict[int, tuple[Lease, Match]] = field(default_factory=dict)
+    runs: dict[int, Chain] = field(default_factory=dict)
+    """What it may write."""
+    closed: bool = False
+    """Nothing is heard of it any more, but its processes may still copy."""
+
+
+class SharedIndex:
+    """One namespace, and who holds what of it."""
+
+    def __init__(self, index: LocalIndex) -> None:
+        self._index = index
+        self._groups = len(index.block_tokens)
+        self._owners: dict[int, Owner] = {}
+        self._writing: dict[int, int] = {}
+        """The owner that may write to a slot."""
+        self._relying: dict[int, dict[int, None]] = {}
+        """Owners that have the bytes of a slot that somebody else writes."""
+        self._notices: list[tuple[int, Unkept]] = []
+        self._last_id = 0
+        self.calls_unknown = 0
+        """Calls about leases and runs that are not there: of another life, or twice."""
+
+    # ------------------------------------------------------------------ owners
+
+    def attach(self, owner: int, slots_ready: int = 0) -> None:
+        """An engine begins to use the index."""
+        self._owners[owner] = Owner(slots_ready)
+
+    def closed(self, owner: int) -> None:
+        """Nothing more will be heard of an owner. What it holds stays until `ended`."""
+        self._owners[owner].closed = True
+
+    def ended(self, owner: int) -> None:
+        """No process of an owner lives any more, or none copies: release what it held."""
+        gone = self._owners.pop(owner)
+        for relying in self._relying.values():
+            relying.pop(owner, None)
+        for lease, _ in gone.leases.values():
+            self._index.release(lease)
+        for run in list(gone.runs.values()):
+            self._settle(run, kept=False)
+
+    @property
+    def quarantined_slots(self) -> int:
+        """Slots that owners of which nothing is heard any more may still read or write."""
+        held = [owner for owner in self._owners.values() if owner.closed]
+        leased = sum(len(lease.slots) for owner in held for lease, _ in owner.leases.values())
+        return leased + sum(len(run.slots) for owner in held for run in owner.runs.values())
+
+    # ------------------------------------------------------------------ calls
+
+    def handle(self, owner: int, call: Call) -> Reply | None:
+        """Do what an engine asks for; return the answer, if there is one."""
+        holder = self._owners[owner]
+        match call:
+            case calls.LookUp():
+                self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
+                return self._look_up(holder, call)
+            case calls.Reserve():
+                self._check(all(map(self._is_sound, call.offers)))
+                return self._reserve(owner, call)
+            case calls.Settle():
+                for id_ in call.runs:
+                    run = holder.runs.pop(id_, None)
+                    if run is None:
+                        self.calls_unknown += 1
+                    else:
+                        self._settle(run, kept=call.kept)
+            case calls.Release():
+                self._release(holder, call)
+            case calls.Cut():
+                self._cut(holder, call)
+            case calls.Ready():
+                holder.slots_ready = call.slots
+        return None
+
+    def take_notices(self) -> list[tuple[int, Unkept]]:
+        """Return what owners have to be told, since the last time."""
+        notices, self._notices = self._notices, []
+        return [(owner, notice) for owner, notice in notices if owner in self._owners]
+
+    def _check(self, sound: bool) -> None:
+        if not sound:
+            raise ProtocolError("this engine asks for what cannot be: it has another idea of the model's groups")
+
+    def _is_sound(self, offer: Offer) -> bool:
+        return (
+            0 <= offer.group < self._groups
+            and offer.end_tokens > 0
+            and offer.end_tokens % self._index.block_tokens[offer.group] == 0
+            and all(0 <= position < len(offer.keys) for position in offer.gone)
+        )
+
+    # ------------------------------------------------------------------ loading
+
+    def _look_up(self, holder: Owner, call: calls.LookUp) -> Found:
+        request = Request("", call.keys, [[]] * self._groups)
+        match = self._index.look_up(request, call.device_tokens, call.num_tokens, lambda _: True)
+        slots = match.slots
+        if not slots:
+            return Found(call.id, 0, (), match.missed)
+        if max(slots) >= holder.slots_ready:  # this engine has not pinned all of its memory yet
+            return Found(call.id, 0, (), {NotLoaded.NOT_CACHED: call.num_tokens - call.device_tokens})
+        self._last_id += 1
+        holder.leases[self._last_id] = self._index.lease(match), match
+        return Found(call.id, match.tokens, match.pieces, match.missed, self._last_id)
+
+    def _release(self, holder: Owner, call: calls.Release) -> None:
+        held = holder.leases.pop(call.lease, None)
+        if held is None:
+            self.calls_unknown += 1
+            return
+        lease, match = held
+        if call.used:
+            self._index.use(match)
+        self._index.release(lease)
+
+    # ------------------------------------------------------------------ storing
+
+    def _reserve(self, owner: int, call: calls.Reserve) -> Reserved:
+        taken: list[Taken] = []
+
+        def granted(grants: list[Grant]) -> None:
+            taken.extend(self._take(owner, offer, grant) for offer, grant in zip(call.offers, grants, strict=True))
+
+        if self._writing:
+            for offer in call.offers:
+                self._rely(owner, offer)
+        self._index.reserve([_want(offer) for offer in call.offers], call.room_blocks, granted)
+        return Reserved(call.id, taken)
+
+    def _take(self, owner: int, offer: Offer, grant: Grant) -> Taken:
+        """Note who writes what was granted. Slots that this engine cannot use yet are given back."""
+        holder, runs = self._owners[owner], []
+        refused, reached = dict(grant.refused), grant.reached
+        for run in grant.runs:
+            first = (run.end_tokens - offer.end_tokens) // self._index.block_tokens[run.group]
+            if max(run.slots) >= holder.slots_ready:
+                self._index.settle([run], kept=False)
+                refused[NotStored.HOST_FULL] = refused.get(NotStored.HOST_FULL, 0) + len(run)
+                reached = min(reached, first)
+                continue
+            self._last_id += 1
+            holder.runs[self._last_id] = run
+            self._writing.update(dict.fromkeys(run.slots, owner))
+            runs.append(Run(self._last_id, first, run.slots))
+        size = self._index.block_tokens[offer.group]
+        left = [((chain.end_tokens - offer.end_tokens) // size, len(chain)) for chain in grant.left]
+        spans = [(first, first + length) for first, length in left]
+        return Taken(runs, spans, refused, grant.gone, reached)
+
+    def _rely(self, owner: int, offer: Offer) -> None:
+        """Remember that an engine has the bytes of what somebody else writes."""
+        known = self._index.host.slots_of(offer.group, offer.keys)
+        for slot in self._writing.keys() & set(known):
+            if self._writing[slot] != owner:
+                self._relying.setdefault(slot, {})[owner] = None
+
+    def _cut(self, holder: Owner, call: calls.Cut) -> None:
+        run = holder.runs.get(call.run)
+        if run is None or not 0 < call.keep_blocks < len(run):
+            self.calls_unknown += 1
+            return
+        self._over(self._index.cut(run, call.keep_blocks), kept=False)
+
+    def _settle(self, run: Chain, *, kept: bool) -> None:
+        self._index.settle([run], kept=kept)
+        self._over(run, kept=kept)
+
+    def _over(self, run: Chain, *, kept: bool) -> None:
+        """Nobody writes these any more. If they did not come, whoever has the bytes may store them (I14)."""
+        for position, slot in enumerate(run.slots):
+            self._writing.pop(slot, None)
+            relying = self._relying.pop(slot, None)
+            if relying and not kept:
+                block = run.part(position, position + 1, self._index.block_tokens[run.group])
+                self._notices += [(owner, Unkept(replace(block))) for owner in relying]
+
+
+def _want(offer: Offer) -> Want:
+    blocks = [_HAS_BYTES] * len(offer.keys)
+    for position in offer.gone:
+        blocks[position] = NULL_BLOCK
+    chain = Chain(offer.group, list(offer.keys), offer.parent, offer.end_tokens, blocks)
+    return Want(chain, offer.needs_prefix, offer.touch)
