@@ -55,6 +55,8 @@ class NotLoaded(str, Enum):
     """A rank did not say in time what became of a copy. Until it has, nothing is loaded or stored."""
     TIER_LATE = "tier_late"
     """A tier below the host did not bring it in time."""
+    TIER_NOT_ASKED = "tier_not_asked"
+    """It may be below the host, and computing it was faster than asking, or too many requests waited already."""
     NODE_AWAY = "node_away"
     """The node that keeps host blocks is not there."""
     NODE_LATE = "node_late"

@@ -876,7 +876,9 @@ def test_as_many_search_at_a_time_as_are_allowed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(below_module, "SEARCHES_MAX", 1)
     world = with_tiers()
     looking(world)
-    assert not ask(world, world.add("second", text("b", 32))).waits
+    second = ask(world, world.add("second", text("b", 32)))
+    assert not second.waits
+    assert second.missed[NotLoaded.TIER_NOT_ASKED] == 28, "that nobody asked is said (F4)"
     assert world.manager.gauges().searches == 1
 
 
@@ -921,7 +923,9 @@ def test_what_does_not_pay_is_not_asked_for() -> None:
         world.answer(fetch, seconds=10.0)
     world.admit(request)
     world.finish(request)
-    assert not ask(world, world.add("second", text("b", 32))).waits
+    second = ask(world, world.add("second", text("b", 32)))
+    assert not second.waits
+    assert second.missed == {NotLoaded.TIER_NOT_ASKED: 28}
 
 
 def test_waiting_behind_other_fetches_is_not_held_against_a_tier(monkeypatch: pytest.MonkeyPatch) -> None:

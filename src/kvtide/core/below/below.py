@@ -60,16 +60,20 @@ class Below:
     def matched(self, request: Request, match: Match) -> Match:
         """Say in a match whether the request should wait, or what it has waited for in vain. Changes nothing."""
         search = request.search
-        if self._should_wait(match) if search is None else not search.over:
+        if search is None:
+            missing = self._limit(match) - match.device_tokens - match.tokens
+            if missing < self._min_tokens:
+                return match
+            if len(self._searches) < SEARCHES_MAX and self._break_even.pays(missing):
+                return replace(match, waits=True)
+            return self._because(match, NotLoaded.TIER_NOT_ASKED)
+        if not search.over:
             return replace(match, waits=True)
-        if search is not None and search.late:
-            missed = {NotLoaded.TIER_LATE if why in _NOT_THERE else why: n for why, n in match.missed.items()}
-            return replace(match, missed=missed)
-        return match
+        return self._because(match, NotLoaded.TIER_LATE) if search.late else match
 
-    def _should_wait(self, match: Match) -> bool:
-        missing = self._limit(match) - match.device_tokens - match.tokens
-        return missing >= self._min_tokens and len(self._searches) < SEARCHES_MAX and self._break_even.pays(missing)
+    def _because(self, match: Match, why_not: NotLoaded) -> Match:
+        """Say why what the host does not have was not brought up."""
+        return replace(match, missed={why_not if why in _NOT_THERE else why: n for why, n in match.missed.items()})
 
     def _limit(self, match: Match) -> int:
         """Return up to where a request could resume: one token is left to compute."""

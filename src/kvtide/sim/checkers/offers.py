@@ -16,7 +16,13 @@ from kvtide.sim.tokens import stamps
 from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
 
-_ABSENT = (NotLoaded.NOT_CACHED, NotLoaded.STILL_STORING, NotLoaded.GROUP_CANNOT_RESUME, NotLoaded.TIER_LATE)
+_ABSENT = (
+    NotLoaded.NOT_CACHED,
+    NotLoaded.STILL_STORING,
+    NotLoaded.GROUP_CANNOT_RESUME,
+    NotLoaded.TIER_LATE,
+    NotLoaded.TIER_NOT_ASKED,
+)
 
 
 class OffersChecker(Checker):
