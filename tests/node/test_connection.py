@@ -100,6 +100,18 @@ def test_an_end_is_told_apart_from_nothing(takes_descriptors: bool) -> None:
             connection.send(Frame(40))
 
 
+def test_what_was_said_before_the_end_can_be_read_after_sending_has_failed() -> None:
+    with pair() as (theirs, connection):
+        theirs.sendall(header(Frame(41)))
+        theirs.close()
+        with pytest.raises(Gone, match="broke"):
+            connection.send(Frame(40))
+        connection.flush()
+        assert connection.receive() == [Frame(41)]
+        with pytest.raises(Gone, match="closed"):
+            connection.receive()
+
+
 def test_a_connection_that_takes_no_descriptors_never_has_any() -> None:
     with pair(takes_descriptors=False) as (theirs, connection):
         send_descriptors(theirs, header(Frame(40)), 5)

@@ -98,6 +98,7 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError as error:
+                self._forget_unsent()  # what has come before can still be received
                 raise Gone(f"the connection broke ({error.strerror})") from error
             self.unsent_bytes -= sent
             if sent == len(data):
@@ -108,10 +109,13 @@ class Connection:
     def close(self) -> None:
         """Close it, and the descriptors that came for frames which did not. May be called again."""
         self._socket.close()
-        self._unsent.clear()
-        self.unsent_bytes = 0
+        self._forget_unsent()
         for descriptor in self._decoder.left():
             os.close(descriptor)
+
+    def _forget_unsent(self) -> None:
+        self._unsent.clear()
+        self.unsent_bytes = 0
 
     def _send(self, data: memoryview, descriptors: tuple[int, ...]) -> int:
         if not descriptors:

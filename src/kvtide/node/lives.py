@@ -29,7 +29,8 @@ class Lives:
     @property
     def waited_for(self) -> int:
         """How many members have no connection any more, and are not known to be quiet."""
-        return sum(not member.is_connected for owner in self.owners for member in owner.members.values())
+        members = (member for owner in self.owners for member in owner.members.values())
+        return sum(not member.is_connected and not member.is_quiet for member in members)
 
     def enter(self, hello: Hello, sock: socket.socket, pid: int) -> Member:
         """Add a scheduler, whose life begins, or one of its workers. Raises `Refused`."""
@@ -76,13 +77,13 @@ class Lives:
         self._apply(self.owners.exited(number, time.monotonic()))
 
     def _apply(self, changes: Changes) -> None:
+        for member in changes.gone:
+            self._unwatch(member.number)
         for member in changes.hang_up:
             self._hang_up(member)
         for owner in changes.ending:
             self._handler.ending(owner)
         for owner in changes.over:
-            for number in owner.members:
-                self._unwatch(number)
             self._handler.over(owner)
 
     def _unwatch(self, number: int) -> None:

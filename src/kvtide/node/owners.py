@@ -1,13 +1,13 @@
 """Who holds something at the node, and from when on they cannot touch it any more. Decides only: no I/O, no clock.
 
-An *owner* is one life of an engine: its scheduler's connection and those of its workers, its *members*.
+An *owner* is one life of an engine: the connections of its scheduler and of its workers, its *members*.
 
-    OPEN ── any member's connection ends ──► ENDING ── every member is quiet ──► over, forgotten
+    OPEN ── the scheduler's connection ends, or that of a worker that is not quiet ──► ENDING ── all are quiet ──► over
 
-In an owner that is ending nobody looks up or reserves any more, and all its connections are closed. What it was
-writing must not be used by others yet, because its last copies may still run. A member is *quiet* when its process has
-exited, or when it has said that its copies have ended ("drained"), or, where the node cannot see its process, some time
-after its connection was closed.
+An owner that is ending looks up and reserves no more: its scheduler's connection is closed. What it was writing must
+not be used by others yet: the last copies of its workers may still run. A worker is *quiet* when its process has
+exited, when it has said that its copies have ended ("drained"), or, where the node cannot see its process, some time
+after its connection has ended. A scheduler has no memory of the node, and is quiet when its connection has ended.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from enum import Enum
 
 from kvtide.node.errors import Refused
 
+SCHEDULER, WORKER = "scheduler", "worker"
 GRACE_S = 30.0
 """How long a process that cannot be seen may copy after its connection was closed. Copies take milliseconds."""
 
@@ -63,9 +64,11 @@ class Changes:
     ending: list[Owner] = field(default_factory=list)
     """They are ending from now on: what they only read is free again."""
     hang_up: list[Member] = field(default_factory=list)
-    """Their connections have to be closed; they count as closed already."""
+    """Their connections have to be closed, and count as closed already."""
     over: list[Owner] = field(default_factory=list)
     """They cannot touch anything any more: what they were writing is free again."""
+    gone: list[Member] = field(default_factory=list)
+    """Their processes need not be watched any more."""
 
 
 class Owners:
@@ -89,7 +92,7 @@ class Owners:
         """Begin a life with its scheduler. Earlier lives of the same engine may still be ending, or even be open."""
         owner = Owner(self._number(), engine, namespace)
         self._owners[owner.number] = owner
-        return self._add(owner, "scheduler", 0, pid, is_watched)
+        return self._add(owner, SCHEDULER, 0, pid, is_watched)
 
     def join(self, number: int, *, rank: int, pid: int, is_watched: bool) -> Member:
         """Add a worker. Raises `Refused` if that life is not open, or has this rank."""
@@ -97,14 +100,14 @@ class Owners:
         if owner is None or owner.state is not State.OPEN:
             raise Refused("the scheduler of this worker is not connected any more", for_good=False)
         for member in owner.members.values():
-            if member.role == "worker" and member.rank == rank:
+            if (member.role, member.rank) == (WORKER, rank):
                 why = f"rank {rank} of engine {owner.engine} is connected already (process {member.pid})"
                 raise Refused(why, for_good=False)
-        return self._add(owner, "worker", rank, pid, is_watched)
+        return self._add(owner, WORKER, rank, pid, is_watched)
 
     def dismiss(self, member: Member) -> None:
         """Forget a member that was refused after all, before it was told anything; with it an owner that it opened."""
-        del self._members[member.number], member.owner.members[member.number]
+        self._forget(member)
         if not member.owner.members:
             del self._owners[member.owner.number]
 
@@ -113,8 +116,14 @@ class Owners:
         changes = Changes()
         member = self._members.get(number)
         if member is not None and member.is_connected:
-            self._close(member, now_s)
-            self._end(member.owner, now_s, changes)
+            member.is_connected, member.closed_s = False, now_s
+            member.is_quiet = member.is_quiet or member.role == SCHEDULER
+            changes.gone += [member] * member.is_quiet
+            if member.role == SCHEDULER or not member.is_quiet:
+                self._end(member.owner, now_s, changes)
+            elif member.owner.state is State.OPEN:  # it has left in good order, and may come again
+                self._forget(member)
+            self._forget_if_over(member.owner, changes)
         return changes
 
     def exited(self, number: int, now_s: float) -> Changes:
@@ -124,7 +133,7 @@ class Owners:
         return changes
 
     def drained(self, number: int) -> Changes:
-        """A member says that no copy of it is under way, nor will be. It may say so before or after its end."""
+        """A worker says that no copy of it is under way, nor will be. It may say so before or after its end."""
         changes = Changes()
         self._quiet(number, changes)
         return changes
@@ -140,29 +149,32 @@ class Owners:
 
     def _quiet(self, number: int, changes: Changes) -> None:
         member = self._members.get(number)
-        if member is not None:
+        if member is not None and member.role == WORKER:
             member.is_quiet = True
+            changes.gone += [member] * (not member.is_connected)
             self._forget_if_over(member.owner, changes)
 
     def _end(self, owner: Owner, now_s: float, changes: Changes) -> None:
         if owner.state is State.OPEN:
             owner.state = State.ENDING
             changes.ending.append(owner)
-        for member in owner.members.values():
-            if member.is_connected:
-                self._close(member, now_s)
-                changes.hang_up.append(member)
-        self._forget_if_over(owner, changes)
-
-    def _close(self, member: Member, now_s: float) -> None:
-        member.is_connected, member.closed_s = False, now_s
+            for member in owner.members.values():
+                if member.role == SCHEDULER and member.is_connected:
+                    member.is_connected, member.is_quiet, member.closed_s = False, True, now_s
+                    changes.hang_up.append(member)
+                    changes.gone.append(member)
 
     def _forget_if_over(self, owner: Owner, changes: Changes) -> None:
         if owner.state is State.ENDING and all(member.is_quiet for member in owner.members.values()):
             changes.over.append(owner)
+            changes.hang_up += [member for member in owner.members.values() if member.is_connected]
             del self._owners[owner.number]
-            for number in owner.members:
-                del self._members[number]
+            for member in list(owner.members.values()):
+                self._forget(member)
+                changes.gone.append(member)
+
+    def _forget(self, member: Member) -> None:
+        del self._members[member.number], member.owner.members[member.number]
 
     def _add(self, owner: Owner, role: str, rank: int, pid: int, is_watched: bool) -> Member:
         member = Member(self._number(), owner, role, rank, pid, is_watched)
