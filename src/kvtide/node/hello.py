@@ -122,7 +122,7 @@ def read_welcome(frame: Frame) -> Welcome:
     said = _read(frame.body)
     _check_protocol(said, they="this node", we="the engine")
     if frame.kind == Kind.REFUSED:
-        raise Refused(str(said.get("why")), for_good=said.get("for_good") is True)
+        raise Refused(" ".join(f"{said.get('why')!s:.500}".split()), for_good=said.get("for_good") is True)
     arenas, more = said.get("arenas"), said.get("more")
     if not isinstance(arenas, list) or len(arenas) != len(frame.descriptors) or not isinstance(more, dict):
         raise BadFrame("a welcome that does not fit its descriptors")
@@ -171,6 +171,6 @@ def _count(said: Mapping[str, object], name: str) -> int:
 
 def _name(said: Mapping[str, object], name: str) -> str:
     value = said.get(name)
-    if not isinstance(value, str) or len(value) > _NAME_MAX or not (value.isprintable()):
+    if not isinstance(value, str) or len(value) > _NAME_MAX or not value.isprintable():
         raise BadFrame(f"a hello whose {name} is no name: {value!r:.80}")
     return value
