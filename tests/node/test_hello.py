@@ -82,6 +82,7 @@ def test_what_another_version_says_beside_its_version_is_not_looked_at() -> None
         {"rank": True},
         {"part": "0"},
         {"numa_node": "near"},
+        {"numa_node": 1 << 40},
         {"rank": 1 << 80},
     ],
 )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -364,6 +365,32 @@ def test_a_push_reaches_the_scheduler_and_nobody_once_it_is_gone(tmp_path: Path)
         client.close()
         wait_until(lambda: connections(rig) == 0)
         rig.call(lambda: rig.server.send(owner, Frame(77, b"more")))
+
+
+def test_a_server_that_has_no_room_can_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise Gone("too many")
+
+    with serving(tmp_path) as rig:
+        monkeypatch.setattr(rig.server._listening, "accept", fail)
+        sock = bare(rig)
+        wait_until(lambda: rig.lines)
+        rig.call(rig.server.stop)
+        rig.call(lambda: rig.server.tick(0.0))
+        sock.close()
+
+
+def test_half_a_frame_of_who_does_not_read_is_not_its_fault(tmp_path: Path) -> None:
+    with serving(tmp_path, Limits(connections=100, half_frame_s=0.05)) as rig:
+        client = rig.scheduler()
+        for _ in range(20):
+            client.send(MANY)
+        client._connection.socket.send(header(Frame(ECHO, b"body")))
+        wait_until(lambda: rig.call(lambda: [peer.is_blocked for peer in rig.server._peers.values()] == [True]))
+        for _ in range(10):
+            rig.call(lambda: rig.server.tick(time.monotonic() + 100.0))
+        assert rig.lines == []
+        client.close()
 
 
 def test_stopping_tells_all_members_and_takes_nobody_new(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvtide.node.connection import Connection
 from kvtide.node.credentials import check_node, credentials_of
-from kvtide.node.errors import BadFrame, Gone, NoNode, Refused
+from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.frames import TAGS, Frame, Kind
 from kvtide.node.hello import Hello, Welcome, read_welcome
 from kvtide.node.mapped import MappedArena
@@ -80,10 +80,7 @@ class Client:
     def poll(self) -> list[Frame]:
         """Return the frames that have come and that `ask` does not wait for. Does not wait."""
         self._connection.flush()
-        self._others += self._received()
-        if len(self._others) > OTHERS_MAX:
-            raise Gone(f"nobody looks at the {len(self._others)} frames that came")
-        frames = list(self._others)
+        frames = [*self._others, *self._received()]
         self._others.clear()
         return frames
 
@@ -104,6 +101,8 @@ class Client:
                     answer = frame
                 else:
                     self._others.append(frame)
+            if len(self._others) > OTHERS_MAX:
+                raise Gone(f"nobody looks at the {len(self._others)} frames that came unasked, or late")
             if answer is not None:
                 return answer
         return None
@@ -138,17 +137,10 @@ class Client:
         if self.welcome is None and frames:
             self._be_welcomed(frames.pop(0))
         for frame in frames:
-            if frame.descriptors or frame.kind == Kind.STOPPING:
-                return self._unusual(frames)
+            if frame.kind == Kind.STOPPING:
+                self.is_stopping = True
+                return [frame for frame in frames if frame.kind != Kind.STOPPING]
         return frames
-
-    def _unusual(self, frames: list[Frame]) -> list[Frame]:
-        self.is_stopping = self.is_stopping or any(frame.kind == Kind.STOPPING for frame in frames)
-        unasked = [descriptor for frame in frames for descriptor in frame.descriptors]
-        if unasked:
-            _close_all(unasked)
-            raise BadFrame("descriptors after the hello")
-        return [frame for frame in frames if frame.kind != Kind.STOPPING]
 
     def _be_welcomed(self, frame: Frame) -> None:
         mapped: list[MappedArena] = []
@@ -163,6 +155,7 @@ class Client:
         finally:
             _close_all(frame.descriptors)
         self.welcome, self.arenas = welcome, tuple(mapped)
+        self._connection.takes_descriptors = False  # there will be no more
 
 
 def _connected(path: Path) -> socket.socket:

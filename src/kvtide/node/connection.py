@@ -28,7 +28,7 @@ class Connection:
     ) -> None:
         sock.setblocking(False)
         self._socket = sock
-        self._takes_descriptors = takes_descriptors
+        self.takes_descriptors = takes_descriptors
         self._decoder = Decoder(body_bytes_max)
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self.unsent_bytes = 0
@@ -62,7 +62,7 @@ class Connection:
 
         """
         try:
-            if self._takes_descriptors:
+            if self.takes_descriptors:
                 return self._receive_with_descriptors()
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:

@@ -18,6 +18,7 @@ from kvtide.node.frames import Frame, Kind
 PROTOCOL = 1
 HELLO_BYTES_MAX = 1 << 16
 _NAME_MAX = 256
+_NUMA_NODES = 1024  # the most that Linux knows
 
 
 class Role(str, Enum):
@@ -111,7 +112,7 @@ def read_hello(frame: Frame) -> Hello:
         owner=_count(said, "owner"),
         rank=_count(said, "rank"),
         part=_count(said, "part"),
-        numa_node=None if numa_node is None else _count(said, "numa_node"),
+        numa_node=None if numa_node is None else _count(said, "numa_node", _NUMA_NODES),
     )
 
 
@@ -162,9 +163,9 @@ def _check_protocol(said: Mapping[str, object], *, they: str, we: str) -> None:
         raise Refused(f"{why}: upgrade kvtide of {older}", for_good=True)
 
 
-def _count(said: Mapping[str, object], name: str) -> int:
+def _count(said: Mapping[str, object], name: str, end: int = 1 << 63) -> int:
     value = said.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < end:
         raise BadFrame(f"a hello whose {name} is no number: {value!r:.80}")
     return value
 

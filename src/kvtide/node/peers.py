@@ -72,9 +72,10 @@ class Peer:
         """Return what it is late with; empty if it is not."""
         if self.role is None:
             return f"no hello within {limits.hello_s:g} s" if now_s - self.since_s >= limits.hello_s else ""
-        if not self.connection.is_half or self.connection.frames != self.frames:
+        is_half = self.connection.is_half and not self.is_blocked  # else the rest may have come
+        if not is_half or self.connection.frames != self.frames:
             self.half_since_s, self.frames = None, self.connection.frames
-        if self.connection.is_half and self.half_since_s is None:
+        if is_half and self.half_since_s is None:
             self.half_since_s = now_s
         is_late = self.half_since_s is not None and now_s - self.half_since_s >= limits.half_frame_s
         return f"half a frame for {limits.half_frame_s:g} s" if is_late else ""

@@ -80,8 +80,7 @@ class Server:
 
     def stop(self) -> None:
         """Take no more connections, and tell all members that the node is about to end. They close."""
-        self._loop.forget(self._listening.socket.fileno())
-        self._listening.close()
+        self._listen_no_more()
         for peer in list(self._peers.values()):
             if peer.member is None:
                 self._close(peer)
@@ -90,11 +89,15 @@ class Server:
 
     def close(self) -> None:
         """Close all connections at once, and the socket."""
-        self._loop.forget(self._listening.socket.fileno())
-        self._listening.close()
+        self._listen_no_more()
         for peer in list(self._peers.values()):
             self._close(peer)
         self.lives.close()
+
+    def _listen_no_more(self) -> None:
+        self._is_full = False
+        self._loop.forget(self._listening.socket.fileno())
+        self._listening.close()
 
     # ------------------------------------------------------------------ who comes
 
