@@ -163,10 +163,22 @@ def test_more_connections_than_there_are_descriptors_for_are_refused_with_what_t
         two = [rig.scheduler("a"), rig.scheduler("b")]
         with pytest.raises(Refused, match="has 2 connections and takes no more; raise `ulimit -n`"):
             rig.scheduler("c")
+        operator = Client(rig.path, Hello(Role.OPERATOR))  # can see what is there
+        operator.wait(SOON_S)
+        assert operator.ask(Kind.STATUS, timeout_s=SOON_S) is not None
+        operator.close()
         for client in two:
             client.close()
         wait_until(lambda: connections(rig) == 0)
         rig.check_alive()
+
+
+def test_operators_have_a_limit_too(tmp_path: Path) -> None:
+    with serving(tmp_path, Limits(connections=2)) as rig:
+        socks = [bare(rig) for _ in range(10)]
+        assert b"takes no more" in check_closed(bare(rig))
+        for sock in socks:
+            sock.close()
 
 
 def test_processes_that_are_waited_for_count_as_connections(tmp_path: Path) -> None:
@@ -182,7 +194,7 @@ def test_processes_that_are_waited_for_count_as_connections(tmp_path: Path) -> N
 
 def test_the_systems_limit_does_not_stop_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, Limits(connections=100, for_more="raise it")) as rig:
-        accept = rig.server._listening.accept
+        accept = rig.server._door._listening.accept
         failures = iter([Gone("nobody can connect at the moment (Too many open files)")])
 
         def fail_once() -> socket.socket | None:
@@ -190,7 +202,7 @@ def test_the_systems_limit_does_not_stop_the_server(tmp_path: Path, monkeypatch:
                 raise failure
             return accept()
 
-        monkeypatch.setattr(rig.server._listening, "accept", fail_once)
+        monkeypatch.setattr(rig.server._door._listening, "accept", fail_once)
         rig.check_alive()
         assert rig.lines == ["nobody can connect at the moment (Too many open files); raise it"]
 
@@ -372,7 +384,7 @@ def test_a_server_that_has_no_room_can_stop(tmp_path: Path, monkeypatch: pytest.
         raise Gone("too many")
 
     with serving(tmp_path) as rig:
-        monkeypatch.setattr(rig.server._listening, "accept", fail)
+        monkeypatch.setattr(rig.server._door._listening, "accept", fail)
         sock = bare(rig)
         wait_until(lambda: rig.lines)
         rig.call(rig.server.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from functools import partial
 from kvtide.node.arenas import NodeArena
 from kvtide.node.connection import Connection
 from kvtide.node.credentials import Access, credentials_of
+from kvtide.node.door import Door
 from kvtide.node.errors import BadFrame, Gone, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, FIRST_OF_INDEX, Frame, Kind
 from kvtide.node.handler import Handler
@@ -22,6 +24,8 @@ from kvtide.node.owners import Member, Owner, Owners
 from kvtide.node.peers import Limits, Peer
 
 _MEMBER_NUMBER = struct.Struct("<Q")
+_FOR_OPERATORS = 8
+"""Connections beyond the limit, so that a node that is full can be looked at."""
 
 
 class Server:
@@ -46,7 +50,6 @@ class Server:
         self.closed = 0
         """Connections that the node has closed because of what they did."""
         self._loop = loop
-        self._listening = listening
         self._handler = handler
         self._access = access
         self._say = say
@@ -54,8 +57,7 @@ class Server:
         self._peers: dict[int, Peer] = {}
         self._by_member: dict[int, Peer] = {}
         self.lives = Lives(loop, owners or Owners(), handler, self._hang_up)
-        self._is_full = False
-        loop.watch(listening.socket.fileno(), READ, self._accept)
+        self._door = Door(loop, listening, self._enter, self._no_more)
 
     @property
     def connections(self) -> int:
@@ -74,13 +76,11 @@ class Server:
             if why := peer.late(now_s, self.limits):
                 self._close(peer, why)
         self.lives.tick(now_s)
-        if self._is_full:
-            self._is_full = False
-            self._loop.watch(self._listening.socket.fileno(), READ, self._accept)
+        self._door.tick()
 
     def stop(self) -> None:
         """Take no more connections, and tell all members that the node is about to end. They close."""
-        self._listen_no_more()
+        self._door.close()
         for peer in list(self._peers.values()):
             if peer.member is None:
                 self._close(peer)
@@ -89,39 +89,31 @@ class Server:
 
     def close(self) -> None:
         """Close all connections at once, and the socket."""
-        self._listen_no_more()
+        self._door.close()
         for peer in list(self._peers.values()):
             self._close(peer)
         self.lives.close()
 
-    def _listen_no_more(self) -> None:
-        self._is_full = False
-        self._loop.forget(self._listening.socket.fileno())
-        self._listening.close()
-
     # ------------------------------------------------------------------ who comes
 
-    def _accept(self, _: int) -> None:
-        try:
-            sock = self._listening.accept()
-        except Gone as error:  # waiting connections stay; they are taken when there is room
-            self._say(f"{error}; {self.limits.for_more}")
-            self._loop.forget(self._listening.socket.fileno())
-            self._is_full = True
-            return
-        if sock is None:
-            return
+    def _enter(self, sock: socket.socket) -> None:
         connection = Connection(sock, body_bytes_max=HELLO_BYTES_MAX)
         peer = Peer(connection, credentials_of(sock), time.monotonic())
         self._peers[connection.fileno()] = peer
         self._loop.watch(connection.fileno(), READ, partial(self._ready, peer))
         try:
             self._access.check(peer.credentials)
-            if len(self._peers) + self.lives.waited_for > self.limits.connections:
-                why = f"this node has {self.limits.connections} connections and takes no more"
-                raise Refused(f"{why}; {self.limits.for_more}".rstrip("; "), for_good=False)
+            self._check_room(_FOR_OPERATORS)
         except Refused as refused:
             self._refuse(peer, refused)
+
+    def _check_room(self, spare: int) -> None:
+        if len(self._peers) + self.lives.waited_for > self.limits.connections + spare:
+            why = f"this node has {self.limits.connections} connections and takes no more"
+            raise Refused(f"{why}; {self.limits.for_more}".rstrip("; "), for_good=False)
+
+    def _no_more(self, why: str) -> None:
+        self._say(f"{why}; {self.limits.for_more}".rstrip("; "))
 
     def _greet(self, peer: Peer, frame: Frame) -> None:
         hello = read_hello(frame)
@@ -131,6 +123,7 @@ class Server:
             return
         if hello.role is Role.WORKER and hello.epoch != self.epoch:
             raise Refused("this is another life of the node than the scheduler knows", for_good=False)
+        self._check_room(0)
         member = self.lives.enter(hello, peer.connection.socket, peer.credentials.pid)
         arenas: Sequence[NodeArena] = ()
         more: Mapping[str, object] = {}
