@@ -120,6 +120,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "server": "arenas connection credentials door errors frames handler hello listening lives loop owners peers",
         "node": "credentials hello listening loop metrics peers server settings spaces systemd",
         "client": "connection credentials errors frames hello mapped",
+        "link": "client errors frames hello",
         "cli": "client errors frames hello lines node settings shown",
         "__init__": "",
     },

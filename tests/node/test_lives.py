@@ -197,3 +197,60 @@ def test_a_hundred_lives_leave_nothing_behind(tmp_path: Path) -> None:
         wait_until(lambda: rig.handler.told.count(("over", "short")) == 100)
         assert states(rig) == {}
         assert rig.call(lambda: len(rig.server.lives._processes)) == 0
+
+
+KILLED = """
+import os, random, signal, sys, time
+from pathlib import Path
+from kvtide.node.client import Client
+from kvtide.node.errors import NodeError
+from kvtide.node.hello import Hello, Role
+
+def engine(path):
+    os.setpgid(0, 0)
+    scheduler = Client(path, Hello(Role.SCHEDULER, engine="killed", namespace={"parts": [1000]}))
+    welcome = scheduler.wait(20)
+    for rank in range(2):
+        if os.fork() == 0:
+            worker = Client(path, Hello(Role.WORKER, rank=rank, epoch=welcome.epoch, owner=welcome.owner))
+            worker.wait(20)
+            time.sleep(20)
+    for _ in range(10_000):
+        scheduler.ask(32, bytes(100_000), timeout_s=20)
+
+def kill(kill, process):
+    try:
+        kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+path, count, draw = Path(sys.argv[1]), int(sys.argv[2]), random.Random(7)
+for number in range(count):
+    child = os.fork()
+    if child == 0:
+        try:
+            engine(path)
+        except NodeError:
+            time.sleep(20)
+        finally:
+            os._exit(0)
+    time.sleep(draw.uniform(0.0, 0.05))
+    if number % 2:
+        kill(os.kill, child)  # its workers live a little longer
+        time.sleep(draw.uniform(0.0, 0.01))
+    kill(os.killpg, child)
+    kill(os.kill, child)
+    os.waitpid(child, 0)
+print("done", flush=True)
+"""
+
+
+def test_engines_that_are_killed_at_any_moment_leave_nothing_behind(tmp_path: Path) -> None:
+    with serving(tmp_path) as rig:
+        killer = python(KILLED, rig.path, 40)
+        out, _ = killer.communicate(timeout=120)
+        assert out == "done\n"
+        wait_until(lambda: states(rig) == {} and rig.call(lambda: rig.server.connections) == 0)
+        assert rig.call(lambda: len(rig.server.lives._processes)) == 0
+        assert rig.handler.told.count(("ending", "killed")) == rig.handler.told.count(("over", "killed")) > 0
+        rig.check_alive()
