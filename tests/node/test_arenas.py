@@ -166,6 +166,25 @@ def test_with_huge_pages_its_size_is_one_of_them(monkeypatch: pytest.MonkeyPatch
     arena.close()
 
 
+def test_huge_pages_that_were_set_aside_are_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags: list[int] = []
+    create = os.memfd_create
+
+    def small(name: str, wanted: int) -> int:
+        flags.append(wanted & os.MFD_HUGETLB)
+        return create(name, wanted & ~(os.MFD_HUGETLB | os.MFD_HUGE_2MB))
+
+    monkeypatch.setattr(os, "memfd_create", small)  # this machine may have none
+    monkeypatch.setattr(arenas, "reserved_bytes", lambda: 4 << 20)
+    fits, does_not = NodeArena(0, 3, 1 << 20), NodeArena(0, 5, 1 << 20)
+    assert flags == [os.MFD_HUGETLB, 0]
+    assert "in huge pages that were set aside" in fits.described()
+    assert fits.description.nbytes == 4 << 20
+    assert "that were set aside" not in does_not.described()
+    fits.close()
+    does_not.close()
+
+
 def test_huge_pages_that_were_taken_by_somebody_else_just_now_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_descriptors()
     monkeypatch.setattr(arenas, "reserved_bytes", lambda: 1 << 60)

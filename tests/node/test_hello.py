@@ -124,6 +124,17 @@ def test_whatever_is_said_in_the_right_places_is_understood_or_refused(fields: d
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(("depth", "is_good"), [(15, True), (17, False), (900, False)])
+def test_what_can_be_read_can_be_written_again(depth: int, is_good: bool) -> None:
+    inner = b'{"a": ' * (depth - 1) + b"[]" + b"}" * (depth - 1)
+    said = SCHEDULER.frame().body.replace(b'"m"', inner)
+    if is_good:
+        assert read_hello(Frame(Kind.HELLO, said)).namespace["model"]
+    else:
+        with pytest.raises(BadFrame, match="deeper than 16"):
+            read_hello(Frame(Kind.HELLO, said))
+
+
 def test_depth_is_no_way_to_hurt() -> None:
     with pytest.raises(BadFrame, match="no JSON"):
         read_hello(Frame(Kind.HELLO, b"[" * 60_000))

@@ -25,7 +25,7 @@ from kvtide.node.hello import Hello, Role
 from tests.command_line import check_refused, run
 from tests.node.support import SOON_S, SOURCE, open_descriptors, wait_to_read, wait_until
 
-NAMESPACE = {"model": "tiny", "parts": [1000, 500]}
+NAMESPACE = {"model": "tiny", "strange": "\ud800\x00é", "parts": [1000, 500]}
 
 
 class NodeProcess:

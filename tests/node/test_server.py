@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtide.node.cli import status_of
 from kvtide.node.client import Client
 from kvtide.node.credentials import Access
-from kvtide.node.errors import Gone, Refused
+from kvtide.node.errors import Gone, NodeError, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, MAGIC, Decoder, Frame, Kind, header
 from kvtide.node.hello import HELLO_BYTES_MAX, Hello, Role
 from kvtide.node.peers import Limits
@@ -365,6 +366,14 @@ def test_who_does_not_read_answers_is_read_no_more_and_costs_no_memory(tmp_path:
             answers += len(client.poll())
         assert not rig.lines
         client.close()
+
+
+def test_a_status_that_does_not_fit_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path) as rig:
+        monkeypatch.setattr(rig.server, "_status", lambda: {"engines": "x" * BODY_BYTES_MAX})
+        with pytest.raises(NodeError, match=r"has more to say than fits: 41943\d\d bytes"):
+            status_of(rig.path)
+        rig.check_alive()
 
 
 def test_a_push_reaches_the_scheduler_and_nobody_once_it_is_gone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import click
 
 from kvtide.commands import SIZES, Arguments, File, Whole, command, flag, group, option
 from kvtide.node.client import Client
-from kvtide.node.errors import NoNode
+from kvtide.node.errors import NodeError, NoNode
 from kvtide.node.frames import Kind
 from kvtide.node.hello import Hello, Role
 from kvtide.node.lines import Lines
@@ -86,6 +86,8 @@ def status_of(path: Path, timeout_s: float = ANSWER_S) -> dict[str, Any]:
     if answer is None:
         raise NoNode(f"the node at {path} did not answer within {timeout_s:g} s")
     found: dict[str, Any] = json.loads(answer.body)
+    if "too_long_bytes" in found:
+        raise NodeError(f"the node at {path} has more to say than fits: {found['too_long_bytes']} bytes")
     return found
 
 

@@ -19,6 +19,8 @@ PROTOCOL = 1
 HELLO_BYTES_MAX = 1 << 16
 _NAME_MAX = 256
 _NUMA_NODES = 1024  # the most that Linux knows
+_DEPTH_MAX = 16
+"""Of a namespace. What is much deeper can be read, but not be written again by whoever is deeper in calls."""
 
 
 class Role(str, Enum):
@@ -102,8 +104,8 @@ def read_hello(frame: Frame) -> Hello:
     except ValueError:
         raise BadFrame(f"a hello of a role that is not known: {said.get('role')!r:.80}") from None
     namespace, numa_node = said.get("namespace"), said.get("numa_node")
-    if not isinstance(namespace, dict):
-        raise BadFrame("a hello whose namespace is no object")
+    if not isinstance(namespace, dict) or _is_deeper(namespace, _DEPTH_MAX):
+        raise BadFrame(f"a hello whose namespace is no object, or deeper than {_DEPTH_MAX}")
     return Hello(
         role,
         engine=_name(said, "engine"),
@@ -161,6 +163,11 @@ def _check_protocol(said: Mapping[str, object], *, they: str, we: str) -> None:
         older = they if theirs < PROTOCOL else we
         why = f"{they} speaks protocol {theirs} (kvtide {version:.40}), {we} speaks {PROTOCOL} (kvtide {__version__})"
         raise Refused(f"{why}: upgrade kvtide of {older}", for_good=True)
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth < 0 or any(_is_deeper(one, depth - 1) for one in inner)
 
 
 def _count(said: Mapping[str, object], name: str, end: int = 1 << 63) -> int:

@@ -176,9 +176,13 @@ class Server:
             for number in _numbers(frame):
                 self.lives.drained(number)
         elif frame.kind == Kind.STATUS and peer.role is Role.OPERATOR:
-            peer.connection.send(Frame(Kind.STATUS, json.dumps(self._status()).encode(), frame.tag))
+            peer.connection.send(Frame(Kind.STATUS, self._status_body(), frame.tag))
         else:
             raise BadFrame(f"a frame of kind {frame.kind}, which is not for it to send")
+
+    def _status_body(self) -> bytes:
+        body = json.dumps(self._status()).encode()
+        return body if len(body) <= BODY_BYTES_MAX else json.dumps({"too_long_bytes": len(body)}).encode()
 
     def _push(self, peer: Peer, frame: Frame) -> None:
         try:
