@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
@@ -159,6 +160,21 @@ def test_metrics_are_what_was_published_last() -> None:
     assert open_descriptors() == before
 
 
+def test_who_holds_metrics_up_is_not_waited_for_and_other_pages_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtide.node.metrics._Handler.timeout", 0.1)
+    metrics = Metrics(0)
+    held = [socket.create_connection(("127.0.0.1", metrics.port), timeout=SOON_S) for _ in range(3)]
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics?x=1", timeout=SOON_S) as answer:
+        assert answer.status == 200
+    with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/", timeout=SOON_S)
+    refused.value.close()
+    for sock in held:
+        assert sock.recv(1) == b""
+        sock.close()
+    metrics.close()
+
+
 def test_a_port_that_is_taken_is_refused_by_name() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -206,3 +222,5 @@ def test_it_ticks_and_runs_what_other_threads_post() -> None:
     loop.post(loop.stop)
     thread.join(SOON_S)
     loop.close()
+    loop.post(lambda: posted.append(thread))  # a signal that comes late
+    assert len(posted) == 1

@@ -42,7 +42,9 @@ class Loop:
             self._epoll.unregister(descriptor)
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Let the loop call this soon. From any thread, and from handlers of signals."""
+        """Let the loop call this soon. From any thread, and from handlers of signals, also when it has ended."""
+        if self._wake < 0:
+            return
         assert len(self._posted) < POSTED_MAX, "other threads post faster than the loop works"
         self._posted.append(callback)
         os.eventfd_write(self._wake, 1)
@@ -67,8 +69,9 @@ class Loop:
 
     def close(self) -> None:
         """Give the descriptors back."""
+        wake, self._wake = self._wake, -1
         self._epoll.close()
-        os.close(self._wake)
+        os.close(wake)
         self._callbacks.clear()
 
     def _woken(self, _: int) -> None:
