@@ -33,6 +33,14 @@ def test_core_prints_a_table() -> None:
     assert "host slots" in run("core.py", "--small")
 
 
+def test_node_transport_prints_a_row_per_question_and_number_of_clients() -> None:
+    rows = json.loads(run("node_transport.py", "--small", "--json"))["rows"]
+    assert [(row["clients"], row["question"]) for row in rows] == [
+        (clients, question) for clients in (1, 2) for question in ("empty", "1000 keys")
+    ]
+    assert all(0 < row["median_us"] <= row["p99_us"] for row in rows)
+
+
 def test_tiers_compares_the_disk_with_a_plain_file() -> None:
     shown = json.loads(run("tiers.py", "--small", "--json", "--tier", "disk"))
     names = {"tier", "block_bytes", "put_gbps", "get_gbps", "plain_put_gbps", "plain_get_gbps"}

@@ -180,21 +180,61 @@ def command(
 
     `summary` is for the help of a group.
     """
-    by_name: Mapping[str, click.Parameter] = {str(param.name): param for param in params}
+    called = _by_names_of_options(run, params)
 
     def callback(**values: Any) -> int:
-        try:
-            return run(Arguments(**values))
-        except ConfigError as error:
-            if error.option not in by_name:
-                raise
-            raise ConfigError(shown(by_name[error.option]), error.value, error.expected) from error
+        return called(Arguments(**values))
 
     epilog = f"Examples:\n{examples}"
     return _Help(name, callback=callback, params=list(params), help=text, epilog=epilog, short_help=summary)
 
 
-def group(name: str, *, text: str, examples: str, commands: Sequence[click.Command]) -> Group:
-    """Return a command that has commands of its own."""
+def _by_names_of_options(run: Run, params: Sequence[click.Parameter]) -> Run:
+    """Return a function that runs it, and tells what it refuses by the names of options."""
+    by_name: Mapping[str, click.Parameter] = {str(param.name): param for param in params}
+
+    def called(args: Arguments) -> int:
+        try:
+            return run(args)
+        except ConfigError as error:
+            if error.option not in by_name:
+                raise
+            raise ConfigError(shown(by_name[error.option]), error.value, error.expected) from error
+
+    return called
+
+
+def group(
+    name: str,
+    *,
+    text: str,
+    examples: str,
+    commands: Sequence[click.Command],
+    params: Sequence[click.Parameter] = (),
+    run: Run | None = None,
+) -> Group:
+    """Return a command that has commands of its own. With `run` it does something without one of them, too."""
     inner = {str(each.name): each for each in commands}
-    return Group(name, commands=inner, help=text, epilog=f"Examples:\n{examples}", no_args_is_help=False)
+    epilog = f"Examples:\n{examples}"
+    if run is None:
+        return Group(name, commands=inner, help=text, epilog=epilog, no_args_is_help=False)
+    called = _by_names_of_options(run, params)
+
+    def callback(**values: Any) -> int:
+        context = click.get_current_context()
+        if context.invoked_subcommand is None:
+            return called(Arguments(**values))
+        if any(value not in (None, False, ()) for value in values.values()):
+            raise click.UsageError(f"options of {context.invoked_subcommand!r} go behind it", context)
+        return 0
+
+    return Group(
+        name,
+        commands=inner,
+        params=list(params),
+        callback=callback,
+        invoke_without_command=True,
+        help=text,
+        epilog=epilog,
+        no_args_is_help=False,
+    )

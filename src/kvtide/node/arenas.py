@@ -1,0 +1,100 @@
+"""Memory of the node: made here, handed out as a descriptor, gone when the last process that has it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+
+from kvtide.copy.numa import prefer_node
+from kvtide.node.errors import BadFrame
+from kvtide.node.hello import ArenaDescription
+from kvtide.node.huge_pages import HUGE_PAGE_BYTES, how_to, reserved_bytes, transparent
+from kvtide.node.mapped import SEALS, MappedArena
+from kvtide.node.touching import Touching
+
+
+class NodeArena:
+    """The slots of one part: one memfd of a size that never changes, touched by the node in the background.
+
+    Pages count for the container of who touches them first, and an engine that ends must not leave that behind. So
+    only slots that are ready are handed out.
+    """
+
+    def __init__(self, part: int, slots: int, slot_bytes: int, *, numa_node: int | None = None) -> None:
+        self.numa_node = numa_node
+        self.numa_failure = ""
+        self.descriptor, self.mapped, self.pages = _make(part, slots, slot_bytes)
+        if numa_node is not None:
+            try:
+                prefer_node(self.mapped.address, self.description.nbytes, numa_node)
+            except OSError as error:
+                self.numa_failure = f"{error.strerror}"
+        self._touching = Touching(f"kvtide-touch-{part}", self.mapped.address, self.description.nbytes)
+
+    @property
+    def description(self) -> ArenaDescription:
+        """What goes with its descriptor."""
+        return self.mapped.description
+
+    @property
+    def ready_slots(self) -> int:
+        """How many slots, from the first on, have all their pages."""
+        touched = min(self._touching.touched_bytes, self.description.slots * self.description.slot_bytes)
+        return touched // self.description.slot_bytes
+
+    @property
+    def failure(self) -> str:
+        """Why not all slots will be ready; empty if nothing went wrong."""
+        return self._touching.failure
+
+    def touch(self, on_end: Callable[[], None]) -> None:
+        """Begin to touch pages; `on_end` is called by another thread when all are touched, or no more can be."""
+        self._touching.start(on_end)
+
+    def described(self) -> str:
+        """Return it for the log."""
+        where = "" if self.numa_node is None else f" of NUMA node {self.numa_node}"
+        if self.numa_failure:
+            where = f" of any NUMA node ({self.numa_failure})"
+        return f"{self.description.slots} slots of {self.description.slot_bytes} bytes, {self.pages}{where}"
+
+    def close(self) -> None:
+        """Give it back. Others keep what they have mapped."""
+        self._touching.stop()
+        self.mapped.close()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _make(part: int, slots: int, slot_bytes: int) -> tuple[int, MappedArena, str]:
+    """Return a descriptor, its mapping, and what pages it has: huge ones that were set aside, if they suffice."""
+    nbytes = _rounded(slots * slot_bytes, HUGE_PAGE_BYTES)
+    if nbytes <= reserved_bytes():
+        # They may be taken by somebody else just now, and other sizes may be all that this machine knows.
+        with contextlib.suppress(OSError, BadFrame):
+            description = ArenaDescription(part, slots, slot_bytes, nbytes)
+            return *_sealed(description, os.MFD_HUGETLB | os.MFD_HUGE_2MB), "in huge pages that were set aside"
+    is_transparent = transparent()
+    pages = "in huge pages" if is_transparent else f"in small pages (for huge ones: {how_to()})"
+    page_bytes = HUGE_PAGE_BYTES if is_transparent else mmap.PAGESIZE
+    description = ArenaDescription(part, slots, slot_bytes, _rounded(slots * slot_bytes, page_bytes))
+    return *_sealed(description, 0), pages
+
+
+def _sealed(description: ArenaDescription, flags: int) -> tuple[int, MappedArena]:
+    descriptor = os.memfd_create(f"kvtide-{description.part}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    try:
+        os.ftruncate(descriptor, description.nbytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        return descriptor, MappedArena(descriptor, description)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _rounded(nbytes: int, page_bytes: int) -> int:
+    return -(-nbytes // page_bytes) * page_bytes

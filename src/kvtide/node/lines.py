@@ -1,0 +1,60 @@
+"""Lines for the operator, written by a thread of their own: a terminal that is stopped does not stop the node."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+LINES_MAX = 100
+"""In each period, and waiting to be written. A peer that is refused again and again must not fill a disk."""
+PERIOD_S = 10.0
+_STOP_TIMEOUT_S = 2.0
+
+
+class Lines:
+    """Takes lines from any thread. Those that are too many are counted."""
+
+    def __init__(self, write: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._clock_s = clock_s
+        self._queue: queue.Queue[str | None] = queue.Queue(LINES_MAX)
+        self._lock = threading.Lock()
+        self._period_s = clock_s()
+        self._taken = 0
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._run, name="kvtide-lines", daemon=True)
+        self._thread.start()
+
+    def __call__(self, line: str) -> None:
+        """Write a line, soon."""
+        with self._lock:
+            now_s = self._clock_s()
+            if now_s - self._period_s >= PERIOD_S:
+                self._period_s, self._taken = now_s, 0
+            if self._taken >= LINES_MAX:
+                self._left_out += 1
+                return
+            if self._left_out:
+                line = f"{line} ({self._left_out} lines before this one were left out)"
+            try:
+                self._queue.put_nowait(line)
+            except queue.Full:
+                self._left_out += 1
+            else:
+                self._taken, self._left_out = self._taken + 1, 0
+
+    def close(self) -> None:
+        """Write what is left, if it can be written soon."""
+        try:
+            self._queue.put(None, timeout=_STOP_TIMEOUT_S)
+        except queue.Full:
+            return
+        self._thread.join(_STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while (line := self._queue.get()) is not None:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads any more: there is no place left to say so
+                self._write(line)

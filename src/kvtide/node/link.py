@@ -1,0 +1,99 @@
+"""A process's tie to a node that may not be there yet, may go, and may come back (I13). It never waits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from kvtide.node.client import Client
+from kvtide.node.errors import NodeError, NoNode, Refused
+from kvtide.node.frames import Frame
+from kvtide.node.hello import Hello
+
+RETRY_S = 1.0
+"""Between tries to connect. One that fails takes microseconds."""
+RETRY_REFUSED_S = 60.0
+"""After a refusal for good: somebody has to change something first."""
+HELLO_S = 5.0
+"""For the node to answer a hello."""
+
+
+class Link:
+    """Attached to a node whenever there is one: `client` is there then, and None otherwise.
+
+    `poll` is called now and then, as once per step. `say` hears what has changed, once.
+    """
+
+    def __init__(self, path: Path, hello: Hello, say: Callable[[str], None]) -> None:
+        self._path = path
+        self._hello = hello
+        self._say = say
+        self._said = ""
+        self._greeting: Client | None = None
+        self._try_s = float("-inf")
+        """When to try again, or until when to wait for the answer to a hello."""
+        self.client: Client | None = None
+        self.left: list[tuple[str, int]] = []
+        """Epochs and members of connections that have ended. Copies that were begun with them may still run."""
+
+    def poll(self, now_s: float) -> list[Frame]:
+        """Connect if there is a node, notice if it is gone; return the frames that came unasked, or late."""
+        try:
+            if self.client is not None:
+                return self._received(self.client)
+            if self._greeting is not None:
+                self._welcomed(self._greeting, now_s)
+            elif now_s >= self._try_s:
+                self._try_s = now_s + HELLO_S
+                self._greeting = Client(self._path, self._hello)
+        except NodeError as error:
+            self.lost(error, now_s)
+        return []
+
+    def lost(self, error: NodeError, now_s: float) -> None:
+        """The node is of no use any more, as whoever talks to it has found out. It is tried again later."""
+        if self.client is not None and self.client.welcome is not None:
+            self.left.append((self.client.welcome.epoch, self.client.welcome.member))
+        self._close()
+        for_good = isinstance(error, Refused) and error.for_good
+        self._try_s = now_s + (RETRY_REFUSED_S if for_good else RETRY_S)
+        self._tell(f"serving without the node at {self._path}: {error}")
+
+    def drained(self) -> None:
+        """Say that no copy is under way that was begun with an earlier connection. The node frees what waits for it."""
+        if self.client is not None and self.client.welcome is not None and self.left:
+            epoch = self.client.welcome.epoch
+            self.client.drained(member for of, member in self.left if of == epoch)
+            self.left.clear()
+
+    def close(self) -> None:
+        """Let go. What is mapped stays, until its owner closes it."""
+        self._close()
+        self._try_s = float("inf")
+
+    def _received(self, client: Client) -> list[Frame]:
+        frames = client.poll()
+        if client.is_stopping:
+            raise NoNode("it is being stopped")
+        return frames
+
+    def _welcomed(self, client: Client, now_s: float) -> None:
+        client.poll()
+        if client.welcome is not None:
+            self.client, self._greeting = client, None
+            self._tell(f"attached to the node at {self._path} ({client.welcome.epoch})")
+        elif now_s >= self._try_s:
+            raise NoNode(f"it did not answer a hello within {HELLO_S:g} s")
+
+    def _tell(self, line: str) -> None:
+        if line != self._said:
+            self._said = line
+            self._say(line)
+
+    def _close(self) -> None:
+        for client in (self.client, self._greeting):
+            if client is not None:
+                with contextlib.suppress(NodeError):
+                    client.close()
+        self.client = self._greeting = None

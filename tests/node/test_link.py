@@ -1,0 +1,178 @@
+"""Without its node an engine serves as if it had none, and comes back to it by itself (I13)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from kvtide.node.credentials import Access
+from kvtide.node.errors import Gone
+from kvtide.node.frames import Frame
+from kvtide.node.hello import Hello, Role
+from kvtide.node.link import HELLO_S, RETRY_REFUSED_S, RETRY_S, Link
+from kvtide.node.peers import Limits
+from tests.node.support import ECHO, SOON_S, Rig, open_descriptors, serving, wait_until
+
+HELLO = Hello(Role.SCHEDULER, engine="engine", namespace={"parts": [1000]})
+
+
+class Linked:
+    """A link, the lines that it says, and a clock that stands still."""
+
+    def __init__(self, folder: Path, hello: Hello = HELLO) -> None:
+        self.lines: list[str] = []
+        self.now_s = 100.0
+        self.link = Link(folder / "node.sock", hello, self.lines.append)
+
+    def poll(self, seconds: float = 0.0) -> list[Frame]:
+        self.now_s += seconds
+        return self.link.poll(self.now_s)
+
+    def is_attached(self) -> bool:
+        return self.link.client is not None
+
+    def is_greeting(self) -> bool:
+        return self.link._greeting is not None
+
+    def attach(self) -> None:
+        wait_until(lambda: self.poll() or self.is_attached())
+
+    def ask(self) -> Frame | None:
+        assert self.link.client is not None
+        return self.link.client.ask(ECHO, timeout_s=SOON_S)
+
+
+def test_a_node_that_is_not_there_is_said_once_and_tried_again(tmp_path: Path) -> None:
+    linked = Linked(tmp_path)
+    for _ in range(3):
+        assert linked.poll(RETRY_S) == []
+    (line,) = linked.lines
+    assert line.startswith(f"serving without the node at {tmp_path}/node.sock: no node listens at ")
+    with serving(tmp_path):
+        assert linked.poll() == []
+        assert not linked.is_greeting(), "not before it is time"
+        linked.poll(RETRY_S)
+        linked.attach()
+        assert linked.lines[1:] == [f"attached to the node at {tmp_path}/node.sock (this-epoch)"]
+        linked.link.close()
+        assert linked.poll(1e6) == []
+        assert not linked.is_attached(), "it was let go for good"
+
+
+def test_a_node_that_goes_is_noticed_and_one_that_comes_back_is_found(tmp_path: Path) -> None:
+    before = open_descriptors()
+    linked = Linked(tmp_path)
+    for _ in range(2):
+        rig = Rig(tmp_path / "node.sock", Limits(connections=10), None, grace_s=30.0)
+        linked.poll(RETRY_S)
+        linked.attach()
+        assert linked.ask() is not None
+        rig.close()
+        assert linked.poll() == []
+        assert not linked.is_attached()
+        assert linked.lines[-1].endswith("the connection was closed")
+    assert len(linked.lines) == 4
+    assert open_descriptors() == before
+
+
+def test_what_somebody_finds_out_while_asking_counts(tmp_path: Path) -> None:
+    linked = Linked(tmp_path)
+    with serving(tmp_path) as rig:
+        linked.poll()
+        linked.attach()
+        client = linked.link.client
+        assert client is not None
+        client._connection.socket.close()
+        with pytest.raises(Gone) as gone:
+            linked.ask()
+        linked.link.lost(gone.value, linked.now_s)
+        assert not linked.is_attached()
+        linked.poll(RETRY_S)
+        linked.attach()
+        wait_until(lambda: rig.call(lambda: rig.server.connections) == 1)
+        linked.link.close()
+
+
+def test_frames_that_come_unasked_are_handed_on(tmp_path: Path) -> None:
+    linked = Linked(tmp_path)
+    with serving(tmp_path) as rig:
+        linked.poll()
+        linked.attach()
+        (owner,) = rig.call(lambda: list(rig.server.lives.owners))
+        rig.call(lambda: rig.server.send(owner, Frame(77, b"news")))
+        assert linked.poll() == [Frame(77, b"news")]
+        linked.link.close()
+
+
+def test_a_node_that_is_being_stopped_is_left(tmp_path: Path) -> None:
+    linked = Linked(tmp_path)
+    with serving(tmp_path) as rig:
+        linked.poll()
+        linked.attach()
+        rig.call(rig.server.stop)
+        assert linked.poll() == []
+        assert not linked.is_attached()
+        assert linked.lines[-1].endswith(": it is being stopped")
+        wait_until(lambda: rig.call(lambda: rig.server.connections) == 0)
+
+
+def test_a_refusal_for_good_is_said_and_tried_again_seldom(tmp_path: Path) -> None:
+    linked = Linked(tmp_path)
+    with serving(tmp_path, access=Access(uid=os.geteuid() + 1)) as rig:
+        linked.poll()
+        wait_until(lambda: linked.poll() or linked.lines)
+        assert f"this node is for user {os.geteuid() + 1}" in linked.lines[0]
+        linked.poll(RETRY_REFUSED_S - 1.0)
+        assert not linked.is_greeting()
+        linked.poll(1.0)
+        assert linked.is_greeting()
+        wait_until(lambda: linked.poll() or not linked.is_greeting())
+        assert len(linked.lines) == 1
+        wait_until(lambda: rig.server.refused == 2)
+
+
+def test_a_node_that_does_not_answer_a_hello_is_not_waited_for(tmp_path: Path) -> None:
+    linked = Linked(tmp_path)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "node.sock"))
+        silent.listen()
+        linked.poll()
+        linked.poll(HELLO_S - 1.0)
+        assert linked.lines == []
+        linked.poll(1.0)
+        assert linked.lines[0].endswith(f"it did not answer a hello within {HELLO_S:g} s")
+    linked.link.close()
+
+
+def test_copies_of_an_earlier_connection_are_reported_in_the_next_one_of_the_same_node(tmp_path: Path) -> None:
+    with serving(tmp_path) as rig:
+        scheduler = rig.scheduler()
+        assert scheduler.welcome is not None
+        linked = Linked(tmp_path, Hello(Role.WORKER, epoch="this-epoch", owner=scheduler.welcome.owner))
+        linked.poll()
+        linked.attach()
+        assert linked.link.client is not None
+        (arena,) = linked.link.client.arenas
+        arena.close()
+        linked.link.lost(Gone("whatever"), linked.now_s)
+        ((epoch, member),) = linked.link.left
+        assert epoch == "this-epoch"
+        linked.link.drained()
+        assert linked.link.left, "nobody was there to be told"
+        wait_until(lambda: rig.handler.told == [("ending", "engine")])
+        again = rig.scheduler("again")
+        assert again.welcome is not None
+        other = Link(rig.path, Hello(Role.WORKER, epoch="this-epoch", owner=again.welcome.owner), linked.lines.append)
+        other.left = [("another-epoch", 99), *linked.link.left]
+        wait_until(lambda: other.poll(0.0) or other.client is not None)
+        other.drained()
+        assert other.left == []
+        wait_until(lambda: rig.handler.told == [("ending", "engine"), ("over", "engine")])
+        assert other.client is not None
+        (arena,) = other.client.arenas
+        arena.close()
+        other.close()
+        assert member > 0
