@@ -1,0 +1,260 @@
+"""Calls of engines and replies of the index as frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, IntEnum
+from struct import Struct
+from typing import TypeVar
+
+from kvtide.core.chain import Chain
+from kvtide.core.index import calls
+from kvtide.core.index.calls import Call, Found, Offer, Reply, Reserved, Run, Taken, Unkept
+from kvtide.core.match import Piece
+from kvtide.core.reasons import NotLoaded, NotStored
+from kvtide.node.errors import BadFrame
+from kvtide.node.frames import FIRST_OF_INDEX, Frame
+from kvtide.node.packed import Keys, Reader, pack_keys, pack_slots
+
+Why = TypeVar("Why", bound=Enum)
+
+
+class Kind(IntEnum):
+    """Frames of the index."""
+
+    LOOK_UP = FIRST_OF_INDEX
+    RELEASE = FIRST_OF_INDEX + 1
+    RESERVE = FIRST_OF_INDEX + 2
+    SETTLE = FIRST_OF_INDEX + 3
+    CUT = FIRST_OF_INDEX + 4
+    READY = FIRST_OF_INDEX + 5
+    FOUND = FIRST_OF_INDEX + 16
+    RESERVED = FIRST_OF_INDEX + 17
+    UNKEPT = FIRST_OF_INDEX + 18
+
+
+_COUNT = Struct("<I")
+_LOOK_UP = Struct("<QQQI")
+_RELEASE = Struct("<Q?")
+_RESERVE = Struct("<QII")
+_OFFER = Struct("<BQ???")
+_SETTLE = Struct("<?")
+_RUN_ID = Struct("<Q")
+_CUT = Struct("<QI")
+_FOUND = Struct("<QQQ")
+_PIECE = Struct("<BI")
+_RUN = Struct("<QI")
+_SPAN = Struct("<II")
+_WHY = Struct("<BQ")
+_TAKEN = Struct("<I")
+_ID = Struct("<Q")
+_CHAIN = Struct("<BQ?")
+
+# ---------------------------------------------------------------------- calls
+
+
+def call_frame(call: Call) -> Frame:
+    """Return a call as it is sent."""
+    match call:
+        case calls.LookUp():
+            head = _LOOK_UP.pack(call.id, call.device_tokens, call.num_tokens, len(call.keys))
+            firsts = call.firsts or [0] * len(call.keys)
+            return Frame(Kind.LOOK_UP, head + b"".join(map(pack_keys, call.keys, firsts)))
+        case calls.Release():
+            return Frame(Kind.RELEASE, _RELEASE.pack(call.lease, call.used))
+        case calls.Reserve():
+            head = _RESERVE.pack(call.id, call.room_blocks, len(call.offers))
+            return Frame(Kind.RESERVE, head + b"".join(map(_pack_offer, call.offers)))
+        case calls.Settle():
+            runs = b"".join(map(_RUN_ID.pack, call.runs))
+            return Frame(Kind.SETTLE, _SETTLE.pack(call.kept) + _COUNT.pack(len(call.runs)) + runs)
+        case calls.Cut():
+            return Frame(Kind.CUT, _CUT.pack(call.run, call.keep_blocks))
+        case calls.Ready():
+            return Frame(Kind.READY, _COUNT.pack(call.slots))
+
+
+def read_call(frame: Frame) -> Call:
+    """Return what an engine says. Raises `BadFrame`."""
+    read = _CALLS.get(frame.kind)
+    if read is None:
+        raise BadFrame(f"a frame of a kind that is not known: {frame.kind}")
+    return _whole(frame, read)
+
+
+def _pack_offer(offer: Offer) -> bytes:
+    has_parent = offer.parent is not None
+    head = _OFFER.pack(offer.group, offer.end_tokens, has_parent, offer.needs_prefix, offer.touch)
+    parent = pack_keys([offer.parent]) if offer.parent is not None else b""
+    return head + parent + pack_slots(offer.gone) + pack_keys(offer.keys)
+
+
+def _read_look_up(reader: Reader) -> Call:
+    id_, device_tokens, num_tokens, groups = reader.numbers(_LOOK_UP)
+    keys = [reader.keys() for _ in range(_few(groups))]
+    return calls.LookUp(id_, keys, device_tokens, num_tokens)
+
+
+def _read_release(reader: Reader) -> Call:
+    return calls.Release(*reader.numbers(_RELEASE))
+
+
+def _read_reserve(reader: Reader) -> Call:
+    id_, room_blocks, count = reader.numbers(_RESERVE)
+    return calls.Reserve(id_, [_read_offer(reader) for _ in range(_few(count))], room_blocks)
+
+
+def _read_offer(reader: Reader) -> Offer:
+    group, end_tokens, has_parent, needs_prefix, touch = reader.numbers(_OFFER)
+    parent = _only(reader.keys()) if has_parent else None
+    gone = reader.slots()
+    return Offer(group, list(reader.keys()), parent, end_tokens, gone, needs_prefix, touch)
+
+
+def _read_settle(reader: Reader) -> Call:
+    (kept,) = reader.numbers(_SETTLE)
+    return calls.Settle([reader.numbers(_RUN_ID)[0] for _ in range(reader.count())], kept)
+
+
+def _read_cut(reader: Reader) -> Call:
+    return calls.Cut(*reader.numbers(_CUT))
+
+
+def _read_ready(reader: Reader) -> Call:
+    return calls.Ready(*reader.numbers(_COUNT))
+
+
+_CALLS: Mapping[int, Callable[[Reader], Call]] = {
+    Kind.LOOK_UP: _read_look_up,
+    Kind.RELEASE: _read_release,
+    Kind.RESERVE: _read_reserve,
+    Kind.SETTLE: _read_settle,
+    Kind.CUT: _read_cut,
+    Kind.READY: _read_ready,
+}
+
+# ---------------------------------------------------------------------- replies
+
+
+def reply_frame(reply: Reply) -> Frame:
+    """Return a reply as it is sent."""
+    match reply:
+        case Found():
+            head = _FOUND.pack(reply.id, reply.tokens, reply.lease or 0) + _pack_reasons(NotLoaded, reply.missed)
+            pieces = [_PIECE.pack(group, first) + pack_slots(slots) for group, first, slots in reply.pieces]
+            return Frame(Kind.FOUND, head + _COUNT.pack(len(pieces)) + b"".join(pieces))
+        case Reserved():
+            head = _ID.pack(reply.id) + _COUNT.pack(len(reply.taken))
+            return Frame(Kind.RESERVED, head + b"".join(map(_pack_taken, reply.taken)))
+        case Unkept():
+            chain = reply.chain
+            head = _CHAIN.pack(chain.group, chain.end_tokens, chain.parent is not None)
+            parent = pack_keys([chain.parent]) if chain.parent is not None else b""
+            return Frame(Kind.UNKEPT, head + parent + pack_keys(chain.keys))
+
+
+def read_reply(frame: Frame) -> Reply:
+    """Return what the index says. Raises `BadFrame`."""
+    read = _REPLIES.get(frame.kind)
+    if read is None:
+        raise BadFrame(f"a frame of a kind that is not known: {frame.kind}")
+    return _whole(frame, read)
+
+
+def _pack_taken(taken: Taken) -> bytes:
+    runs = [_RUN.pack(run.id, run.first) + pack_slots(run.slots) for run in taken.runs]
+    left = [_SPAN.pack(*span) for span in taken.left]
+    return b"".join(
+        [
+            _COUNT.pack(len(runs)),
+            *runs,
+            _COUNT.pack(len(left)),
+            *left,
+            _pack_reasons(NotStored, taken.refused),
+            pack_slots(taken.gone),
+            _TAKEN.pack(taken.reached),
+        ]
+    )
+
+
+def _read_found(reader: Reader) -> Reply:
+    id_, tokens, lease = reader.numbers(_FOUND)
+    missed = _read_reasons(NotLoaded, reader)
+    pieces = []
+    for _ in range(reader.count()):
+        group, first = reader.numbers(_PIECE)
+        pieces.append(Piece(group, first, reader.slots()))
+    return Found(id_, tokens, tuple(pieces), missed, lease or None)
+
+
+def _read_reserved(reader: Reader) -> Reply:
+    (id_,) = reader.numbers(_ID)
+    return Reserved(id_, [_read_taken(reader) for _ in range(reader.count())])
+
+
+def _read_taken(reader: Reader) -> Taken:
+    runs = []
+    for _ in range(reader.count()):
+        id_, first = reader.numbers(_RUN)
+        runs.append(Run(id_, first, reader.slots()))
+    left = [reader.numbers(_SPAN) for _ in range(reader.count())]
+    refused = _read_reasons(NotStored, reader)
+    gone = reader.slots()
+    (reached,) = reader.numbers(_TAKEN)
+    return Taken(runs, [(first, last) for first, last in left], refused, gone, reached)
+
+
+def _read_unkept(reader: Reader) -> Reply:
+    group, end_tokens, has_parent = reader.numbers(_CHAIN)
+    parent = _only(reader.keys()) if has_parent else None
+    return Unkept(Chain(group, list(reader.keys()), parent, end_tokens))
+
+
+_REPLIES: Mapping[int, Callable[[Reader], Reply]] = {
+    Kind.FOUND: _read_found,
+    Kind.RESERVED: _read_reserved,
+    Kind.UNKEPT: _read_unkept,
+}
+
+# ---------------------------------------------------------------------- both
+
+Said = TypeVar("Said", Call, Reply)
+
+
+def _whole(frame: Frame, read: Callable[[Reader], Said]) -> Said:
+    reader = Reader(frame.body)
+    said = read(reader)
+    reader.end()
+    return said
+
+
+def _few(count: int) -> int:
+    """Return a number of groups, or of offers, if it can be one."""
+    if count > _FEW:
+        raise BadFrame(f"a frame about {count} groups")
+    return count
+
+
+_FEW = 256
+
+
+def _only(keys: Keys) -> bytes:
+    if len(keys) != 1:
+        raise BadFrame(f"{len(keys)} keys instead of one")
+    return keys[0]
+
+
+def _pack_reasons(reasons: type[Why], counts: Mapping[Why, int]) -> bytes:
+    order: Sequence[Why] = list(reasons)
+    pairs = [_WHY.pack(order.index(why), count) for why, count in counts.items() if count]
+    return _COUNT.pack(len(pairs)) + b"".join(pairs)
+
+
+def _read_reasons(reasons: type[Why], reader: Reader) -> dict[Why, int]:
+    order, counts = list(reasons), {}
+    for _ in range(reader.count()):
+        position, count = reader.numbers(_WHY)
+        if position >= len(order):
+            raise BadFrame("a reason that is not known")
+        counts[order[position]] = count
+    return counts

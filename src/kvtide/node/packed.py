@@ -1,0 +1,117 @@
+"""Numbers, keys and slots as bytes, and back. What cannot be read is a `BadFrame`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from struct import Struct, error
+from typing import Any, overload
+
+from kvtide.node.errors import BadFrame
+
+_COUNT = Struct("<I")
+_KEYS = Struct("<IIB")
+_SLOT_BYTES = array("i").itemsize
+
+
+class Keys(Sequence[bytes]):
+    """Keys of one length in one piece of bytes: what nobody looks at costs nothing.
+
+    `first` keys before them are left out: to be counted, and never to be looked at.
+    """
+
+    __slots__ = ("_begin", "_data", "_key_bytes", "_len", "_stop")
+
+    def __init__(self, data: bytes, begin: int, key_bytes: int, count: int, first: int = 0) -> None:
+        self._data = data
+        self._begin = begin - first * key_bytes
+        self._key_bytes = key_bytes
+        self._len = first + count
+
+    def __len__(self) -> int:
+        return self._len
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Keys: ...
+    def __getitem__(self, index: int | slice) -> bytes | Keys:
+        if isinstance(index, slice):
+            first, last, _ = index.indices(self._len)
+            begin = self._begin + first * self._key_bytes
+            return Keys(self._data, begin, self._key_bytes, max(0, last - first))
+        if not -self._len <= index < self._len:
+            raise IndexError(index)
+        begin = self._begin + (index % self._len) * self._key_bytes
+        return self._data[begin : begin + self._key_bytes]
+
+    def __iter__(self) -> Iterator[bytes]:
+        data, size = self._data, self._key_bytes
+        return (data[at : at + size] for at in range(self._begin, self._begin + self._len * size, size))
+
+
+def pack_keys(keys: Sequence[bytes], first: int = 0) -> bytes:
+    """Return keys, which are of one length."""
+    key_bytes = len(keys[0]) if keys else 0
+    return _KEYS.pack(first, len(keys), key_bytes) + b"".join(keys)
+
+
+def pack_slots(slots: Sequence[int]) -> bytes:
+    """Return slots, or positions."""
+    return _COUNT.pack(len(slots)) + array("i", slots).tobytes()
+
+
+class Reader:
+    """Reads a body from its beginning to its end."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    def numbers(self, form: Struct) -> tuple[Any, ...]:
+        """Return what a struct says."""
+        try:
+            values = form.unpack_from(self._body, self._at)
+        except error:
+            raise BadFrame("a frame that ends too early") from None
+        self._at += form.size
+        return values
+
+    def count(self) -> int:
+        """Return how many of something follow. Each takes at least one byte."""
+        (count,) = self.numbers(_COUNT)
+        if count > len(self._body) - self._at:
+            raise BadFrame(f"a frame that promises {count} of something")
+        return int(count)
+
+    def bytes(self, nbytes: int) -> bytes:
+        """Return so many bytes."""
+        end = self._at + nbytes
+        if end > len(self._body):
+            raise BadFrame("a frame that ends too early")
+        data = self._body[self._at : end]
+        self._at = end
+        return data
+
+    def keys(self) -> Keys:
+        """Return keys; how many are left out before them may be up to two thousand million."""
+        first, count, key_bytes = self.numbers(_KEYS)
+        if count and not key_bytes:
+            raise BadFrame("keys without a length")
+        begin = self._at
+        if begin + count * key_bytes > len(self._body) or first >= 1 << 31:
+            raise BadFrame("a frame that ends too early")
+        self._at += count * key_bytes
+        return Keys(self._body, begin, key_bytes, count, first)
+
+    def slots(self) -> list[int]:
+        """Return slots, or positions."""
+        (count,) = self.numbers(_COUNT)
+        slots = array("i")
+        slots.frombytes(self.bytes(count * _SLOT_BYTES))
+        return slots.tolist()
+
+    def end(self) -> None:
+        """There must be nothing more."""
+        if self._at != len(self._body):
+            raise BadFrame("a frame that goes on after its end")
