@@ -39,8 +39,8 @@ def test_what_differs_is_said_by_name_against_the_one_that_is_most_alike() -> No
     others = [{**MODEL, "seed": "1"}, {"model": "else"}]
     assert unlike(MODEL, others) == 'seed is "0", not "1"'
     assert unlike(MODEL, []) == ""
-    assert unlike({**MODEL, "two\nlines \ud800": 1}, [MODEL]) == r"two\nlines \ud800 is 1, not not there"
-    assert unlike({}, [MODEL]).endswith('model is not there, not "m", parts is not there, not [1000,500] and 1 more')
+    assert unlike({**MODEL, "two\nlines \ud800": 1}, [MODEL]) == r"two\nlines \ud800 is 1, not missing"
+    assert unlike({}, [MODEL]).endswith('model is missing, not "m", parts is missing, not [1000,500] and 1 more')
 
 
 def test_engines_with_the_same_description_share_and_another_seed_is_told_apart() -> None:

@@ -50,7 +50,7 @@ def _differing(description: Description, other: Description) -> list[str]:
 
 
 def _shown(description: Description, name: str) -> str:
-    return _canonical(description[name]) if name in description else "not there"
+    return _canonical(description[name]) if name in description else "missing"
 
 
 def _canonical(value: object) -> str:
