@@ -168,6 +168,7 @@ def test_copies_of_an_earlier_connection_are_reported_in_the_next_one_of_the_sam
         other = Link(rig.path, Hello(Role.WORKER, epoch="this-epoch", owner=again.welcome.owner), linked.lines.append)
         other.left = [("another-epoch", 99), *linked.link.left]
         wait_until(lambda: other.poll(0.0) or other.client is not None)
+        assert other.left == linked.link.left, "what was of another epoch is forgotten"
         other.drained()
         assert other.left == []
         wait_until(lambda: rig.handler.told == [("ending", "engine"), ("over", "engine")])

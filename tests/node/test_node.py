@@ -103,7 +103,7 @@ def test_a_life_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert [arena.description.slot_bytes for worker in workers for arena in worker.arenas] == [1000, 500]
         slots = (1 << 20) // 1500
         assert scheduler.welcome is not None
-        assert scheduler.welcome.more == {"slots": slots}
+        assert scheduler.welcome.more == {"slots": slots, "unlike": ""}
         wait_until(lambda: status_of(path)["namespaces"][0]["ready_slots"] == slots)
         check_status(running, capsys, slots)
         close(*workers, scheduler)
@@ -253,13 +253,14 @@ def leave(scheduler: Client, workers: list[Client]) -> None:
 
 def test_a_hundred_engines_that_come_and_go_leave_nothing_at_the_node(shared: NodeProcess) -> None:
     counts = []
-    for many in (5, 95):
+    for many in (5, 100):
         for number in range(many):
             leave(*attached(shared.path, f"engine {number}"))
         wait_until(lambda: status_of(shared.path)["engines"] == [])
         open_there = len(os.listdir(f"/proc/{shared.process.pid}/fd"))
-        counts.append((open_there, status_of(shared.path)["threads"]))
-    assert counts[0] == counts[1]
+        counts.append(open_there + status_of(shared.path)["threads"])
+    # One that asked just now may still be connected. Something left behind by each of them would be a hundred.
+    assert counts[1] - counts[0] < 10
 
 
 def test_a_node_that_hangs_is_said_to(shared: NodeProcess) -> None:
@@ -273,7 +274,10 @@ def test_a_node_that_hangs_is_said_to(shared: NodeProcess) -> None:
 def test_a_model_that_does_not_fit_is_refused_with_the_sizes(shared: NodeProcess) -> None:
     leave(*attached(shared.path))
     big = Hello(Role.SCHEDULER, engine="big", namespace={"parts": [2 << 20]})
-    why = r"no room for the model of engine big: \d+ bytes are left of its memory, and one block takes 2 MiB"
+    why = (
+        r"no room for the model of engine big: \d+ bytes are left of its memory, and one block takes 2 MiB; engine big "
+        r'shares nothing with the others: model is missing, not "tiny", parts is \[2097152\], not \[1000,500\]'
+    )
     check_not_welcome(shared.path, big, why)
     nothing = Client(shared.path, Hello(Role.SCHEDULER, engine="nothing", namespace={"parts": []}))
     with pytest.raises(Gone):

@@ -6,7 +6,6 @@ import errno
 import os
 import select
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from kvtide.node.connection import Connection
 from kvtide.node.credentials import check_node, credentials_of
+from kvtide.node.drained import drained_frames
 from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.frames import TAGS, Frame, Kind
 from kvtide.node.hello import Hello, Welcome, read_welcome
@@ -109,7 +109,8 @@ class Client:
 
     def drained(self, members: Iterable[int]) -> None:
         """Say that no copy of these members is under way, nor will be: our own, now or in earlier lives."""
-        self.send(Kind.DRAINED, b"".join(struct.pack("<Q", member) for member in members))
+        for frame in drained_frames(members):
+            self._connection.send(frame)
 
     def close(self) -> None:
         """Close the connection. What is mapped stays, until its owner closes it. May be called again."""

@@ -63,8 +63,7 @@ class Link:
     def drained(self) -> None:
         """Say that no copy is under way that was begun with an earlier connection. The node frees what waits for it."""
         if self.client is not None and self.client.welcome is not None and self.left:
-            epoch = self.client.welcome.epoch
-            self.client.drained(member for of, member in self.left if of == epoch)
+            self.client.drained(member for _, member in self.left)
             self.left.clear()
 
     def close(self) -> None:
@@ -82,6 +81,7 @@ class Link:
         client.poll()
         if client.welcome is not None:
             self.client, self._greeting = client, None
+            self.left = [one for one in self.left if one[0] == client.welcome.epoch]  # others are forgotten there, too
             self._tell(f"attached to the node at {self._path} ({client.welcome.epoch})")
         elif now_s >= self._try_s:
             raise NoNode(f"it did not answer a hello within {HELLO_S:g} s")

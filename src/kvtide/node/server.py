@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from kvtide.node.arenas import NodeArena
 from kvtide.node.connection import Connection
 from kvtide.node.credentials import Access, credentials_of
 from kvtide.node.door import Door
+from kvtide.node.drained import read_drained
 from kvtide.node.errors import BadFrame, Gone, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, FIRST_OF_INDEX, Frame, Kind
 from kvtide.node.handler import Handler
@@ -23,7 +23,6 @@ from kvtide.node.loop import READ, WRITE, Loop
 from kvtide.node.owners import Member, Owner, Owners
 from kvtide.node.peers import Limits, Peer
 
-_MEMBER_NUMBER = struct.Struct("<Q")
 _FOR_OPERATORS = 8
 """Connections beyond the limit, so that a node that is full can be looked at."""
 
@@ -173,7 +172,7 @@ class Server:
         elif peer.role is None:
             self._greet(peer, frame)
         elif frame.kind == Kind.DRAINED and peer.member is not None:
-            for number in _numbers(frame):
+            for number in read_drained(frame):
                 self.lives.drained(number)
         elif frame.kind == Kind.STATUS and peer.role is Role.OPERATOR:
             peer.connection.send(Frame(Kind.STATUS, self._status_body(), frame.tag))
@@ -225,9 +224,3 @@ class Server:
         if peer.member is not None:
             del self._by_member[peer.member.number]
             self.lives.closed(peer.member)
-
-
-def _numbers(frame: Frame) -> Iterator[int]:
-    if len(frame.body) % _MEMBER_NUMBER.size:
-        raise BadFrame("numbers of members that are cut off")
-    return (number for (number,) in _MEMBER_NUMBER.iter_unpack(frame.body))

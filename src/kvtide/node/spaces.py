@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,10 +10,9 @@ from kvtide.node.arenas import NodeArena
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame
 from kvtide.node.hello import Hello
+from kvtide.node.namespaces import name_of, parts_of, unlike
 from kvtide.node.owners import Owner
 from kvtide.units import size_text
-
-PARTS_MAX = 1024
 
 
 @dataclass
@@ -27,6 +24,8 @@ class Space:
     parts: tuple[int, ...]
     """Bytes of one block in each part."""
     slots: int
+    unlike: str
+    """In what it differs from the one that was here already and is most like it."""
     arenas: dict[int, NodeArena] = field(default_factory=dict)
 
     @property
@@ -47,19 +46,12 @@ class Spaces:
 
     def attach(self, owner: Owner, hello: Hello) -> Mapping[str, object]:
         """Find the namespace of an engine, or make it."""
-        parts, name = _parts(hello.namespace), _name(hello.namespace)
+        name = name_of(hello.namespace)
         space = self._spaces.get(name)
         if space is None:
-            slots = self._free_bytes // sum(parts)
-            if not slots:
-                why = (
-                    f"{size_text(self._free_bytes)} are left of its memory, and one block takes {size_text(sum(parts))}"
-                )
-                raise Refused(f"this node has no room for the model of engine {hello.engine}: {why}", for_good=True)
-            space = self._spaces[name] = Space(name, hello.namespace, parts, slots)
-            self._free_bytes -= slots * sum(parts)
+            space = self._spaces[name] = self._new(name, hello)
         owner.namespace = name
-        return {"slots": space.slots}
+        return {"slots": space.slots, "unlike": space.unlike}
 
     def join(self, owner: Owner, hello: Hello) -> Sequence[NodeArena]:
         """Return the arena of a worker's part; the first one who asks for it has it made."""
@@ -90,6 +82,20 @@ class Spaces:
             for arena in space.arenas.values():
                 arena.close()
 
+    def _new(self, name: str, hello: Hello) -> Space:
+        parts = parts_of(hello.namespace)
+        slots = self._free_bytes // sum(parts)
+        apart = unlike(hello.namespace, (other.description for other in self._spaces.values()))
+        line = f"engine {hello.engine} shares nothing with the others: {apart}" if apart else ""
+        if not slots:
+            room = f"{size_text(self._free_bytes)} are left of its memory, and one block takes {size_text(sum(parts))}"
+            why = f"this node has no room for the model of engine {hello.engine}: {room}"
+            raise Refused(f"{why}; {line}" if line else why, for_good=True)
+        if line:
+            self._say(line)
+        self._free_bytes -= slots * sum(parts)
+        return Space(name, hello.namespace, parts, slots, apart)
+
     def _made(self, space: Space, hello: Hello) -> NodeArena:
         try:
             arena = NodeArena(hello.part, space.slots, space.parts[hello.part], numa_node=hello.numa_node)
@@ -103,21 +109,6 @@ class Spaces:
         why = f": {arena.failure}" if arena.failure else ""
         of = f"{arena.ready_slots} of {arena.description.slots} slots"
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready{why}")
-
-
-def _parts(namespace: Mapping[str, object]) -> tuple[int, ...]:
-    parts = namespace.get("parts")
-    if not isinstance(parts, list) or not 0 < len(parts) <= PARTS_MAX:
-        raise BadFrame("a namespace without parts")
-    if not all(isinstance(part, int) and not isinstance(part, bool) and 0 < part < 1 << 48 for part in parts):
-        raise BadFrame("a namespace with a part that has no size")
-    return tuple(parts)
-
-
-def _name(namespace: Mapping[str, object]) -> str:
-    """Return a short name for a namespace: equal for the same description, and for no other."""
-    canonical = json.dumps(namespace, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()
 
 
 def _status(space: Space) -> dict[str, object]:

@@ -1,0 +1,57 @@
+"""Descriptions of namespaces: who has the same one shares blocks, and who has not is told why."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+
+from kvtide.node.errors import BadFrame
+
+Description = Mapping[str, object]
+"""All that the bytes depend on, as JSON. Only `parts` means something to the node: bytes of one block in each part."""
+
+PARTS_MAX = 1024
+_PART_BYTES_MAX = 1 << 40
+_SHOWN = 3
+
+
+def parts_of(description: Description) -> tuple[int, ...]:
+    """Return the bytes of one block in each part. Raises `BadFrame`."""
+    parts = description.get("parts")
+    if not isinstance(parts, list) or not 0 < len(parts) <= PARTS_MAX:
+        raise BadFrame("a namespace without parts")
+    for part in parts:
+        if not isinstance(part, int) or isinstance(part, bool) or not 0 < part <= _PART_BYTES_MAX:
+            raise BadFrame("a namespace with a part that has no size")
+    return tuple(parts)
+
+
+def name_of(description: Description) -> str:
+    """Return a short name: the same for the same description, and for no other."""
+    return hashlib.blake2b(_canonical(description).encode(), digest_size=8).hexdigest()
+
+
+def unlike(description: Description, others: Iterable[Description]) -> str:
+    """Say in what a namespace differs from the one that is most like it; empty if there is no other."""
+    found = [_differing(description, other) for other in others]
+    if not found:
+        return ""
+    nearest = min(found, key=len)
+    more = f" and {len(nearest) - _SHOWN} more" if len(nearest) > _SHOWN else ""
+    return ", ".join(nearest[:_SHOWN]) + more
+
+
+def _differing(description: Description, other: Description) -> list[str]:
+    names = sorted({*description, *other})
+    # Names as JSON writes them, in one line; without the quotes.
+    pairs = [(_canonical(name)[1:-1], _shown(description, name), _shown(other, name)) for name in names]
+    return [f"{name:.40} is {ours:.40}, not {theirs:.40}" for name, ours, theirs in pairs if ours != theirs]
+
+
+def _shown(description: Description, name: str) -> str:
+    return _canonical(description[name]) if name in description else "missing"
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,104 @@
+"""Namespaces: the same description is the same memory, another one is apart and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtide.node.errors import BadFrame, Refused
+from kvtide.node.frames import Frame
+from kvtide.node.hello import Hello, Role
+from kvtide.node.namespaces import name_of, parts_of, unlike
+from kvtide.node.owners import Owner
+from kvtide.node.spaces import Spaces
+from tests.node.support import wait_until
+
+MODEL: dict[str, Any] = {"model": "m", "hash": "sha256", "seed": "0", "parts": [1000, 500]}
+
+
+def hello(engine: str = "engine", part: int = 0, **changed: object) -> Hello:
+    return Hello(Role.SCHEDULER, engine=engine, part=part, namespace={**MODEL, **changed})
+
+
+def test_a_description_is_known_by_its_content_and_not_by_its_order() -> None:
+    turned = dict(reversed(MODEL.items()))
+    assert name_of(MODEL) == name_of(turned)
+    assert name_of(MODEL) != name_of({**MODEL, "seed": "1"})
+    assert name_of(MODEL) != name_of({**MODEL, "seed": 0})
+
+
+@pytest.mark.parametrize("parts", [None, [], "1000", [0], [-1], [True], [1.5], [1 << 41], [1] * 1025])
+def test_parts_that_make_no_sense_are_no_namespace(parts: object) -> None:
+    with pytest.raises(BadFrame, match="a namespace with"):
+        parts_of({"parts": parts})
+
+
+def test_what_differs_is_said_by_name_against_the_one_that_is_most_alike() -> None:
+    others = [{**MODEL, "seed": "1"}, {"model": "else"}]
+    assert unlike(MODEL, others) == 'seed is "0", not "1"'
+    assert unlike(MODEL, []) == ""
+    assert unlike({**MODEL, "two\nlines \ud800": 1}, [MODEL]) == r"two\nlines \ud800 is 1, not missing"
+    assert unlike({}, [MODEL]).endswith('model is missing, not "m", parts is missing, not [1000,500] and 1 more')
+
+
+def test_engines_with_the_same_description_share_and_another_seed_is_told_apart() -> None:
+    lines: list[str] = []
+    spaces = Spaces(3000, lines.append)
+    first, second, other = (Owner(number, "e", "") for number in range(3))
+    assert spaces.attach(first, hello()) == {"slots": 2, "unlike": ""}
+    assert spaces.attach(second, hello("second")) == {"slots": 2, "unlike": ""}
+    assert first.namespace == second.namespace
+    with pytest.raises(Refused, match=r'no room .* engine other shares nothing with the others: seed is "1", not "0"'):
+        spaces.attach(other, hello("other", seed="1"))
+    assert spaces.status()["free_bytes"] == 0
+    spaces.close()
+
+
+def test_a_namespace_beside_another_one_says_so() -> None:
+    lines: list[str] = []
+    spaces = Spaces(3000, lines.append)
+    spaces.attach(Owner(1, "e", ""), hello(parts=[2999]))
+    assert spaces.attach(Owner(2, "e", ""), hello("small", parts=[1])) == {
+        "slots": 1,
+        "unlike": "parts is [1], not [2999]",
+    }
+    assert lines == ["engine small shares nothing with the others: parts is [1], not [2999]"]
+    spaces.close()
+
+
+def test_slots_are_ready_when_every_part_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    spaces = Spaces(15_000, lines.append)
+    owner = Owner(1, "e", "")
+    spaces.attach(owner, hello())
+    (space,) = spaces._spaces.values()
+    (arena,) = spaces.join(owner, hello(part=0))
+    assert spaces.join(owner, hello(part=0)) == [arena]
+    wait_until(lambda: arena.ready_slots == 10)
+    assert space.ready_slots == 0, "the other part has no memory yet"
+    spaces.join(owner, hello(part=1))
+    wait_until(lambda: space.ready_slots == 10)
+    with pytest.raises(Refused, match="part 2 of a block that has 2"):
+        spaces.join(owner, hello(part=2))
+    wait_until(lambda: len(lines) == 4)
+    spaces.close()
+
+
+def test_memory_that_cannot_be_made_is_a_refusal_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    spaces = Spaces(15_000, lambda _: None)
+    owner = Owner(1, "e", "")
+    spaces.attach(owner, hello())
+    monkeypatch.setattr("os.memfd_create", fail)
+    with pytest.raises(Refused, match=r"the node cannot make memory for part 0 \(.*Too many open files\)") as refused:
+        spaces.join(owner, hello())
+    assert not refused.value.for_good
+
+
+def test_there_is_no_index_here(tmp_path: Path) -> None:
+    with pytest.raises(BadFrame, match="a kind that is not known: 40"):
+        Spaces(1, lambda _: None).handle(Owner(1, "e", ""), Frame(40))
