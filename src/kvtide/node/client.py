@@ -107,6 +107,10 @@ class Client:
                 return answer
         return None
 
+    def wait_for_frames(self, timeout_s: float) -> bool:
+        """Wait until something can be read, at most so long."""
+        return self._wait(time.monotonic() + timeout_s)
+
     def drained(self, members: Iterable[int]) -> None:
         """Say that no copy of these members is under way, nor will be: our own, now or in earlier lives."""
         for frame in drained_frames(members):

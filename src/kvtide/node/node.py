@@ -58,6 +58,7 @@ class Node:
             say=say,
             status=status,
         )
+        self._spaces.send = self._server.send
         self._metrics: Metrics | None = None
         try:
             if settings.metrics_port is not None:

@@ -1,18 +1,30 @@
-"""Namespaces: engines that share blocks, and the memory in which they do. A handler without an index."""
+"""Namespaces: engines that share blocks, the memory in which they do, and the index of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtide.errors import ConfigError
+from kvtide.core import Geometry, Group, Metrics, OffloadConfig
+from kvtide.core.events import EventStream
+from kvtide.core.index.local import LocalIndex
+from kvtide.core.index.shared import SharedIndex
+from kvtide.core.ledger import Ledger
+from kvtide.errors import ConfigError, ProtocolError
 from kvtide.node.arenas import NodeArena
+from kvtide.node.codec import read_call, reply_frame
+from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame
 from kvtide.node.hello import Hello
 from kvtide.node.namespaces import name_of, parts_of, unlike
 from kvtide.node.owners import Owner
 from kvtide.units import size_text
+
+SLOTS_MAX = 1 << 24
+"""Of one namespace: the index takes 200 bytes for each."""
+_BLOCKS = 1 << 40
+"""Of the device, in a geometry that is only there for its groups."""
 
 
 @dataclass
@@ -26,6 +38,7 @@ class Space:
     slots: int
     unlike: str
     """In what it differs from the one that was here already and is most like it."""
+    index: SharedIndex
     arenas: dict[int, NodeArena] = field(default_factory=dict)
 
     @property
@@ -39,10 +52,14 @@ class Space:
 class Spaces:
     """All of them. The first one takes all memory."""
 
-    def __init__(self, memory_bytes: int, say: Callable[[str], None]) -> None:
+    def __init__(self, memory_bytes: int, say: Callable[[str], None], policy: str = "prefix") -> None:
         self._free_bytes = memory_bytes
         self._say = say
+        self._policy = policy
         self._spaces: dict[str, Space] = {}
+        self._owners: dict[int, Owner] = {}
+        self.send: Callable[[Owner, Frame], None] = lambda _owner, _frame: None
+        """Sends an engine what it has not asked for."""
 
     def attach(self, owner: Owner, hello: Hello) -> Mapping[str, object]:
         """Find the namespace of an engine, or make it."""
@@ -51,6 +68,8 @@ class Spaces:
         if space is None:
             space = self._spaces[name] = self._new(name, hello)
         owner.namespace = name
+        self._owners[owner.number] = owner
+        space.index.attach(owner.number)
         return {"slots": space.slots, "unlike": space.unlike}
 
     def join(self, owner: Owner, hello: Hello) -> Sequence[NodeArena]:
@@ -63,14 +82,31 @@ class Spaces:
         return [space.arenas[hello.part]]
 
     def handle(self, owner: Owner, frame: Frame) -> Iterable[Frame]:
-        """There is no index here."""
-        raise BadFrame(f"a frame of a kind that is not known: {frame.kind}")
+        """Let the index answer."""
+        space = self._spaces[owner.namespace]
+        space.index.grow(space.ready_slots)
+        try:
+            reply = space.index.handle(owner.number, read_call(frame))
+        except ProtocolError as error:
+            raise BadFrame(str(error)) from error
+        self._tell(space)
+        return [] if reply is None else [reply_frame(reply)]
 
     def ending(self, owner: Owner) -> None:
-        """Nothing is held here."""
+        """What it holds is in quarantine."""
+        self._spaces[owner.namespace].index.closed(owner.number)
 
     def over(self, owner: Owner) -> None:
-        """Nothing is held here."""
+        """What it held is free."""
+        space = self._spaces[owner.namespace]
+        del self._owners[owner.number]
+        space.index.ended(owner.number)
+        self._tell(space)
+
+    def _tell(self, space: Space) -> None:
+        """Tell engines what they have not asked for."""
+        for number, notice in space.index.take_notices():
+            self.send(self._owners[number], reply_frame(notice))
 
     def status(self) -> Mapping[str, object]:
         """Return the namespaces and their arenas."""
@@ -83,8 +119,8 @@ class Spaces:
                 arena.close()
 
     def _new(self, name: str, hello: Hello) -> Space:
-        parts = parts_of(hello.namespace)
-        slots = self._free_bytes // sum(parts)
+        parts, groups = parts_of(hello.namespace), groups_of(hello.namespace)
+        slots = min(self._free_bytes // sum(parts), SLOTS_MAX)
         apart = unlike(hello.namespace, (other.description for other in self._spaces.values()))
         line = f"engine {hello.engine} shares nothing with the others: {apart}" if apart else ""
         if not slots:
@@ -94,7 +130,7 @@ class Spaces:
         if line:
             self._say(line)
         self._free_bytes -= slots * sum(parts)
-        return Space(name, hello.namespace, parts, slots, apart)
+        return Space(name, hello.namespace, parts, slots, apart, SharedIndex(_index(groups, slots, self._policy)))
 
     def _made(self, space: Space, hello: Hello) -> NodeArena:
         try:
@@ -111,6 +147,14 @@ class Spaces:
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready{why}")
 
 
+def _index(groups: tuple[Group, ...], slots: int, policy: str) -> LocalIndex:
+    """Return an index of so many slots, none of which is ready."""
+    geometry = Geometry(groups=groups, block_bytes=1, device_blocks=slots + _BLOCKS)
+    config = OffloadConfig.build(geometry, {"host": slots, "policy": policy})
+    metrics = Metrics()
+    return LocalIndex(config, Ledger(1, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0)
+
+
 def _status(space: Space) -> dict[str, object]:
     arenas = [
         {
@@ -125,5 +169,10 @@ def _status(space: Space) -> dict[str, object]:
         }
         for _, arena in sorted(space.arenas.items())
     ]
-    shown = {"name": space.name, "description": space.description, "slots": space.slots}
+    shown = {
+        "name": space.name,
+        "description": space.description,
+        "slots": space.slots,
+        **space.index.counts(),
+    }
     return {**shown, "ready_slots": space.ready_slots, "arenas": arenas}

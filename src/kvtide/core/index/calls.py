@@ -22,8 +22,8 @@ class LookUp:
     """Per group, as far as the request's tokens are known."""
     device_tokens: int
     num_tokens: int
-    firsts: Sequence[int] = ()
-    """So many keys of each group need not be sent: the device has their blocks."""
+    firsts: Sequence[int]
+    """So many keys of each group nobody will look at: the device has their blocks."""
 
 
 @dataclass(frozen=True, slots=True)

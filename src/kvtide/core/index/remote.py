@@ -151,7 +151,8 @@ class RemoteIndex(Index):
         self._last_id += 1
         asked = self._look_ups[request.id] = LookedUp(self._last_id, device_tokens, num_tokens)
         self._request_of[asked.id] = request.id
-        self._link.send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens))
+        firsts = [device_tokens // group.block_tokens for group in self._groups]
+        self._link.send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens, firsts))
         self._link.flush()
         return asked
 

@@ -34,6 +34,16 @@ class Owner:
     closed: bool = False
     """Nothing is heard of it any more, but its processes may still copy."""
 
+    @property
+    def leased_slots(self) -> int:
+        """Slots that it may read."""
+        return sum(len(lease.slots) for lease, _ in self.leases.values())
+
+    @property
+    def writing_slots(self) -> int:
+        """Slots that it may write."""
+        return sum(len(run.slots) for run in self.runs.values())
+
 
 class SharedIndex:
     """One namespace, and who holds what of it."""
@@ -71,12 +81,21 @@ class SharedIndex:
         for run in list(gone.runs.values()):
             self._settle(run, kept=False)
 
-    @property
-    def quarantined_slots(self) -> int:
-        """Slots that owners of which nothing is heard any more may still read or write."""
-        held = [owner for owner in self._owners.values() if owner.closed]
-        leased = sum(len(lease.slots) for owner in held for lease, _ in owner.leases.values())
-        return leased + sum(len(run.slots) for owner in held for run in owner.runs.values())
+    def grow(self, slots: int) -> None:
+        """So many slots can be used by now."""
+        self._index.grow(slots)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many slots are what, and what it was asked."""
+        host, owners = self._index.host, self._owners.values()
+        return {
+            "cached": host.num_cached,
+            "free": host.num_free,
+            "leased": sum(owner.leased_slots for owner in owners),
+            "writing": len(self._writing),
+            "quarantined": sum(owner.leased_slots + owner.writing_slots for owner in owners if owner.closed),
+            "calls_unknown": self.calls_unknown,
+        }
 
     # ------------------------------------------------------------------ calls
 

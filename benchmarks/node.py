@@ -1,0 +1,258 @@
+"""What a node costs an engine, beside the pool in the engine's own process.
+
+    python benchmarks/node.py [--json] [--small]
+
+A real node process and real engines' schedulers. Prompts have 16,000 tokens (1,000 keys).
+
+lookup_ms_p99           a look-up with lease, at an engine, while 8 engines look up, store and release
+scheduler_cost_ratio    scheduler's processor time per block, stored and loaded, node against own pool (the larger one)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from collections.abc import Iterator
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+
+from kvtide.core import FullAttention, Geometry, Match, OffloadConfig, OffloadManager, Report
+from kvtide.core.index.remote import RemoteIndex
+from kvtide.engine.block_pool import BlockPool
+from kvtide.node.client import Client
+from kvtide.node.described_groups import described
+from kvtide.node.frames import Kind
+from kvtide.node.hello import Hello, Role
+from kvtide.node.index_link import IndexLink
+
+BLOCK_TOKENS = 16
+PROMPT_BLOCKS = 1_000
+BLOCK_BYTES = 4096
+PROMPTS_HELD = 16
+"""That the node's memory has room for, per engine."""
+ENGINES = 8
+THINK_S = 0.02
+"""Between two prompts of a busy engine: 50 a second, 400 in all."""
+TIMEOUT_S = 60.0
+
+
+class Engine:
+    """A scheduler without a device that computes: every prompt is there at once, every copy done when it is planned."""
+
+    def __init__(self, name: str, socket: Path | None, slots: int) -> None:
+        groups = (FullAttention(BLOCK_TOKENS),)
+        self.device = BlockPool(4 * PROMPT_BLOCKS)
+        self.link: IndexLink | None = None
+        index = None
+        if socket is not None:
+            namespace = {"model": "benchmark", "groups": described(groups), "parts": [BLOCK_BYTES]}
+            self.link = IndexLink(socket, Hello(Role.SCHEDULER, engine=name, namespace=namespace), print)
+            index = RemoteIndex(self.link, groups)
+        geometry = Geometry(groups=groups, block_bytes=BLOCK_BYTES, device_blocks=self.device.num_blocks)
+        config = OffloadConfig.build(geometry, {"host": BLOCK_BYTES * slots, "pin_budget": self.device.num_blocks})
+        self.manager = OffloadManager(config, self.device, index=index)
+        self.worker = self._attach(socket, name) if socket is not None else None
+
+    def _attach(self, socket: Path, name: str) -> Client:
+        assert self.link is not None
+        end_s = time.monotonic() + TIMEOUT_S
+        while self.link.owner is None:
+            assert time.monotonic() < end_s, "there is no node"
+            self.manager.plan()
+            time.sleep(0.005)
+        epoch, owner = self.link.owner
+        worker = Client(socket, Hello(Role.WORKER, engine=name, epoch=epoch, owner=owner))
+        worker.wait(TIMEOUT_S)
+        wait_until_ready(socket)
+        self.manager.report(Report(0, slots_ready=self.link.slots))
+        return worker
+
+    def store(self, prompt: int) -> float:
+        """Compute a prompt and store it; return the processor time of the scheduler."""
+        name, keys = f"store-{prompt}", make_keys(prompt)
+        blocks = self.device.allocate(PROMPT_BLOCKS)
+        assert blocks is not None
+        self.manager.add_request(name, [keys], [blocks])
+        for position, (block, key) in enumerate(zip(blocks, keys, strict=True)):
+            parent = keys[position - 1] if position else None
+            self.device.register(block, 0, key, parent, (position + 1) * BLOCK_TOKENS)
+        self.manager.admit(name, 0)
+        begin = time.thread_time()
+        self.manager.advance(name, PROMPT_BLOCKS * BLOCK_TOKENS)
+        stored, end_s = 0, time.monotonic() + TIMEOUT_S
+        spent = time.thread_time() - begin
+        while stored < PROMPT_BLOCKS:
+            assert time.monotonic() < end_s, f"{stored} blocks stored: {self.manager.metrics.not_stored}"
+            begin = time.thread_time()
+            plan = self.manager.plan()
+            stored += sum(len(copy.slots) for copy in plan.stores)
+            self.manager.report(Report(0, tuple(copy.id for copy in plan.stores)))
+            spent += time.thread_time() - begin
+            time.sleep(0.0005)
+        self.manager.finish(name)
+        self.device.free(blocks)
+        return spent
+
+    def load(self, prompt: int, nth: int) -> tuple[float, float]:
+        """Look a prompt up and load it; return the time of the look-up and the scheduler's processor time."""
+        name, keys = f"load-{prompt}-{nth}", make_keys(prompt)
+        self.manager.add_request(name, [keys], [blocks := []])
+        tokens = PROMPT_BLOCKS * BLOCK_TOKENS + 1
+        begin, begin_s = time.thread_time(), time.perf_counter()
+        match = self.manager.match(name, 0, tokens)
+        lookup_s = time.perf_counter() - begin_s
+        match = self._until_found(name, match, tokens)
+        self.manager.reserve(match)
+        spent = time.thread_time() - begin
+        found = self.device.allocate(PROMPT_BLOCKS)
+        assert found is not None
+        blocks += found
+        begin = time.thread_time()
+        self.manager.admit(name, match.tokens)
+        plan = self.manager.plan()
+        self.manager.report(Report(0, tuple(copy.id for copy in plan.loads)))
+        spent += time.thread_time() - begin
+        assert match.tokens == PROMPT_BLOCKS * BLOCK_TOKENS, match
+        self.manager.finish(name)
+        self.device.free(found)
+        return lookup_s, spent
+
+    def _until_found(self, name: str, match: Match, tokens: int) -> Match:
+        end_s = time.monotonic() + TIMEOUT_S
+        while match.waits:
+            assert time.monotonic() < end_s
+            match = self.manager.match(name, 0, tokens)
+        return match
+
+    def close(self) -> None:
+        if self.worker is not None and self.link is not None:
+            self.worker.close()
+            self.link.close()
+
+
+def wait_until_ready(socket: Path) -> None:
+    """Wait until the node has touched all of its memory."""
+    operator = Client(socket, Hello(Role.OPERATOR))
+    operator.wait(TIMEOUT_S)
+    end_s = time.monotonic() + TIMEOUT_S
+    while True:
+        answer = operator.ask(Kind.STATUS, timeout_s=TIMEOUT_S)
+        assert answer is not None
+        (space,) = json.loads(answer.body)["namespaces"]
+        if space["ready_slots"] == space["slots"]:
+            break
+        assert time.monotonic() < end_s, "the node's memory does not get ready"
+        time.sleep(0.05)
+    operator.close()
+
+
+def make_keys(prompt: int) -> list[bytes]:
+    """32 bytes each, like vLLM's."""
+    head = prompt.to_bytes(8, "little") * 3
+    return [head + block.to_bytes(8, "little") for block in range(PROMPT_BLOCKS)]
+
+
+@contextmanager
+def node(memory_bytes: int) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "node.sock"
+        command = [sys.executable, "-m", "kvtide", "node", "--memory", str(memory_bytes), "--socket", str(socket)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            end_s = time.monotonic() + TIMEOUT_S
+            while not socket.exists():
+                assert time.monotonic() < end_s, "the node does not start"
+                time.sleep(0.01)
+            yield socket
+        finally:
+            process.terminate()
+            process.wait(TIMEOUT_S)
+
+
+def be_busy(socket: Path, number: int, seconds: float, results: Pipe) -> None:
+    """One of several engines: stores a prompt, then looks up and loads its own prompts and those of others."""
+    engine = Engine(f"engine {number}", socket, 1)
+    for prompt in range(4):
+        engine.store(1000 * number + prompt)
+    results.send(None)
+    results.recv()
+    lookups_s, nth, end_s = [], 0, time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        nth += 1
+        lookup_s, _ = engine.load(1000 * number + nth % 4, nth)
+        lookups_s.append(lookup_s)
+        if nth % 10 == 0:
+            engine.store(1000 * number + 10 + nth)
+        time.sleep(THINK_S)
+    results.send(lookups_s)
+    engine.close()
+
+
+def lookups(engines: int, seconds: float) -> list[float]:
+    memory = engines * PROMPTS_HELD * PROMPT_BLOCKS * BLOCK_BYTES
+    context = multiprocessing.get_context("spawn")
+    with node(memory) as socket:
+        pipes = [context.Pipe() for _ in range(engines)]
+        processes = [
+            context.Process(target=be_busy, args=(socket, number, seconds, theirs))
+            for number, (_, theirs) in enumerate(pipes)
+        ]
+        for process in processes:
+            process.start()
+        for ours, _ in pipes:
+            ours.recv()
+        for ours, _ in pipes:
+            ours.send(None)
+        times_s = sorted(time_s for ours, _ in pipes for time_s in ours.recv())
+        for process in processes:
+            process.join()
+    return times_s
+
+
+def costs(socket: Path | None, prompts: int) -> tuple[float, float]:
+    """Return the scheduler's processor time per block stored, and per block loaded, in microseconds."""
+    engine = Engine("engine", socket, PROMPTS_HELD * PROMPT_BLOCKS)
+    stored = [engine.store(prompt) for prompt in range(prompts)]
+    loaded = [engine.load(prompts - 1 - nth % 8, nth)[1] for nth in range(prompts)]
+    engine.close()
+    return (
+        statistics.median(stored) / PROMPT_BLOCKS * 1e6,
+        statistics.median(loaded) / PROMPT_BLOCKS * 1e6,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--small", action="store_true", help="few prompts, to see that it works")
+    args = parser.parse_args()
+    prompts, seconds = (8, 1.0) if args.small else (60, 10.0)
+    own = costs(None, prompts)
+    with node(PROMPTS_HELD * PROMPT_BLOCKS * BLOCK_BYTES) as socket:
+        there = costs(socket, prompts)
+    times_s = lookups(2 if args.small else ENGINES, seconds)
+    result = {
+        "lookup_ms_p50": round(statistics.median(times_s) * 1e3, 3),
+        "lookup_ms_p99": round(times_s[int(len(times_s) * 0.99)] * 1e3, 3),
+        "scheduler_cost_ratio": round(max(there[0] / own[0], there[1] / own[1]), 2),
+        "store_us": {"own": round(own[0], 2), "node": round(there[0], 2)},
+        "load_us": {"own": round(own[1], 2), "node": round(there[1], 2)},
+        "cores": os.cpu_count(),
+    }
+    if args.json:
+        print(json.dumps(result))
+        return
+    for name, value in result.items():
+        print(f"{name:24} {value}")
+
+
+if __name__ == "__main__":
+    main()

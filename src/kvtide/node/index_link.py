@@ -1,0 +1,93 @@
+"""The way from an engine's scheduler to the index at a node (`core/index/link.py`)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvtide.core.index.calls import Call, Reply
+from kvtide.node.client import Client
+from kvtide.node.codec import call_frame, read_reply
+from kvtide.node.errors import NodeError
+from kvtide.node.hello import Hello
+from kvtide.node.link import Link
+
+
+class IndexLink:
+    """Each connection is a life. None of its methods raises, or waits longer than it is told to."""
+
+    def __init__(self, path: Path, hello: Hello, say: Callable[[str], None]) -> None:
+        self._path = path
+        self._hello = hello
+        self._say = say
+        self._tie = Link(path, hello, say)
+        self._client: Client | None = None
+        self._lives = 0
+
+    @property
+    def life(self) -> int | None:
+        """See `core.index.link.Link`."""
+        return self._lives if self._client is not None else None
+
+    @property
+    def owner(self) -> tuple[str, int] | None:
+        """What workers have to say to join this life: the epoch, and the number of the owner."""
+        if self._client is None or self._client.welcome is None:
+            return None
+        return self._client.welcome.epoch, self._client.welcome.owner
+
+    @property
+    def slots(self) -> int:
+        """See `core.index.link.Link`."""
+        welcome = self._client.welcome if self._client is not None else None
+        slots = 0 if welcome is None else welcome.more.get("slots")
+        return slots if isinstance(slots, int) else 0
+
+    def send(self, call: Call) -> None:
+        """See `core.index.link.Link`."""
+        if self._client is not None:
+            try:
+                frame = call_frame(call)
+                self._client.send(frame.kind, frame.body)
+            except NodeError as error:
+                self._lost(error)
+
+    def flush(self) -> None:
+        """See `core.index.link.Link`. What could be sent at once has been."""
+
+    def receive(self) -> Sequence[Reply]:
+        """See `core.index.link.Link`. Connects, too, when there is a node."""
+        before = self._client
+        try:
+            replies = [read_reply(frame) for frame in self._tie.poll(time.monotonic())]
+        except NodeError as error:
+            self._lost(error)
+            return []
+        self._client = self._tie.client
+        if self._client is not None and self._client is not before:
+            self._lives += 1
+        return replies if self._client is before else []
+
+    def wait(self, seconds: float) -> None:
+        """See `core.index.link.Link`."""
+        if self._client is not None:
+            self._client.wait_for_frames(seconds)
+
+    def leave(self) -> None:
+        """See `core.index.link.Link`."""
+        self._tie.close()
+        self._client = None
+        private = {**self._hello.namespace, "private": secrets.token_hex(8)}
+        self._tie = Link(self._path, replace(self._hello, namespace=private), self._say)
+
+    def close(self) -> None:
+        """Let go of the node."""
+        self._tie.close()
+        self._client = None
+
+    def _lost(self, error: NodeError) -> None:
+        self._tie.lost(error, time.monotonic())
+        self._client = None
