@@ -25,7 +25,8 @@ from kvtide.node.hello import Hello, Role
 from tests.command_line import check_refused, run
 from tests.node.support import SOON_S, SOURCE, open_descriptors, wait_to_read, wait_until
 
-NAMESPACE = {"model": "tiny", "strange": "\ud800\x00é", "parts": [1000, 500]}
+GROUPS = [{"kind": "FullAttention", "block_tokens": 16}]
+NAMESPACE = {"model": "tiny", "strange": "\ud800\x00é", "parts": [1000, 500], "groups": GROUPS}
 
 
 class NodeProcess:
@@ -273,7 +274,7 @@ def test_a_node_that_hangs_is_said_to(shared: NodeProcess) -> None:
 
 def test_a_model_that_does_not_fit_is_refused_with_the_sizes(shared: NodeProcess) -> None:
     leave(*attached(shared.path))
-    big = Hello(Role.SCHEDULER, engine="big", namespace={"parts": [2 << 20]})
+    big = Hello(Role.SCHEDULER, engine="big", namespace={"parts": [2 << 20], "groups": GROUPS})
     why = (
         r"no room for the model of engine big: \d+ bytes are left of its memory, and one block takes 2 MiB; engine big "
         r'shares nothing with the others: model is missing, not "tiny", parts is \[2097152\], not \[1000,500\]'

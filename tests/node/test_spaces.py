@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any
 
 import pytest
 
+from kvtide.core import ChunkedLocal, FullAttention, SlidingWindow, StateSpace
+from kvtide.core.index import calls
+from kvtide.node.codec import call_frame
+from kvtide.node.described_groups import described, groups_of
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame
 from kvtide.node.hello import Hello, Role
@@ -15,7 +19,8 @@ from kvtide.node.owners import Owner
 from kvtide.node.spaces import Spaces
 from tests.node.support import wait_until
 
-MODEL: dict[str, Any] = {"model": "m", "hash": "sha256", "seed": "0", "parts": [1000, 500]}
+GROUPS = [{"kind": "FullAttention", "block_tokens": 16}]
+MODEL: dict[str, Any] = {"model": "m", "hash": "sha256", "seed": "0", "parts": [1000, 500], "groups": GROUPS}
 
 
 def hello(engine: str = "engine", part: int = 0, **changed: object) -> Hello:
@@ -40,7 +45,7 @@ def test_what_differs_is_said_by_name_against_the_one_that_is_most_alike() -> No
     assert unlike(MODEL, others) == 'seed is "0", not "1"'
     assert unlike(MODEL, []) == ""
     assert unlike({**MODEL, "two\nlines \ud800": 1}, [MODEL]) == r"two\nlines \ud800 is 1, not missing"
-    assert unlike({}, [MODEL]).endswith('model is missing, not "m", parts is missing, not [1000,500] and 1 more')
+    assert unlike({}, [MODEL]).endswith('hash is missing, not "sha256", model is missing, not "m" and 2 more')
 
 
 def test_engines_with_the_same_description_share_and_another_seed_is_told_apart() -> None:
@@ -99,6 +104,47 @@ def test_memory_that_cannot_be_made_is_a_refusal_for_now(monkeypatch: pytest.Mon
     assert not refused.value.for_good
 
 
-def test_there_is_no_index_here(tmp_path: Path) -> None:
-    with pytest.raises(BadFrame, match="a kind that is not known: 40"):
-        Spaces(1, lambda _: None).handle(Owner(1, "e", ""), Frame(40))
+def attached(spaces: Spaces, number: int = 1) -> Owner:
+    owner = Owner(number, f"engine {number}", "")
+    spaces.attach(owner, hello())
+    return owner
+
+
+def test_a_frame_that_is_no_call_is_refused() -> None:
+    spaces = Spaces(100_000, lambda _: None)
+    with pytest.raises(BadFrame, match="a kind that is not known: 90"):
+        spaces.handle(attached(spaces), Frame(90))
+
+
+def test_a_call_that_makes_no_sense_for_this_model_is_refused() -> None:
+    spaces = Spaces(100_000, lambda _: None)
+    call = calls.LookUp(1, [[b"key"], [b"key"]], 0, 16, [0, 0])
+    with pytest.raises(BadFrame, match="another idea of the model's groups"):
+        spaces.handle(attached(spaces), call_frame(call))
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        None,
+        [],
+        [{}],
+        [{"kind": "Other", "block_tokens": 16}],
+        [{"kind": "FullAttention"}],
+        [{"kind": "FullAttention", "block_tokens": 0}],
+        [{"kind": "FullAttention", "block_tokens": True}],
+        [{"kind": "SlidingWindow", "block_tokens": 16}],
+        [{"kind": "FullAttention", "block_tokens": 16}] * 300,
+        "x",
+        [1],
+    ],
+)
+def test_groups_that_make_no_sense_are_no_namespace(groups: object) -> None:
+    spaces = Spaces(100_000, lambda _: None)
+    with pytest.raises(BadFrame, match="a namespace with"):
+        spaces.attach(Owner(1, "engine", ""), hello(groups=groups))
+
+
+def test_groups_come_back_as_they_were_described() -> None:
+    groups = (FullAttention(16), SlidingWindow(16, 64), ChunkedLocal(16, 64), StateSpace(64))
+    assert groups_of({"groups": json.loads(json.dumps(described(groups)))}) == groups

@@ -20,7 +20,7 @@ class Keys(Sequence[bytes]):
     `first` keys before them are left out: to be counted, and never to be looked at.
     """
 
-    __slots__ = ("_begin", "_data", "_key_bytes", "_len", "_stop")
+    __slots__ = ("_begin", "_data", "_key_bytes", "_len")
 
     def __init__(self, data: bytes, begin: int, key_bytes: int, count: int, first: int = 0) -> None:
         self._data = data
@@ -46,8 +46,8 @@ class Keys(Sequence[bytes]):
         return self._data[begin : begin + self._key_bytes]
 
     def __iter__(self) -> Iterator[bytes]:
-        data, size = self._data, self._key_bytes
-        return (data[at : at + size] for at in range(self._begin, self._begin + self._len * size, size))
+        data, size = self._data, self._key_bytes or 1  # without keys they have no length
+        return (data[at : at + size] for at in range(self._begin, self._begin + self._len * self._key_bytes, size))
 
 
 def pack_keys(keys: Sequence[bytes], first: int = 0) -> bytes:

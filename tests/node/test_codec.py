@@ -1,0 +1,159 @@
+"""Calls and replies as bytes: what is sent is what is read, and what makes no sense is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from kvtide.core.chain import Chain
+from kvtide.core.index.calls import (
+    Call,
+    Cut,
+    Found,
+    LookUp,
+    Offer,
+    Ready,
+    Release,
+    Reply,
+    Reserve,
+    Reserved,
+    Run,
+    Settle,
+    Taken,
+    Unkept,
+)
+from kvtide.core.match import Piece
+from kvtide.core.reasons import NotLoaded, NotStored
+from kvtide.node.codec import Kind, call_frame, read_call, read_reply, reply_frame
+from kvtide.node.errors import BadFrame
+from kvtide.node.frames import Frame
+from kvtide.node.packed import Keys
+
+IDS = some.integers(0, (1 << 64) - 1)
+TOKENS = some.integers(0, (1 << 63) - 1)
+NUMBERS = some.integers(0, (1 << 31) - 1)
+KEYS = some.lists(some.binary(min_size=32, max_size=32), max_size=5)
+KEY = some.binary(min_size=1, max_size=255)
+SLOTS = some.lists(NUMBERS, max_size=5)
+GROUP = some.integers(0, 255)
+
+
+def counted(reasons: Any) -> some.SearchStrategy[Any]:
+    return some.dictionaries(some.sampled_from(list(reasons)), some.integers(1, 1 << 40))
+
+
+OFFERS = some.builds(
+    Offer,
+    group=GROUP,
+    keys=KEYS,
+    parent=some.none() | KEY,
+    end_tokens=TOKENS,
+    gone=SLOTS,
+    needs_prefix=some.booleans(),
+    touch=some.booleans(),
+)
+LOOK_UPS = some.builds(
+    lambda id_, keys, device, tokens: LookUp(id_, keys, device, tokens, [0] * len(keys)),
+    IDS,
+    some.lists(KEYS, max_size=3),
+    TOKENS,
+    TOKENS,
+)
+CALLS: some.SearchStrategy[Call] = some.one_of(
+    LOOK_UPS,
+    some.builds(Release, lease=IDS, used=some.booleans()),
+    some.builds(Reserve, id=IDS, offers=some.lists(OFFERS, max_size=3), room_blocks=NUMBERS),
+    some.builds(Settle, runs=some.lists(IDS, max_size=5), kept=some.booleans()),
+    some.builds(Cut, run=IDS, keep_blocks=NUMBERS),
+    some.builds(Ready, slots=NUMBERS),
+)
+PIECES = some.lists(some.builds(Piece, group=GROUP, first_block=NUMBERS, slots=SLOTS), max_size=3)
+TAKEN = some.builds(
+    Taken,
+    runs=some.lists(some.builds(Run, id=IDS, first=NUMBERS, slots=SLOTS), max_size=3),
+    left=some.lists(some.tuples(NUMBERS, NUMBERS), max_size=3),
+    refused=counted(NotStored),
+    gone=SLOTS,
+    reached=NUMBERS,
+)
+REPLIES: some.SearchStrategy[Reply] = some.one_of(
+    some.builds(
+        Found,
+        id=IDS,
+        tokens=TOKENS,
+        pieces=PIECES.map(tuple),
+        missed=counted(NotLoaded),
+        lease=some.none() | some.integers(1, (1 << 64) - 1),
+    ),
+    some.builds(Reserved, id=IDS, taken=some.lists(TAKEN, max_size=3)),
+    some.builds(Unkept, some.builds(Chain, group=GROUP, keys=KEYS, parent=some.none() | KEY, end_tokens=TOKENS)),
+)
+
+
+def plain(said: Any) -> Any:
+    """With keys as lists, whatever they came in."""
+    if isinstance(said, LookUp):
+        return said.id, [list(keys) for keys in said.keys], said.device_tokens, said.num_tokens
+    return said
+
+
+@given(call=CALLS)
+def test_calls_are_read_as_they_were_sent(call: Call) -> None:
+    assert plain(read_call(call_frame(call))) == plain(call)
+
+
+@given(reply=REPLIES)
+def test_replies_are_read_as_they_were_sent(reply: Reply) -> None:
+    assert read_reply(reply_frame(reply)) == reply
+
+
+def test_keys_that_nobody_looks_at_are_not_sent() -> None:
+    keys = [bytes([number]) * 32 for number in range(100)]
+    frame = call_frame(LookUp(1, [keys], 90 * 16, 1600, [90]))
+    assert len(frame.body) < 11 * 32 + 64
+    read = read_call(frame)
+    assert isinstance(read, LookUp)
+    (there,) = read.keys
+    assert len(there) == 100
+    assert list(there[90:]) == keys[90:]
+    assert there[95] == keys[95]
+    assert list(there[95:97]) == keys[95:97]
+
+
+@given(frame=some.builds(Frame, kind=some.sampled_from(Kind), body=some.binary(max_size=80)))
+def test_garbage_is_refused_and_nothing_else_happens(frame: Frame) -> None:
+    with contextlib.suppress(BadFrame):
+        plain(read_call(frame))
+    with contextlib.suppress(BadFrame):
+        read_reply(frame)
+
+
+@given(call=CALLS, cut=some.integers(1, 20))
+def test_half_a_call_is_refused(call: Call, cut: int) -> None:
+    frame = call_frame(call)
+    with pytest.raises(BadFrame):
+        read_call(Frame(frame.kind, frame.body[:-cut]))
+
+
+@given(call=CALLS)
+def test_more_than_a_call_is_refused(call: Call) -> None:
+    frame = call_frame(call)
+    with pytest.raises(BadFrame):
+        read_call(Frame(frame.kind, frame.body + b"\0"))
+
+
+def test_keys_in_one_piece_are_a_sequence() -> None:
+    keys = Keys(b"-aabbcc", 1, 2, 3)
+    assert (list(keys), keys[-1], len(keys[1:]), list(keys[1:]), list(keys[3:])) == (
+        [b"aa", b"bb", b"cc"],
+        b"cc",
+        2,
+        [b"bb", b"cc"],
+        [],
+    )
+    with pytest.raises(IndexError):
+        keys[3]
