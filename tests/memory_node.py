@@ -12,6 +12,7 @@ Calls and answers are copied on their way, as a wire would do.
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 from kvtide.core import OffloadConfig
 from kvtide.core.events import EventStream
@@ -35,6 +36,8 @@ class Space:
     def __init__(self, config: OffloadConfig) -> None:
         self.local = local_index(config)
         self.shared = SharedIndex(self.local)
+        self.memory: dict[tuple[int, int], Any] = {}
+        """What is in its slots, by rank and slot, for tests that look at bytes."""
 
 
 class MemoryNode:
@@ -45,6 +48,8 @@ class MemoryNode:
         self._spaces: dict[str, Space] = {}
         self.links: dict[int, MemoryLink] = {}
         """By life, as long as it is connected."""
+        self.link_of: dict[int, MemoryLink] = {}
+        """By life."""
         self.space_of: dict[int, Space] = {}
         """By life, also after its end: what an engine holds it holds there."""
         self._last_life = 0
@@ -55,7 +60,7 @@ class MemoryNode:
         space = self._spaces.setdefault(link.name, Space(self._config))
         space.shared.attach(self._last_life)
         self.space_of[self._last_life] = space
-        self.links[self._last_life] = link
+        self.links[self._last_life] = self.link_of[self._last_life] = link
         return self._last_life
 
     def close(self, life: int) -> None:
@@ -106,6 +111,20 @@ class MemoryLink:
         self._held_back: list[Reply] = []
         self._in: list[Reply] = []
         self.come()
+
+    @property
+    def space(self) -> Space:
+        """Where its blocks are, or were when it was connected last."""
+        return self.node.space_of[max(life for life, link in self.node.link_of.items() if link is self)]
+
+    def check_at_rest(self) -> None:
+        """Check that nothing is held at the node, and that each life that is over was drained, once."""
+        for life, link in self.node.link_of.items():
+            if link is self:
+                owner = self.node.space_of[life].shared._owners.get(life)
+                assert (owner is None) == (life != self.life), f"life {life} is not drained, or too early"
+                assert owner is None or not (owner.leases or owner.runs), f"life {life} holds something"
+        assert len(set(self.lives_drained)) == len(self.lives_drained)
 
     @property
     def slots(self) -> int:

@@ -27,7 +27,7 @@ from kvtide.core import (
     longest_resumable,
 )
 from kvtide.engine.block_pool import BlockPool
-from tests.support import host_of
+from tests.support import index_of
 
 LAYOUTS: list[tuple[Group, ...]] = [
     (FullAttention(4),),
@@ -398,7 +398,7 @@ class Engine(RuleBasedStateMachine):
             elif isinstance(event, Cleared):
                 self.visible.clear()
         for group, key in self.visible:
-            slot = host_of(self.manager).cached_slot(group, key)
+            slot = index_of(self.manager).host.cached_slot(group, key)
             assert slot is not None
             for rank in range(self.ranks):
                 assert self.host[rank][slot] == ("kv", self.epoch, group, key)

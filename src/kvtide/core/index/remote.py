@@ -91,6 +91,7 @@ class RemoteIndex(Index):
         """Leases and runs of each life: as long as there are any, copies may be under way."""
         self._known: set[tuple[int, Key]] = set()
         self._slots_ready = 0
+        self._unsent = False
         self._last_id = 0
 
     # ------------------------------------------------------------------ loading
@@ -174,8 +175,8 @@ class RemoteIndex(Index):
         self._last_id += 1
         asked = self._look_ups[request.id] = LookedUp(self._last_id, device_tokens, num_tokens)
         self._request_of[asked.id] = request.id
-        self._link.send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens))
-        self._link.flush()
+        self._send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens))
+        self._flush()
         return asked
 
     def _match(self, request: Request, asked: LookedUp, found: Found, pays: Callable[[int], bool]) -> Match:
@@ -209,7 +210,7 @@ class RemoteIndex(Index):
         else:
             self._last_id += 1
             self._asks[self._last_id] = Asked(wants, granted)
-            self._link.send(calls.Reserve(self._last_id, [_offer(want) for want in wants], max(0, room_blocks)))
+            self._send(calls.Reserve(self._last_id, [_offer(want) for want in wants], max(0, room_blocks)))
 
     def settle(self, chains: Sequence[Chain], *, kept: bool) -> bool:
         """See `Index`. The chains of one transfer may be of several lives: then all of them come to nothing."""
@@ -217,7 +218,7 @@ class RemoteIndex(Index):
         ids = [run.id for run in runs if self._is_here(run.life)]
         known = len(ids) == len(runs)
         if ids:
-            self._link.send(calls.Settle(ids, kept and known))
+            self._send(calls.Settle(ids, kept and known))
         for run in runs:
             if kept and known:
                 self._remember(run.group, run.keys)
@@ -288,7 +289,7 @@ class RemoteIndex(Index):
 
     def plan(self) -> tuple[Errand, ...]:
         """See `Index`. What is below host memory is the node's business."""
-        self._link.flush()
+        self._flush()
         return ()
 
     def answered(self, errand: Entry) -> list[Chain]:
@@ -319,7 +320,7 @@ class RemoteIndex(Index):
         """See `Index`."""
         self._slots_ready = slots
         if self._life is not None:
-            self._link.send(calls.Ready(slots))
+            self._send(calls.Ready(slots))
 
     def reset(self, *, below: bool) -> None:
         """See `Index`. Other engines may go on with the old weights: it is this one that leaves."""
@@ -332,7 +333,7 @@ class RemoteIndex(Index):
     @property
     def waiting(self) -> bool:
         """See `Index`."""
-        return bool(self._unkept)
+        return bool(self._unkept or self._unsent)
 
     @property
     def sinking(self) -> bool:
@@ -352,7 +353,7 @@ class RemoteIndex(Index):
             self._end_life(NotStored.NODE_AWAY)
             self._life = self._link.life
             if self._life is not None:
-                self._link.send(calls.Ready(self._slots_ready))
+                self._send(calls.Ready(self._slots_ready))
         for reply in replies:
             if isinstance(reply, Found):
                 self._found(reply)
@@ -379,7 +380,7 @@ class RemoteIndex(Index):
             return
         unwanted = [run.id for taken in reply.taken for run in taken.runs]
         if unwanted:
-            self._link.send(calls.Settle(unwanted, kept=False))
+            self._send(calls.Settle(unwanted, kept=False))
 
     def _end_life(self, why: NotStored) -> None:
         """What was asked for will not be answered."""
@@ -388,6 +389,7 @@ class RemoteIndex(Index):
         self._request_of.clear()
         self._unkept.clear()
         self._known.clear()
+        self._unsent = False
         life, self._life = self._life, None
         if life is not None:
             self._held[life] -= sum(asked.leased for asked in looked_up.values())
@@ -399,9 +401,17 @@ class RemoteIndex(Index):
         """Whether something can be said about what was granted in some life. The next one knows nothing of it."""
         return life is not None and life == self._life == self._link.life
 
+    def _send(self, call: calls.Call) -> None:
+        self._link.send(call)
+        self._unsent = True
+
+    def _flush(self) -> None:
+        self._link.flush()
+        self._unsent = False
+
     def _say(self, life: int, call: calls.Call) -> None:
         if self._is_here(life):
-            self._link.send(call)
+            self._send(call)
 
     def _let_go(self, life: int) -> None:
         self._held[life] -= 1
