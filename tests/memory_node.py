@@ -11,12 +11,12 @@ Calls and answers are copied on their way, as a wire would do.
 
 from __future__ import annotations
 
-from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from kvtide.core import OffloadConfig
 from kvtide.core.events import EventStream
-from kvtide.core.index.calls import Call, Reply
+from kvtide.core.index.calls import Call, Found, LookUp, Reply, Reserve, Reserved
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.ledger import Ledger
@@ -28,6 +28,28 @@ def local_index(config: OffloadConfig, slots_ready: int | None = None) -> LocalI
     metrics = Metrics()
     events = EventStream(config.events, metrics)
     return LocalIndex(config, Ledger(config.geometry.ranks, metrics), events, metrics, slots_ready)
+
+
+def sent(call: Call) -> Call:
+    """Return a call as it arrives: what is done to the engine's lists meanwhile does not change it."""
+    if isinstance(call, LookUp):
+        return replace(call, keys=[tuple(keys) for keys in call.keys])
+    if isinstance(call, Reserve):
+        offers = [replace(offer, keys=tuple(offer.keys), gone=tuple(offer.gone)) for offer in call.offers]
+        return replace(call, offers=offers)
+    return call
+
+
+def answered(reply: Reply) -> Reply:
+    """Return an answer as it arrives: no list of the index is in it."""
+    if isinstance(reply, Found):
+        return replace(reply, pieces=tuple(piece._replace(slots=list(piece.slots)) for piece in reply.pieces))
+    if isinstance(reply, Reserved):
+        taken = [
+            replace(each, runs=[replace(run, slots=tuple(run.slots)) for run in each.runs]) for each in reply.taken
+        ]
+        return replace(reply, taken=taken)
+    return reply
 
 
 class Space:
@@ -70,9 +92,9 @@ class MemoryNode:
 
     def handle(self, life: int, call: Call) -> None:
         """Do what a life asks for, and send what there is to say."""
-        reply = self.space_of[life].shared.handle(life, deepcopy(call))
+        reply = self.space_of[life].shared.handle(life, call)
         if reply is not None:
-            self.links[life].arrive(deepcopy(reply))
+            self.links[life].arrive(answered(reply))
         self.tell()
 
     def end(self, life: int) -> None:
@@ -82,9 +104,9 @@ class MemoryNode:
 
     def tell(self) -> None:
         """Send notices to whom they concern."""
-        for space in {id(space): space for space in self.space_of.values()}.values():
+        for space in {id(self.space_of[life]): self.space_of[life] for life in self.links}.values():
             for owner, notice in space.shared.take_notices():
-                self.links[owner].arrive(deepcopy(notice))
+                self.links[owner].arrive(notice)
 
     def restart(self) -> None:
         """Die, and come back empty."""
@@ -110,7 +132,7 @@ class MemoryLink:
         self._out: list[Call] = []
         self._held_back: list[Reply] = []
         self._in: list[Reply] = []
-        self.come()
+        self._comes = True
 
     @property
     def space(self) -> Space:
@@ -135,7 +157,7 @@ class MemoryLink:
         """See `Link`."""
         assert self.life is not None, f"{call} is sent to nobody"
         self.sent.append((self.life, call))
-        self._out.append(deepcopy(call))
+        self._out.append(sent(call))
 
     def flush(self) -> None:
         """See `Link`."""
@@ -146,6 +168,9 @@ class MemoryLink:
 
     def receive(self) -> list[Reply]:
         """See `Link`."""
+        if self._comes and self.life is None:
+            self.life = self.node.attach(self)
+        self._comes = False
         replies, self._in = self._in, []
         return replies
 
@@ -176,12 +201,12 @@ class MemoryLink:
         self._held_back = []
 
     def come(self) -> None:
-        """Begin a life."""
-        self.life = self.node.attach(self)
+        """Begin a life, when the engine looks next."""
+        self._comes = True
 
     def go_away(self) -> None:
         """End a life. What is on its way is lost."""
-        assert self.life is not None
-        self.node.close(self.life)
-        self.life = None
+        if self.life is not None:
+            self.node.close(self.life)
+        self.life, self._comes = None, False
         self._out, self._held_back, self._in = [], [], []

@@ -48,6 +48,9 @@ class Remote(Bench):
         (grant,) = self.ask(self.chain(name, 0, blocks))
         return grant.runs
 
+    def is_waiting(self) -> bool:
+        return self.index.waiting
+
     def check_at_rest(self) -> None:
         """Check that nothing is held or awaited here or at the node."""
         for _ in range(3):
@@ -429,16 +432,16 @@ def test_a_reservation_that_still_holds_is_not_looked_up_again(bench: Remote) ->
 
 def test_whoever_has_something_to_say_is_not_at_rest(bench: Remote) -> None:
     runs = bench.write("a", 1)
-    assert not bench.index.waiting
+    assert not bench.is_waiting()
     bench.index.settle(runs, kept=True)
-    assert bench.index.waiting
+    assert bench.is_waiting()
     bench.index.plan()
-    assert not bench.index.waiting
+    assert not bench.is_waiting()
     bench.index.grow(16)
-    assert bench.index.waiting
+    assert bench.is_waiting()
     bench.way.go_away()
     bench.index.receive()
-    assert not bench.index.waiting, "there is nobody to talk to"
+    assert not bench.is_waiting(), "there is nobody to talk to"
 
 
 def test_a_lease_says_at_its_end_whether_it_was_used(bench: Remote) -> None:

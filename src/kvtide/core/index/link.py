@@ -11,7 +11,7 @@ from kvtide.core.index.calls import Call, Reply
 class Link(Protocol):
     """Brings calls there and replies back, in order. It comes and goes: each life is a new owner at the index.
 
-    Used by one thread. A life begins or ends inside `receive` and `leave` only, one at a time, so that none is missed.
+    Used by one thread. A life begins inside `receive`, and ends there or in `leave`, one at a time: none is missed.
     """
 
     @property
