@@ -265,6 +265,18 @@ def test_a_part_of_an_offer_leaves_out_groups_that_the_device_has(kind: str) -> 
     assert [(piece.group, piece.first_block, len(piece.slots)) for piece in narrow.pieces] == [(0, 4, 1), (1, 4, 1)]
 
 
+def test_a_part_of_an_offer_leaves_out_groups_that_need_nothing_there(kind: str) -> None:
+    bench = bench_of(kind, (FullAttention(SIZE), ChunkedLocal(SIZE, 2 * SIZE)), slots=32)
+    stored_whole(bench, 3)
+    request = bench.request("a", 3)
+    match = bench.look_up(request)
+    bench.index.lease(match)
+    assert [piece.group for piece in match.pieces] == [0, 1]
+    narrow = bench.index.narrow(request, match, 2 * SIZE)
+    assert narrow is not None
+    assert [piece.group for piece in narrow.pieces] == [0]
+
+
 def test_a_prefix_that_needs_no_block_is_a_hit_all_the_same(kind: str) -> None:
     groups: tuple[Group, ...] = (ChunkedLocal(SIZE, 2 * SIZE),)
     bench = bench_of(kind, groups)

@@ -261,16 +261,9 @@ class RemoteIndex(Index):
         assert self._life is not None
         self._held[self._life] += 1
         part = chain.part(run.first, run.first + len(run.slots), size)
+        slots = list(run.slots)
         return RemoteRun(
-            part.group,
-            part.keys,
-            part.parent,
-            part.end_tokens,
-            part.blocks,
-            list(run.slots),
-            filled=part.filled,
-            id=run.id,
-            life=self._life,
+            part.group, part.keys, part.parent, part.end_tokens, part.blocks, slots, id=run.id, life=self._life
         )
 
     def _remember(self, group: int, keys: Sequence[Key]) -> None:
@@ -387,7 +380,6 @@ class RemoteIndex(Index):
         asks, self._asks = self._asks, {}
         looked_up, self._look_ups = self._look_ups, {}
         self._request_of.clear()
-        self._unkept.clear()
         self._known.clear()
         self._unsent = False
         life, self._life = self._life, None

@@ -155,8 +155,9 @@ class Loads:
         if needed is None:
             load.failure = "the accepted part of the offer cannot be resumed from"
         else:
-            load.lease, request.lease = request.lease, None
+            load.lease = request.lease
             self._fill(load, request, needed)
+            request.lease = None  # it is the load's now, and released with it
         request.handle(RequestEvent.ADMIT_WITH_LOAD)
         self.release(request)
         request.load_id = load.id
