@@ -9,6 +9,7 @@ from kvtide.core.chain import Chain
 from kvtide.core.index.calls import Call, LookUp, Ready, Release, Reserve, Settle
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.remote import ASK_S, ASKS_MAX, LATE_S, LOOK_UP_S, RemoteIndex
+from kvtide.core.ledger import Entry
 from tests.core.index.bench import SIZE, Bench, config_of, engine_of
 from tests.memory_node import MemoryLink, MemoryNode
 
@@ -495,6 +496,7 @@ def test_only_so_many_keys_are_remembered(bench: Remote, monkeypatch: pytest.Mon
     assert not bench.index.has(0, bench.chain("c", 0, 1).keys[0])
 
 
-def test_only_the_node_knows_how_full_it_is(bench: Remote) -> None:
+def test_there_are_no_errands_and_only_the_node_knows_how_full_it_is(bench: Remote) -> None:
+    assert bench.index.answered(Entry(1)) == []
     fill = bench.index.fill()
     assert (fill.slots, fill.free, fill.cached, fill.pinned) == (0, 0, 0, 0)

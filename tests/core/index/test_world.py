@@ -73,6 +73,29 @@ def test_many_texts_in_a_small_host_come_to_rest(later: bool, mode: str, host_bl
     world.serve("again", A)
 
 
+def test_a_lazy_engine_rests_at_a_full_node_and_tries_again_when_it_has_computed_something(later: bool) -> None:
+    world = world_of(later, host_blocks=8, mode="lazy", device_blocks=16, step_tokens=32)
+    taken = world.host_pool.take(8)  # by others
+
+    def compute(name: str) -> None:
+        request = world.add(name, text(name, 32))
+        world.admit(request)
+        world.compute(request)
+        world.finish(request)
+        for _ in range(20):
+            world.step(idle=True)
+            if not world.manager.busy:
+                return
+        raise AssertionError("it does not come to rest")
+
+    compute("a")
+    compute("b")
+    assert world.index.fill().cached == 0
+    world.host_pool.free(taken)
+    compute("c")
+    assert world.index.fill().cached == 8
+
+
 @pytest.mark.parametrize("pin_budget", [1, 3])
 def test_stores_stay_within_their_budget_while_answers_are_awaited(later: bool, pin_budget: int) -> None:
     world = world_of(later, pin_budget=pin_budget)

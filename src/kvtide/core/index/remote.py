@@ -295,8 +295,7 @@ class RemoteIndex(Index):
     def passed(self, seconds: float) -> None:
         """See `Index`."""
         for request_id, asked in list(self._look_ups.items()):
-            if asked.told or asked.found is None:
-                asked.waited_s += seconds
+            asked.waited_s += seconds
             if asked.told and asked.waited_s >= LATE_S:  # by now the node may have more, or need the room
                 del self._look_ups[request_id]
                 self._return(asked.found)
