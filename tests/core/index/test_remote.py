@@ -249,6 +249,13 @@ def test_what_was_found_and_not_leased_does_not_keep_a_life_from_being_drained(b
     assert bench.way.lives_drained == [1]
 
 
+def test_a_miss_does_not_keep_a_life_from_being_drained(bench: Remote) -> None:
+    assert not bench.look().tokens
+    bench.way.go_away()
+    bench.step()
+    assert bench.way.lives_drained == [1]
+
+
 def test_what_waits_in_the_answers_of_a_life_does_not_keep_it_from_being_drained(slow: Remote) -> None:
     slow.store("a", 0, 2)
     assert slow.look().waits

@@ -293,6 +293,9 @@ def test_what_an_engine_cannot_read_yet_is_a_miss_for_it(node: Node) -> None:
     assert found.missed == {NotLoaded.NOT_CACHED: 3 * SIZE + 1}
     assert node.fill == (5, 3, 0)
     assert node.look_up(A, "a", 2).tokens == 2 * SIZE
+    reply = node.shared.handle(A, LookUp(1, [keys("a", 3)], SIZE, 3 * SIZE + 1))
+    assert isinstance(reply, Found)
+    assert reply.missed == {NotLoaded.NOT_CACHED: 2 * SIZE + 1}
     node.say(A, Ready(3))
     assert node.look_up(A, "a", 3).tokens == 3 * SIZE
 

@@ -194,8 +194,8 @@ class RemoteIndex(Index):
 
     def _return(self, found: Found | None) -> None:
         """Release what was found in this life and is not wanted."""
-        if found is not None and found.lease is not None and self._life is not None:
-            self.release(Lease([], found.lease, self._life))
+        if found is not None and self._life is not None:
+            self.release(Lease([], found.lease or 0, self._life))
 
     # ------------------------------------------------------------------ storing
 

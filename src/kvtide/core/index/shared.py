@@ -64,8 +64,6 @@ class SharedIndex:
     def ended(self, owner: int) -> None:
         """No process of an owner lives any more, or none copies: release what it held."""
         gone = self._owners.pop(owner)
-        for relying in self._relying.values():
-            relying.pop(owner, None)
         for lease, _ in gone.leases.values():
             self._index.release(lease)
         for run in list(gone.runs.values()):
