@@ -173,6 +173,16 @@ def test_what_is_used_stays_longer_than_what_is_not(kind: str) -> None:
     assert (bench.found("a", 1), bench.found("b", 1)) == (SIZE, 0)
 
 
+def test_what_is_leased_and_not_used_stays_no_longer(kind: str) -> None:
+    bench = bench_of(kind, FULL, slots=4, policy="lru")
+    bench.store("a", 0, 1)
+    bench.store("b", 0, 3)
+    bench.index.release(bench.lease("a", 1)[1])
+    bench.step()
+    bench.store("c", 0, 1)
+    assert (bench.found("a", 1), bench.found("b", 1)) == (0, SIZE)
+
+
 # ---------------------------------------------------------------------- a part of an offer
 
 

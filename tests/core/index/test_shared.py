@@ -285,6 +285,25 @@ def test_an_engine_gets_only_slots_that_it_can_use(node: Node) -> None:
     assert node.write(A, "c", 4).slots
 
 
+def test_slots_of_which_an_engine_can_use_only_some_are_all_given_back(node: Node) -> None:
+    node.store(B, "a", 3)
+    middle = replace(node.offer("b", 2), keys=keys("b", 2)[1:], parent=keys("b", 1)[0], end_tokens=2 * SIZE)
+    (taken,) = node.reserve(B, middle)
+    node.say(B, Settle([taken.runs[0].id], kept=True))
+    node.say(A, Ready(5))
+    (taken,) = node.reserve(A, node.offer("b", 4))
+    assert [(run.first, run.slots) for run in taken.runs] == [(0, [4])]
+    assert (taken.refused, taken.reached) == ({NotStored.HOST_FULL: 2}, 2)
+    node.say(A, Settle([taken.runs[0].id], kept=False))
+    node.say(A, Ready(4))
+    (taken,) = node.reserve(A, node.offer("b", 4))
+    assert (taken.runs, taken.refused, taken.reached) == ([], {NotStored.HOST_FULL: 3}, 0)
+    node.say(A, Ready(6))
+    (taken,) = node.reserve(A, node.offer("c", 3))
+    assert (taken.runs, taken.refused) == ([], {NotStored.HOST_FULL: 3}), "the first two of three could be used"
+    assert node.fill == (4, 4, 0)
+
+
 def test_what_an_engine_cannot_read_yet_is_a_miss_for_it(node: Node) -> None:
     node.store(B, "a", 3)
     node.say(A, Ready(2))
@@ -337,6 +356,12 @@ def test_what_cannot_be_is_refused_and_changes_nothing(node: Node, call: LookUp 
     assert node.fill == (8, 0, 0)
     assert node.store(A, "a", 2).slots
     assert node.look_up(B, "a", 2).tokens == 2 * SIZE
+
+
+def test_blocks_may_have_one_token() -> None:
+    node = Node(groups=(FullAttention(1),))
+    (taken,) = node.reserve(A, Offer(0, [b"k"], None, 1, [], needs_prefix=False, touch=False))
+    assert len(taken.runs) == 1
 
 
 def test_a_number_of_tokens_that_nobody_has_does_not_hold_the_node_up() -> None:
