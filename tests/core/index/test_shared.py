@@ -234,6 +234,15 @@ def test_whoever_has_the_bytes_is_told_only_if_the_writer_gives_up(node: Node, k
     assert node.shared.take_notices() == [], "of a slot's earlier content nobody is told again"
 
 
+def test_whoever_has_what_is_committed_relies_on_nobody() -> None:
+    node = Node(slots=1)
+    node.store(A, "a", 1)
+    node.reserve(B, node.offer("a", 1))
+    other = node.write(C, "c", 1)
+    node.say(C, Settle([other.id], kept=False))
+    assert node.shared.take_notices() == [], "that was another block in the same slot"
+
+
 def test_the_writer_itself_is_not_told(node: Node) -> None:
     run = node.write(A, "a", 1)
     node.reserve(A, node.offer("a", 1))
