@@ -435,6 +435,15 @@ def test_what_is_touched_stays_longer_than_what_is_not(kind: str) -> None:
     assert (bench.found("a", 1), bench.found("b", 1)) == (SIZE, 0)
 
 
+def test_what_is_asked_for_and_not_touched_stays_no_longer(kind: str) -> None:
+    bench = bench_of(kind, FULL, slots=4, policy="lru")
+    bench.store("a", 0, 1)
+    bench.store("b", 0, 3)
+    bench.ask(bench.chain("a", 0, 1))
+    bench.store("c", 0, 1)
+    assert (bench.found("a", 1), bench.found("b", 1)) == (0, SIZE)
+
+
 def test_keys_of_groups_are_not_mixed_up(kind: str) -> None:
     bench = bench_of(kind, WINDOW)
     full, window = bench.ask(bench.chain("a", 0, 2), bench.chain("a", 0, 2, group=1))
