@@ -19,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
@@ -165,7 +165,7 @@ def node(memory_bytes: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "node.sock"
         command = [sys.executable, "-m", "kvtide", "node", "--memory", str(memory_bytes), "--socket", str(socket)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603 (ours)
         try:
             end_s = time.monotonic() + TIMEOUT_S
             while not socket.exists():

@@ -40,8 +40,10 @@ from kvtide.core.config import BelowConfig
 from kvtide.core.groups import Present
 from kvtide.core.host_pool import HostPool
 from kvtide.core.index.local import LocalIndex
+from kvtide.core.index.remote import RemoteIndex
 from kvtide.core.messages import Answer, Clear, Errand, Fetch, Name, Sink
 from kvtide.engine.block_pool import BlockPool
+from tests.memory_node import MemoryLink, MemoryNode
 
 ROUNDS_MAX = 1_000
 
@@ -106,12 +108,20 @@ class Pending:
     copy: Copy
     is_load: bool
     ranks_left: set[int]
+    host: dict[tuple[int, int], KV]
+    """The host memory that it reads or writes."""
+
+
+def index_of(manager: OffloadManager, link: MemoryLink | None = None) -> LocalIndex:
+    """Return the index of a manager, its own or that at the end of a link."""
+    index = manager._index if link is None else link.space.local
+    assert isinstance(index, LocalIndex)
+    return index
 
 
 def host_of(manager: OffloadManager) -> HostPool:
     """Return the host pool of a manager that has its own."""
-    assert isinstance(manager._index, LocalIndex)
-    return manager._index.host
+    return index_of(manager).host
 
 
 class World:
@@ -126,8 +136,11 @@ class World:
         host_blocks: int = 64,
         step_tokens: int = 16,
         below: BelowConfig | None = None,
+        node: MemoryNode | None = None,
+        later: bool = False,
         **options: object,
     ) -> None:
+        """`node`: where host blocks are kept, if not by the manager itself; `later`: it answers in the next step."""
         self.groups = tuple(groups)
         self.ranks = ranks
         self.step_tokens = step_tokens
@@ -136,14 +149,18 @@ class World:
         )
         self.config = OffloadConfig.build(geometry, {"host_per_rank": host_blocks, **options}, below)
         self.pool = BlockPool(device_blocks)
-        self.manager = OffloadManager(self.config, self.pool)
+        self.link = None if node is None else MemoryLink(node, later=later)
+        index = None if self.link is None else RemoteIndex(self.link, self.groups, remember_blocks=2 * device_blocks)
+        self.manager = OffloadManager(self.config, self.pool, index=index)
+        if index is not None:
+            index.grow(self.config.slots)
+            self.manager.plan()
         self.requests: dict[str, FakeRequest] = {}
         self.pending: dict[int, Pending] = {}
         """Copies that were planned and are not complete, oldest first."""
         self.device: dict[tuple[int, int], KV] = {}
         """What is in device memory, by rank and block."""
-        self.host: dict[tuple[int, int], KV] = {}
-        """What is in host memory, by rank and slot."""
+        self._host: dict[tuple[int, int], KV] = {}
         self.weights = 0
         self.errands: dict[int, Errand] = {}
         """Errands that were planned and are not answered, oldest first."""
@@ -155,9 +172,19 @@ class World:
     # ------------------------------------------------------------------ requests
 
     @property
+    def index(self) -> LocalIndex:
+        """The index, wherever it is."""
+        return index_of(self.manager, self.link)
+
+    @property
     def host_pool(self) -> HostPool:
-        """The host pool of the manager."""
-        return host_of(self.manager)
+        """The host pool."""
+        return self.index.host
+
+    @property
+    def host(self) -> dict[tuple[int, int], KV]:
+        """What is in host memory, by rank and slot."""
+        return self._host if self.link is None else self.link.space.memory
 
     def add(self, request_id: str, tokens: Iterable[str]) -> FakeRequest:
         """Make a request known."""
@@ -194,6 +221,10 @@ class World:
         """Match, reserve, allocate, admit; take `accept` tokens of the offer (all of it). True: it loads now."""
         match = self.match(request)
         self.manager.reserve(match)
+        while match.waits and self.link is not None:
+            self.plan()
+            match = self.match(request)
+            self.manager.reserve(match)
         accepted = match.tokens if accept is None else accept
         try:
             self.place(request, match.device_tokens, match.device_tokens + accepted)
@@ -308,12 +339,14 @@ class World:
         for copies, is_load in ((plan.loads, True), (plan.stores, False)):
             for copy in copies:
                 self._check_new(copy)
-                self.pending[copy.id] = Pending(copy, is_load, set(range(self.ranks)))
+                self.pending[copy.id] = Pending(copy, is_load, set(range(self.ranks)), self.host)
         for errand in plan.errands:
             if isinstance(errand, Clear):
                 self.below = {}  # tiers call everything by other names from now on
             self.errands[errand.id] = errand
             self._below_of[errand.id] = self.below
+        if self.link is not None:
+            self.link.let_in()
         return plan
 
     def drain_copies(self) -> None:
@@ -396,16 +429,19 @@ class World:
 
     def check(self) -> None:
         """Check what always holds (design.md): I2 to I5 and I9."""
-        gauges = self.manager.gauges()
+        gauges, fill = self.manager.gauges(), self.index.fill()
         assert gauges.slots_free + gauges.slots_cached + gauges.slots_writing == gauges.slots
-        assert min(gauges.slots_free, gauges.slots_cached, gauges.slots_writing, gauges.slots_pinned) >= 0
+        slots_writing = fill.slots - fill.free - fill.cached
+        assert min(fill.free, fill.cached, slots_writing, fill.pinned) >= 0
         assert 0 <= gauges.store_pins <= self.config.pin_budget_blocks
         assert gauges.transfers + gauges.transfers_unanswered == len(self.pending)
         if not self.manager.busy:
-            assert gauges.slots_writing == gauges.store_pins == gauges.backlog_blocks == 0
+            assert slots_writing == gauges.store_pins == gauges.backlog_blocks == 0
             assert self.pool.num_pinned == 0
             if not self.requests:
-                assert gauges.slots_pinned == 0
+                assert fill.pinned == 0
+                if self.link is not None:
+                    self.link.check_at_rest()
                 assert self.pool.num_free == self.pool.num_blocks
         for request in self.requests.values():
             self.check_visible(request.tokens)
@@ -508,14 +544,14 @@ class World:
         pairs = list(zip(pending.copy.blocks, pending.copy.slots, strict=True))
         for block, slot in pairs[: len(pairs) // 2] if half else pairs:
             if pending.is_load:
-                self.device[rank, block] = self.host[rank, slot]
+                self.device[rank, block] = pending.host[rank, slot]
             elif (rank, block) in self.device:
-                self.host[rank, slot] = self.device[rank, block]
+                pending.host[rank, slot] = self.device[rank, block]
             else:
-                self.host.pop((rank, slot), None)
+                pending.host.pop((rank, slot), None)
         if half:  # what a failed copy was about to write is garbage
             for block, slot in pairs[len(pairs) // 2 :]:
                 if pending.is_load:
                     self.device.pop((rank, block), None)
                 else:
-                    self.host.pop((rank, slot), None)
+                    pending.host.pop((rank, slot), None)

@@ -58,12 +58,12 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "host_pool": "chain events eviction groups messages metrics orphans",
         "match": "groups host_pool reasons",
         "requests": "groups match",
-        "ledger": "chain messages metrics requests",
+        "ledger": "chain match messages metrics requests",
         "below": "break_even chain config groups host_pool ledger match messages metrics reasons requests",
-        "loading": "below break_even config device groups host_pool ledger linear_fit match messages metrics reasons"
-        " requests",
-        "storing": "below chain config device groups host_pool ledger metrics reasons requests",
-        "manager": "below config device events groups host_pool ledger loading match messages metrics requests storing",
+        "index": "below chain config events groups host_pool ledger match messages metrics reasons requests",
+        "loading": "break_even config device groups index ledger linear_fit match messages metrics reasons requests",
+        "storing": "chain config device groups index ledger metrics reasons requests",
+        "manager": "config device events groups index ledger loading match messages metrics requests storing",
         "__init__": "config device events eviction groups manager match messages metrics reasons",
     },
     "kvtide.tiers": {
@@ -118,7 +118,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "peers": "connection credentials frames hello owners",
         "lives": "handler hello loop owners processes",
         "door": "errors listening loop",
-        "spaces": "arenas errors frames hello namespaces owners",
+        "spaces": "arenas codec described_groups errors frames hello namespaces owners",
         "server": "arenas connection credentials door drained errors frames handler hello listening lives loop owners"
         " peers",
         "node": "credentials hello listening loop metrics peers server settings spaces systemd",

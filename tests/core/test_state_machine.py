@@ -26,8 +26,11 @@ from kvtide.core import (
     Stored,
     longest_resumable,
 )
+from kvtide.core.index.local import LocalIndex
+from kvtide.core.index.remote import RemoteIndex
 from kvtide.engine.block_pool import BlockPool
-from tests.support import host_of
+from tests.memory_node import MemoryLink, MemoryNode
+from tests.support import index_of
 
 LAYOUTS: list[tuple[Group, ...]] = [
     (FullAttention(4),),
@@ -64,6 +67,8 @@ class InFlight:
     is_store: bool
     content: list[Content]
     """At planning time, of the source blocks or slots, on rank 0."""
+    host: dict[tuple[int, int], Content]
+    """The host memory that it reads or writes, by rank and slot."""
     to_run: set[int] = field(default_factory=set)
     to_report: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
@@ -78,6 +83,8 @@ def key_of(family: tuple[int, int], index: int) -> bytes:
 class Engine(RuleBasedStateMachine):
     """Drives a manager as an engine would, with contents instead of bytes."""
 
+    kind = "local"
+
     @initialize(
         layout=st.sampled_from(LAYOUTS),
         slots=st.integers(1, 30),
@@ -91,14 +98,31 @@ class Engine(RuleBasedStateMachine):
         self.pool = BlockPool(DEVICE_BLOCKS)
         geometry = Geometry(groups=layout, block_bytes=1, device_blocks=DEVICE_BLOCKS, ranks=ranks, step_tokens=16)
         options = {"host_per_rank": slots, "mode": mode, "policy": policy, "pin_budget": budget, "events": True}
-        self.manager = OffloadManager(OffloadConfig.build(geometry, options), self.pool)
+        self.config = OffloadConfig.build(geometry, options)
+        self.link: MemoryLink | None = None
+        self.manager = self.make_manager()
         self.device: list[dict[int, Content]] = [{} for _ in range(ranks)]
-        self.host: list[dict[int, Content]] = [{} for _ in range(ranks)]
+        self.own_host: dict[tuple[int, int], Content] = {}
         self.visible: dict[tuple[int, bytes], None] = {}
+        self.index_seen = index_of(self.manager, self.link)
         self.sequences: dict[str, Sequence] = {}
         self.in_flight: dict[int, InFlight] = {}
         self.epoch = 0
         self.serial = 0
+
+    def make_manager(self) -> OffloadManager:
+        if self.kind == "local":
+            return OffloadManager(self.config, self.pool)
+        self.link = MemoryLink(MemoryNode(self.config), later=self.kind == "later")
+        index = RemoteIndex(self.link, self.groups, remember_blocks=DEVICE_BLOCKS)
+        index.grow(self.config.slots)
+        manager = OffloadManager(self.config, self.pool, index=index)
+        manager.plan()
+        return manager
+
+    @property
+    def host(self) -> dict[tuple[int, int], Content]:
+        return self.own_host if self.link is None else self.link.space.memory
 
     # ------------------------------------------------------------------ requests
 
@@ -132,6 +156,11 @@ class Engine(RuleBasedStateMachine):
             self.groups, 0, sequence.tokens - 1, [self.present_on_device(sequence, g) for g in range(len(self.groups))]
         )
         match = self.manager.match(sequence.name, device_tokens, sequence.tokens)
+        if match.waits:
+            self.manager.reserve(match)
+            self.plan(idle=False)  # brings the answer
+            match = self.manager.match(sequence.name, device_tokens, sequence.tokens)
+            assert not match.waits
         again = self.manager.match(sequence.name, device_tokens, sequence.tokens)
         assert (match.tokens, match.slots) == (again.tokens, again.slots), "looking changes nothing"
         assert device_tokens + match.tokens <= max(device_tokens, sequence.tokens - 1)
@@ -292,20 +321,22 @@ class Engine(RuleBasedStateMachine):
         plan = self.manager.plan(idle=idle)
         for is_store, copies in ((False, plan.loads), (True, plan.stores)):
             for copy in copies:
-                source = self.device[0] if is_store else self.host[0]
-                ids = copy.blocks if is_store else copy.slots
                 everyone = set(range(self.ranks))
-                content = [source[i] for i in ids]
-                self.in_flight[copy.id] = InFlight(copy, is_store, content, everyone, set(everyone))
+                from_device = [self.device[0][block] for block in copy.blocks] if is_store else []
+                content = from_device or [self.host[0, slot] for slot in copy.slots]
+                self.in_flight[copy.id] = InFlight(copy, is_store, content, self.host, everyone, set(everyone))
+        if self.link is not None:
+            self.link.let_in()
         self.check_no_two_transfers_meet()
 
     def check_no_two_transfers_meet(self) -> None:
         stores = [flight for flight in self.in_flight.values() if flight.is_store]
         keys = [content for flight in stores for content in flight.content]
         assert len(keys) == len(set(keys)), "I7: one key is written by one transfer at a time"
-        written = [slot for flight in stores for slot in flight.copy.slots]
+        written = [(id(flight.host), slot) for flight in stores for slot in flight.copy.slots]
         written_blocks = [b for flight in self.in_flight.values() if not flight.is_store for b in flight.copy.blocks]
-        read = {slot for flight in self.in_flight.values() if not flight.is_store for slot in flight.copy.slots}
+        loads = [flight for flight in self.in_flight.values() if not flight.is_store]
+        read = {(id(flight.host), slot) for flight in loads for slot in flight.copy.slots}
         assert len(written) == len(set(written)), "I2: a slot is written by one transfer"
         assert not read & set(written), "I2: a slot that is read is not written"
         assert len(written_blocks) == len(set(written_blocks)), "I1: a device block is loaded by one transfer"
@@ -323,9 +354,9 @@ class Engine(RuleBasedStateMachine):
             flight.failed.add(rank)
         for block, slot in zip(flight.copy.blocks, flight.copy.slots, strict=True):
             if flight.is_store:
-                self.host[rank][slot] = ("torn",) if fails else self.device[rank][block]
+                flight.host[rank, slot] = ("torn",) if fails else self.device[rank][block]
             else:
-                self.device[rank][block] = ("torn",) if fails else self.host[rank][slot]
+                self.device[rank][block] = ("torn",) if fails else flight.host[rank, slot]
 
     @precondition(lambda self: any(flight.to_report - flight.to_run for flight in self.in_flight.values()))
     @rule(data=st.data(), twice=st.booleans())
@@ -387,7 +418,15 @@ class Engine(RuleBasedStateMachine):
     @invariant()
     def visible_keys_are_complete(self) -> None:
         """I3, against the event stream: a visible key has its bytes on every rank."""
-        for event in self.manager.take_events():
+        index = index_of(self.manager, self.link)
+        if index is not self.index_seen:
+            self.index_seen = index
+            self.visible.clear()
+        if self.link is None or self.link.life is not None:
+            self.check_visible(index)
+
+    def check_visible(self, index: LocalIndex) -> None:
+        for event in index.host._events.take():
             if isinstance(event, Stored):
                 for key in event.keys:
                     assert (event.group, key) not in self.visible
@@ -398,18 +437,18 @@ class Engine(RuleBasedStateMachine):
             elif isinstance(event, Cleared):
                 self.visible.clear()
         for group, key in self.visible:
-            slot = host_of(self.manager).cached_slot(group, key)
+            slot = index.host.cached_slot(group, key)
             assert slot is not None
             for rank in range(self.ranks):
-                assert self.host[rank][slot] == ("kv", self.epoch, group, key)
-        assert len(self.visible) == self.manager.gauges().slots_cached
+                assert self.host[rank, slot] == ("kv", self.epoch, group, key)
+        assert len(self.visible) == index.fill().cached
 
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
         """I5 and I9."""
-        gauges = self.manager.gauges()
+        gauges, fill = self.manager.gauges(), index_of(self.manager, self.link).fill()
         assert gauges.slots_free + gauges.slots_cached + gauges.slots_writing == gauges.slots
-        assert min(gauges.slots_free, gauges.slots_cached, gauges.slots_writing) >= 0
+        assert min(fill.free, fill.cached, fill.slots - fill.free - fill.cached) >= 0
         assert gauges.store_pins <= self.budget
         in_use = {b for s in self.sequences.values() for table in s.blocks for b in table if b}
         copied = {b for flight in self.in_flight.values() for b in flight.copy.blocks}
@@ -429,11 +468,56 @@ class Engine(RuleBasedStateMachine):
             self.visible_keys_are_complete()
             if not self.manager.busy:
                 break
-        gauges = self.manager.gauges()
+        gauges, fill = self.manager.gauges(), index_of(self.manager, self.link).fill()
         assert not self.manager.busy
-        assert gauges.slots_pinned == gauges.slots_writing == gauges.store_pins == gauges.backlog_blocks == 0
+        assert fill.pinned == gauges.store_pins == gauges.backlog_blocks == 0
+        assert fill.free + fill.cached == fill.slots
         assert self.pool.num_free == DEVICE_BLOCKS
+        if self.link is not None:
+            self.link.check_at_rest()
+            assert self.manager._stores._asked_blocks == self.manager._stores._asks == 0
 
 
+class EngineElsewhere(Engine):
+    """The same engine, with an index that is elsewhere: the way there breaks, and the node begins anew."""
+
+    kind = "at once"
+
+    @rule(seconds=st.sampled_from([0.01, 0.2, 20.0]))
+    def pass_time(self, seconds: float) -> None:
+        assert self.link is not None
+        self.manager.passed(min(seconds, 0.5))  # the ledger has deadlines of its own
+        self.manager._index.passed(seconds)
+
+    @rule(dice=st.integers(0, 9), restarts=st.booleans())
+    def break_the_link(self, dice: int, restarts: bool) -> None:
+        assert self.link is not None
+        if dice < 9:
+            return
+        if restarts:
+            self.link.node.restart()
+        elif self.link.life is None:
+            self.link.come()
+        else:
+            self.link.go_away()
+
+    @rule()
+    def be_told(self) -> None:
+        """Answers come between two steps."""
+        assert self.link is not None
+        self.link.let_in()
+
+
+class EngineWithASlowNode(EngineElsewhere):
+    """Answers come a step later."""
+
+    kind = "later"
+
+
+for engine, examples in ((Engine, 150), (EngineElsewhere, 100), (EngineWithASlowNode, 100)):
+    engine.TestCase.settings = settings(
+        max_examples=examples, stateful_step_count=60, suppress_health_check=list(HealthCheck)
+    )
 TestEngine = Engine.TestCase
-TestEngine.settings = settings(max_examples=150, stateful_step_count=60, suppress_health_check=list(HealthCheck))
+TestEngineElsewhere = EngineElsewhere.TestCase
+TestEngineWithASlowNode = EngineWithASlowNode.TestCase

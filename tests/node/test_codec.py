@@ -57,11 +57,7 @@ OFFERS = some.builds(
     touch=some.booleans(),
 )
 LOOK_UPS = some.builds(
-    lambda id_, keys, device, tokens: LookUp(id_, keys, device, tokens, [0] * len(keys)),
-    IDS,
-    some.lists(KEYS, max_size=3),
-    TOKENS,
-    TOKENS,
+    LookUp, id=IDS, keys=some.lists(KEYS, max_size=3), device_tokens=TOKENS, num_tokens=TOKENS, firsts=some.just(())
 )
 CALLS: some.SearchStrategy[Call] = some.one_of(
     LOOK_UPS,

@@ -30,6 +30,8 @@ class NotStored(str, Enum):
     """A rank cannot copy any more, so nothing is stored."""
     NODE_AWAY = "node_away"
     """The node that keeps host blocks is not there, or went away before it had answered."""
+    NODE_LATE = "node_late"
+    """The node that keeps host blocks did not say in time where to store it."""
 
 
 class NotLoaded(str, Enum):

@@ -58,7 +58,10 @@ def call_frame(call: Call) -> Frame:
     match call:
         case calls.LookUp():
             head = _LOOK_UP.pack(call.id, call.device_tokens, call.num_tokens, len(call.keys))
-            keys = [pack_keys(keys[first:], first) for keys, first in zip(call.keys, call.firsts, strict=True)]
+            keys = [
+                pack_keys(keys[first:], first)
+                for keys, first in zip(call.keys, call.firsts or [0] * len(call.keys), strict=True)
+            ]
             return Frame(Kind.LOOK_UP, head + b"".join(keys))
         case calls.Release():
             return Frame(Kind.RELEASE, _RELEASE.pack(call.lease, call.used))
@@ -92,7 +95,7 @@ def _pack_offer(offer: Offer) -> bytes:
 def _read_look_up(reader: Reader) -> Call:
     id_, device_tokens, num_tokens, groups = reader.numbers(_LOOK_UP)
     keys = [reader.keys() for _ in range(_few(groups))]
-    return calls.LookUp(id_, keys, device_tokens, num_tokens, [0] * len(keys))
+    return calls.LookUp(id_, keys, device_tokens, num_tokens)
 
 
 def _read_release(reader: Reader) -> Call:

@@ -83,6 +83,9 @@ class IndexLink:
         private = {**self._hello.namespace, "private": secrets.token_hex(8)}
         self._tie = Link(self._path, replace(self._hello, namespace=private), self._say)
 
+    def drained(self, life: int) -> None:
+        """See `core.index.link.Link`. The workers, who have the memory, tell the node themselves."""
+
     def close(self) -> None:
         """Let go of the node."""
         self._tie.close()

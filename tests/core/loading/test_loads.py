@@ -241,6 +241,9 @@ def test_a_table_that_is_too_short_for_the_load_is_refused() -> None:
         world.manager.admit("r", 32)
     world.place(request, 0, 32)
     assert world.manager.admit("r", 32), "the reservation is still there"
+    world.step()
+    world.finish(request)
+    world.drain()
 
 
 def test_missed_tokens_are_counted_when_a_request_is_admitted_and_not_before() -> None:
@@ -269,6 +272,19 @@ def test_a_load_leaves_out_old_window_blocks() -> None:
     assert request.blocks[1][:6] == [NULL_BLOCK] * 6
     world.run(copy)
     world.compute(request)
+
+
+def test_a_part_that_needs_other_blocks_than_were_offered_keeps_those_until_they_are_read() -> None:
+    world = warm(groups=(SlidingWindow(4, 9),))
+    request = waiting(world)
+    offered = world.match(request).slots
+    assert world.admit(request, 28)
+    (copy,) = world.plan().loads
+    needed = world.host_pool.slots_of(0, request.keys[0][5:7])
+    assert list(copy.slots) == needed != offered
+    assert [slot for slot in range(world.host_pool.slots) if world.host_pool._pins[slot]] == sorted(copy.slots)
+    world.run(copy)
+    assert world.host_pool.num_pinned() == 0
 
 
 def test_what_is_loaded_is_renewed_with_its_place_in_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ class LookUp:
     """Per group, as far as the request's tokens are known."""
     device_tokens: int
     num_tokens: int
-    firsts: Sequence[int]
+    firsts: Sequence[int] = ()
     """So many keys of each group nobody will look at: the device has their blocks."""
 
 

@@ -94,7 +94,7 @@ class Index(ABC):
 
     @abstractmethod
     def release_part(self, lease: Lease, keep: list[int]) -> None:
-        """Return a lease but for some of its slots."""
+        """Let a lease be one of these slots: some that it has, or what `narrow` has just returned."""
 
     @abstractmethod
     def narrow(self, request: Request, match: Match, boundary: int) -> Match | None:
@@ -102,6 +102,10 @@ class Index(ABC):
 
         `boundary` lies within what was offered, maybe inside a block.
         """
+
+    @abstractmethod
+    def is_over(self, held: Lease | Chain) -> bool:
+        """Whether nobody is there any more who had leased or granted something: no copy of it may begin."""
 
     @abstractmethod
     def wait(self, request: Request, match: Match) -> None:

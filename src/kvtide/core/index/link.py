@@ -9,7 +9,10 @@ from kvtide.core.index.calls import Call, Reply
 
 
 class Link(Protocol):
-    """Brings calls there and replies back, in order. It comes and goes: each life is a new owner at the index."""
+    """Brings calls there and replies back, in order. It comes and goes: each life is a new owner at the index.
+
+    Used by one thread. A life begins inside `receive`, and ends there or in `leave`, one at a time: none is missed.
+    """
 
     @property
     def life(self) -> int | None:
@@ -20,13 +23,13 @@ class Link(Protocol):
         """Host slots that the index has in this life."""
 
     def send(self, call: Call) -> None:
-        """Let a call go with the next `flush`."""
+        """Let a call go with the next `flush`. What it names may change from now on."""
 
     def flush(self) -> None:
         """Send what waits. Does not block."""
 
     def receive(self) -> Sequence[Reply]:
-        """Return what has come in this life since the last call. Does not block."""
+        """Return what has come since the last call, in the life that there is now. Does not block."""
 
     def wait(self, seconds: float) -> None:
         """Wait until something comes, at most so long."""

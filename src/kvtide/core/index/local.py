@@ -117,6 +117,10 @@ class LocalIndex(Index):
         del run.keys[keep_blocks:], run.blocks[keep_blocks:], run.slots[keep_blocks:]
         return rest
 
+    def is_over(self, held: Lease | Chain) -> bool:
+        """See `Index`."""
+        return False
+
     def has(self, group: int, key: Key) -> bool:
         """See `Index`."""
         return self.host.has(group, key)

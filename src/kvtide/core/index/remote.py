@@ -25,9 +25,24 @@ from kvtide.core.requests import Request
 LOOK_UP_S = 0.002
 """So long a look-up may hold the engine up."""
 LATE_S = 0.1
-"""After so long without an answer a request goes on without."""
+"""After so long without an answer a request goes on without. An answer that nobody has used is as good for so long."""
+ASK_S = 10.0
+"""After so long without an answer a reservation counts as refused."""
 ASKS_MAX = 1024
 """Reservations that are not answered. More are refused: the node does not keep up."""
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A reservation that is not answered."""
+
+    wants: Sequence[Want]
+    granted: Granted
+    waited_s: float = 0.0
+
+    def refuse(self, why: NotStored) -> None:
+        """Tell that nothing comes of it."""
+        self.granted([_refusal(want, why) for want in self.wants])
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +53,15 @@ class LookedUp:
     device_tokens: int
     num_tokens: int
     waited_s: float = 0.0
+    """For the answer, or for somebody who takes the lease."""
     found: Found | None = None
+    told: bool = False
+    """The request knows the answer."""
+
+    @property
+    def leased(self) -> bool:
+        """Whether it has found something, which is to be released."""
+        return self.found is not None and self.found.lease is not None
 
 
 @dataclass(slots=True)
@@ -62,12 +85,13 @@ class RemoteIndex(Index):
         """By request."""
         self._request_of: dict[int, str] = {}
         """The request of a look-up that is not answered."""
-        self._asks: dict[int, tuple[Sequence[Want], Granted]] = {}
+        self._asks: dict[int, Asked] = {}
         self._unkept: list[Chain] = []
         self._held: Counter[int] = Counter()
         """Leases and runs of each life: as long as there are any, copies may be under way."""
         self._known: set[tuple[int, Key]] = set()
         self._slots_ready = 0
+        self._unsent = False
         self._last_id = 0
 
     # ------------------------------------------------------------------ loading
@@ -90,6 +114,7 @@ class RemoteIndex(Index):
             self._link.wait(LOOK_UP_S)
             self._take()
         if asked.found is not None:
+            asked.told = True
             return self._match(request, asked, asked.found, pays)
         if asked.id not in self._request_of:  # the node went away while we waited
             return self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
@@ -110,7 +135,7 @@ class RemoteIndex(Index):
             self._let_go(lease.life)
 
     def release_part(self, lease: Lease, keep: list[int]) -> None:
-        """See `Index`. The others are kept as well, as long as these: it is not worth a message."""
+        """See `Index`. All that was leased is kept, as long as these: it is not worth a message."""
 
     def narrow(self, request: Request, match: Match, boundary: int) -> Match | None:
         """See `Index`. Only what is leased can be had."""
@@ -139,8 +164,7 @@ class RemoteIndex(Index):
         asked = self._look_ups.pop(request.id, None)
         if asked is not None:
             self._request_of.pop(asked.id, None)
-            if asked.found is not None:
-                self._return(asked.found)
+            self._return(asked.found)
 
     def _ask(self, request: Request, device_tokens: int, num_tokens: int) -> LookedUp:
         """Return the look-up of a request, a new one if there is none for what it needs."""
@@ -152,29 +176,27 @@ class RemoteIndex(Index):
         asked = self._look_ups[request.id] = LookedUp(self._last_id, device_tokens, num_tokens)
         self._request_of[asked.id] = request.id
         firsts = [device_tokens // group.block_tokens for group in self._groups]
-        self._link.send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens, firsts))
-        self._link.flush()
+        self._send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens, firsts))
+        self._flush()
         return asked
 
     def _match(self, request: Request, asked: LookedUp, found: Found, pays: Callable[[int], bool]) -> Match:
         match = Match(request.id, asked.device_tokens, found.tokens, found.pieces, found.missed, asked.num_tokens)
-        if not found.tokens:
-            return match
-        if not pays(found.tokens):
+        if found.tokens and not pays(found.tokens):
             missed = {**found.missed, NotLoaded.BELOW_BREAK_EVEN: found.tokens}
             return replace(match, tokens=0, pieces=(), missed=missed)
-        assert found.lease is not None
+        if found.lease is None:
+            return match
         assert self._life is not None
         return replace(match, lease=Lease(match.slots, found.lease, self._life))
 
     def _miss(self, request: Request, device_tokens: int, num_tokens: int, why: NotLoaded) -> Match:
         return Match(request.id, device_tokens, 0, (), {why: num_tokens - device_tokens}, num_tokens)
 
-    def _return(self, found: Found) -> None:
-        """Release what was found and is not wanted."""
-        if found.lease is not None and self._life is not None:
-            self._say(self._life, calls.Release(found.lease, used=False))
-            self._let_go(self._life)
+    def _return(self, found: Found | None) -> None:
+        """Release what was found in this life and is not wanted."""
+        if found is not None and self._life is not None:
+            self.release(Lease([], found.lease or 0, self._life))
 
     # ------------------------------------------------------------------ storing
 
@@ -182,22 +204,22 @@ class RemoteIndex(Index):
         """See `Index`."""
         if not wants:
             granted([])
-        elif self._life is None:
-            granted([_refusal(want, NotStored.NODE_AWAY) for want in wants])
+        elif not self._is_here(self._life):
+            Asked(wants, granted).refuse(NotStored.NODE_AWAY)
         elif len(self._asks) >= ASKS_MAX:
-            granted([_refusal(want, NotStored.QUEUE_FULL) for want in wants])
+            Asked(wants, granted).refuse(NotStored.QUEUE_FULL)
         else:
             self._last_id += 1
-            self._asks[self._last_id] = wants, granted
-            self._link.send(calls.Reserve(self._last_id, [_offer(want) for want in wants], max(0, room_blocks)))
+            self._asks[self._last_id] = Asked(wants, granted)
+            self._send(calls.Reserve(self._last_id, [_offer(want) for want in wants], max(0, room_blocks)))
 
     def settle(self, chains: Sequence[Chain], *, kept: bool) -> bool:
         """See `Index`. The chains of one transfer may be of several lives: then all of them come to nothing."""
         runs = [chain for chain in chains if isinstance(chain, RemoteRun)]
-        known = all(run.life == self._life for run in runs)
-        ids = [run.id for run in runs if run.life == self._life]
-        if ids and self._life is not None:
-            self._link.send(calls.Settle(ids, kept and known))
+        ids = [run.id for run in runs if self._is_here(run.life)]
+        known = len(ids) == len(runs)
+        if ids:
+            self._send(calls.Settle(ids, kept and known))
         for run in runs:
             if kept and known:
                 self._remember(run.group, run.keys)
@@ -211,6 +233,10 @@ class RemoteIndex(Index):
         rest = run.part(keep_blocks, len(run), self._groups[run.group].block_tokens)
         del run.keys[keep_blocks:], run.blocks[keep_blocks:], run.slots[keep_blocks:]
         return rest
+
+    def is_over(self, held: Lease | Chain) -> bool:
+        """See `Index`."""
+        return isinstance(held, Lease | RemoteRun) and not self._is_here(held.life)
 
     def has(self, group: int, key: Key) -> bool:
         """See `Index`. What the node has evicted since is not known here: it costs a hit, no more."""
@@ -236,16 +262,9 @@ class RemoteIndex(Index):
         assert self._life is not None
         self._held[self._life] += 1
         part = chain.part(run.first, run.first + len(run.slots), size)
+        slots = list(run.slots)
         return RemoteRun(
-            part.group,
-            part.keys,
-            part.parent,
-            part.end_tokens,
-            part.blocks,
-            list(run.slots),
-            filled=part.filled,
-            id=run.id,
-            life=self._life,
+            part.group, part.keys, part.parent, part.end_tokens, part.blocks, slots, id=run.id, life=self._life
         )
 
     def _remember(self, group: int, keys: Sequence[Key]) -> None:
@@ -264,7 +283,7 @@ class RemoteIndex(Index):
 
     def plan(self) -> tuple[Errand, ...]:
         """See `Index`. What is below host memory is the node's business."""
-        self._link.flush()
+        self._flush()
         return ()
 
     def answered(self, errand: Entry) -> list[Chain]:
@@ -276,9 +295,16 @@ class RemoteIndex(Index):
 
     def passed(self, seconds: float) -> None:
         """See `Index`."""
-        for asked in self._look_ups.values():
-            if asked.found is None:
-                asked.waited_s += seconds
+        for request_id, asked in list(self._look_ups.items()):
+            asked.waited_s += seconds
+            if asked.told and asked.waited_s >= LATE_S:  # by now the node may have more, or need the room
+                del self._look_ups[request_id]
+                self._return(asked.found)
+        for id_, ask in list(self._asks.items()):
+            ask.waited_s += seconds
+            if ask.waited_s >= ASK_S:
+                del self._asks[id_]
+                ask.refuse(NotStored.NODE_LATE)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """See `Index`."""
@@ -287,12 +313,11 @@ class RemoteIndex(Index):
         """See `Index`."""
         self._slots_ready = slots
         if self._life is not None:
-            self._link.send(calls.Ready(slots))
+            self._send(calls.Ready(slots))
 
     def reset(self, *, below: bool) -> None:
         """See `Index`. Other engines may go on with the old weights: it is this one that leaves."""
-        if below:
-            self._link.leave()
+        self._link.leave()
         self._end_life(NotStored.RESET)
 
     def clear(self) -> None:
@@ -301,7 +326,7 @@ class RemoteIndex(Index):
     @property
     def waiting(self) -> bool:
         """See `Index`."""
-        return bool(self._unkept)
+        return bool(self._unkept or self._unsent)
 
     @property
     def sinking(self) -> bool:
@@ -310,23 +335,23 @@ class RemoteIndex(Index):
 
     def fill(self) -> Fill:
         """See `Index`. How full it is is known at the node."""
-        return Fill(self._link.slots, 0, 0, 0, searches=len(self._request_of))
+        return Fill(0, 0, 0, 0, searches=len(self._request_of))
 
     # ------------------------------------------------------------------ lives
 
     def _take(self) -> None:
         """Take what has come, and notice when the node has gone or come."""
+        replies = self._link.receive()
         if self._link.life != self._life:
             self._end_life(NotStored.NODE_AWAY)
             self._life = self._link.life
             if self._life is not None:
-                self._link.send(calls.Ready(self._slots_ready))
-        for reply in self._link.receive():
+                self._send(calls.Ready(self._slots_ready))
+        for reply in replies:
             if isinstance(reply, Found):
                 self._found(reply)
             elif isinstance(reply, Reserved):
-                wants, granted = self._asks.pop(reply.id)
-                granted([self._grant(want, taken) for want, taken in zip(wants, reply.taken, strict=True)])
+                self._reserved(reply)
             elif isinstance(reply, Unkept):
                 self._unkept.append(reply.chain)
 
@@ -338,32 +363,58 @@ class RemoteIndex(Index):
         if request_id is None:
             self._return(found)  # nobody wants to know any more
         else:
-            self._look_ups[request_id].found = found
+            asked = self._look_ups[request_id]
+            asked.found, asked.waited_s = found, 0.0
+
+    def _reserved(self, reply: Reserved) -> None:
+        ask = self._asks.pop(reply.id, None)
+        if ask is not None:
+            ask.granted([self._grant(want, taken) for want, taken in zip(ask.wants, reply.taken, strict=True)])
+            return
+        unwanted = [run.id for taken in reply.taken for run in taken.runs]
+        if unwanted:
+            self._send(calls.Settle(unwanted, kept=False))
 
     def _end_life(self, why: NotStored) -> None:
         """What was asked for will not be answered."""
         asks, self._asks = self._asks, {}
-        self._look_ups.clear()
+        looked_up, self._look_ups = self._look_ups, {}
         self._request_of.clear()
-        self._unkept.clear()
         self._known.clear()
+        self._unsent = False
         life, self._life = self._life, None
-        if life is not None and not self._held[life]:
-            self._link.drained(life)
-        for wants, granted in asks.values():
-            granted([_refusal(want, why) for want in wants])
+        if life is not None:
+            self._held[life] -= sum(asked.leased for asked in looked_up.values())
+            self._drain(life)
+        for ask in asks.values():
+            ask.refuse(why)
+
+    def _is_here(self, life: int | None) -> bool:
+        """Whether something can be said about what was granted in some life. The next one knows nothing of it."""
+        return life is not None and life == self._life == self._link.life
+
+    def _send(self, call: calls.Call) -> None:
+        self._link.send(call)
+        self._unsent = True
+
+    def _flush(self) -> None:
+        self._link.flush()
+        self._unsent = False
 
     def _say(self, life: int, call: calls.Call) -> None:
-        """Say something about what was granted in some life. The next life knows nothing of it."""
-        if life == self._life:
-            self._link.send(call)
+        if self._is_here(life):
+            self._send(call)
 
     def _let_go(self, life: int) -> None:
         self._held[life] -= 1
+        if life != self._life:
+            self._drain(life)
+
+    def _drain(self, life: int) -> None:
+        """Tell that nothing is held any more of a life that is over."""
         if not self._held[life]:
             del self._held[life]
-            if life != self._life:
-                self._link.drained(life)
+            self._link.drained(life)
 
 
 def _offer(want: Want) -> Offer:

@@ -59,7 +59,7 @@ class SharedIndex:
         self._notices: list[tuple[int, Unkept]] = []
         self._last_id = 0
         self.calls_unknown = 0
-        """Calls about leases and runs that are not there: of another life, or twice."""
+        """Calls about leases and runs that are not there, or of owners that are not: of another life, or twice."""
 
     # ------------------------------------------------------------------ owners
 
@@ -74,8 +74,6 @@ class SharedIndex:
     def ended(self, owner: int) -> None:
         """No process of an owner lives any more, or none copies: release what it held."""
         gone = self._owners.pop(owner)
-        for relying in self._relying.values():
-            relying.pop(owner, None)
         for lease, _ in gone.leases.values():
             self._index.release(lease)
         for run in list(gone.runs.values()):
@@ -85,6 +83,11 @@ class SharedIndex:
         """So many slots can be used by now."""
         self._index.grow(slots)
 
+    @property
+    def quarantined_slots(self) -> int:
+        """Slots that owners of which nothing is heard any more may still read or write."""
+        return sum(owner.leased_slots + owner.writing_slots for owner in self._owners.values() if owner.closed)
+
     def counts(self) -> dict[str, int]:
         """Return how many slots are what, and what it was asked."""
         host, owners = self._index.host, self._owners.values()
@@ -93,7 +96,7 @@ class SharedIndex:
             "free": host.num_free,
             "leased": sum(owner.leased_slots for owner in owners),
             "writing": len(self._writing),
-            "quarantined": sum(owner.leased_slots + owner.writing_slots for owner in owners if owner.closed),
+            "quarantined": self.quarantined_slots,
             "calls_unknown": self.calls_unknown,
         }
 
@@ -101,7 +104,10 @@ class SharedIndex:
 
     def handle(self, owner: int, call: Call) -> Reply | None:
         """Do what an engine asks for; return the answer, if there is one."""
-        holder = self._owners[owner]
+        holder = self._owners.get(owner)
+        if holder is None or holder.closed:
+            self.calls_unknown += 1
+            return None
         match call:
             case calls.LookUp():
                 self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
@@ -127,7 +133,9 @@ class SharedIndex:
     def take_notices(self) -> list[tuple[int, Unkept]]:
         """Return what owners have to be told, since the last time."""
         notices, self._notices = self._notices, []
-        return [(owner, notice) for owner, notice in notices if owner in self._owners]
+        return [
+            (owner, notice) for owner, notice in notices if owner in self._owners and not self._owners[owner].closed
+        ]
 
     def _check(self, sound: bool) -> None:
         if not sound:
@@ -139,16 +147,21 @@ class SharedIndex:
             and offer.end_tokens > 0
             and offer.end_tokens % self._index.block_tokens[offer.group] == 0
             and all(0 <= position < len(offer.keys) for position in offer.gone)
+            and len(set(offer.keys)) == len(offer.keys)
         )
 
     # ------------------------------------------------------------------ loading
 
     def _look_up(self, holder: Owner, call: calls.LookUp) -> Found:
         request = Request("", call.keys, [[]] * self._groups)
-        match = self._index.look_up(request, call.device_tokens, call.num_tokens, lambda _: True)
+        # There is nothing behind the last key, whatever number somebody sends: looking costs as much as the message.
+        sizes = self._index.block_tokens
+        known = max(len(keys) * size for keys, size in zip(call.keys, sizes, strict=True))
+        num_tokens = min(call.num_tokens, max(known, call.device_tokens) + max(sizes))
+        match = self._index.look_up(request, call.device_tokens, num_tokens, lambda _: True)
         slots = match.slots
         if not slots:
-            return Found(call.id, 0, (), match.missed)
+            return Found(call.id, match.tokens, (), match.missed)
         if max(slots) >= holder.slots_ready:  # this engine has not pinned all of its memory yet
             return Found(call.id, 0, (), {NotLoaded.NOT_CACHED: call.num_tokens - call.device_tokens})
         self._last_id += 1

@@ -85,9 +85,15 @@ class Loads:
 
     def take_planned(self) -> list[LoadEntry]:
         """Return the loads that were started since the last plan; from now on reports are expected."""
-        planned, self._planned = self._planned, []
-        for load in planned:
-            self._ledger.start(load)
+        planned: list[LoadEntry] = []
+        for load in self._planned:
+            if load.lease is not None and self._index.is_over(load.lease):
+                load.failure = "what was leased is gone"
+                self._settled_at_once.append(load)
+            else:
+                self._ledger.start(load)
+                planned.append(load)
+        self._planned = []
         return planned
 
     def take_settled_at_once(self) -> list[LoadEntry]:
@@ -142,17 +148,16 @@ class Loads:
     def _start(self, request: Request, match: Match, accepted_tokens: int) -> None:
         boundary = match.device_tokens + accepted_tokens
         load = LoadEntry(self._ledger.next_id(), request=request, boundary=boundary, tokens=accepted_tokens)
+        needed: Match | None = match
         if accepted_tokens < match.tokens:
             # A window ends elsewhere now: other blocks are needed than were offered, and they may not be there.
-            narrowed = self._index.narrow(request, match, boundary)
-            if narrowed is None:
-                load.failure = "the accepted part of the offer cannot be resumed from"
-            else:
-                load.lease = self._index.lease(narrowed)
-                self._fill(load, request, narrowed)
+            needed = self._index.narrow(request, match, boundary)
+        if needed is None:
+            load.failure = "the accepted part of the offer cannot be resumed from"
         else:
-            load.lease, request.lease = request.lease, None
-            self._fill(load, request, match)
+            load.lease = request.lease
+            self._fill(load, request, needed)
+            request.lease = None  # it is the load's now, and released with it
         request.handle(RequestEvent.ADMIT_WITH_LOAD)
         self.release(request)
         request.load_id = load.id
@@ -161,6 +166,8 @@ class Loads:
 
     def _fill(self, load: LoadEntry, request: Request, match: Match) -> None:
         """Pair slots with the device blocks that the engine has allocated; it leaves out what it does not need."""
+        if load.lease is not None and match is not request.reservation:
+            self._index.release_part(load.lease, match.slots)
         self._index.use(match)
         for group, first, slots in match.pieces:
             blocks = request.blocks[group][first : first + len(slots)]

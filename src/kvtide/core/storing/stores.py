@@ -93,9 +93,8 @@ class Stores:
 
     def _find_again(self, run: Chain, attempt: int) -> Chain | None:
         """Return a run that was asked for in an earlier step as far as the device has it; ask for the rest again."""
-        blocks = self.find(run)
-        run.filled = run.filled and blocks == run.blocks
-        run.blocks = blocks
+        run.blocks = blocks = self.find(run)
+        run.filled = False  # a block may have had other content since, and be filled again by this step
         there = blocks.index(NULL_BLOCK) if NULL_BLOCK in blocks else len(blocks)
         if there == 0:
             self._index.settle([run], kept=False)
@@ -146,9 +145,14 @@ class Stores:
 
     def take_planned(self) -> list[StoreEntry]:
         """Return the stores that were started since the last plan; from now on reports are expected."""
-        planned, self._planned = self._planned, []
-        for store in planned:
-            self._ledger.start(store)
+        planned: list[StoreEntry] = []
+        for store in self._planned:
+            if any(map(self._index.is_over, store.chains)):
+                self.settle(store)
+            else:
+                self._ledger.start(store)
+                planned.append(store)
+        self._planned = []
         return planned
 
     def settle(self, store: StoreEntry) -> None:
