@@ -15,6 +15,7 @@ from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.conservation import ConservationChecker
 from kvtide.sim.checkers.content import ContentChecker
 from kvtide.sim.checkers.progress import ProgressChecker
+from kvtide.sim.checkers.references import ReferencesChecker
 from kvtide.sim.checkers.visibility import VisibilityChecker
 from kvtide.sim.rank import Rank
 from kvtide.sim.work import StepWork
@@ -63,7 +64,10 @@ def test_pins_of_overdue_loads_that_are_returned_at_once_end_in_wrong_bytes() ->
 
 def test_blocks_of_overdue_loads_are_seen_to_be_given_out() -> None:
     # With all checkers on, mostly the pins are missed in the next plan. Here nobody counts them.
-    with patch.object(ConservationChecker, "plan_made", Checker.plan_made):
+    with (
+        patch.object(ReferencesChecker, "plan_made", Checker.plan_made),
+        patch.object(ConservationChecker, "plan_made", Checker.plan_made),
+    ):
         found = run_canary(BY_NAME["overdue-returns-pins"], 0, {}, SEEDS_MAX)
     assert found.invariant == "I1"
 
