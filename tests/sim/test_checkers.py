@@ -16,8 +16,8 @@ from kvtide.sim.checkers.watch import CHECKERS
 from kvtide.sim.simulation import Found
 
 SIM = Path(sim.__file__).parent
-UNDER_TEST = {"facade.py", "configuration.py", "rank.py"}
-"""These make the manager, the workers and the stacks of tiers under test, and talk to them. Canaries reach into them on
+UNDER_TEST = {"facade.py", "configuration.py", "rank.py", "node.py"}
+"""These make the manager, the index of a node, the workers and the stacks of tiers under test, and talk to them. Canaries reach into them on
 purpose. Others are the oracle, and the machine below what is under test."""
 ALLOWED = {
     "kvtide.core.config": {"Admission", "BelowConfig", "Mode"},  # words of the configuration,
@@ -30,6 +30,9 @@ ALLOWED = {
     "kvtide.core.metrics": {"Gauges", "Metrics"},
     "kvtide.core.reasons": {"NotLoaded", "NotStored", "NotSunk"},
     "kvtide.core.messages": None,  # the messages, all of them,
+    "kvtide.core.index": {"calls"},
+    "kvtide.core.index.calls": None,  # those between engines and a node too,
+    "kvtide.core.index.link": {"Link"},  # and the interface of the way between,
     "kvtide.copy.base": {
         "CopyEngine",
         "Direction",

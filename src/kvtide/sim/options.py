@@ -13,6 +13,7 @@ from kvtide.options import did_you_mean
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FAULT_KINDS
 from kvtide.sim.layouts import LAYOUTS, draw_layout
+from kvtide.sim.node.chances import NodeWorld
 from kvtide.sim.world import Habits, World, blocks_needed, blocks_to_resume_first
 
 LAYOUT_STREAM = 2
@@ -83,6 +84,8 @@ def _made_possible(world: World, overrides: Overrides) -> World:
             if name in overrides:
                 raise ConfigError(name, value, f"at most {most}, the {limit.replace('_', ' ')}")
             world = replace(world, **{name: most})
+    if world.node is not None:  # these are simulated for one engine
+        world = replace(world, tier=None, resets=(), stops_at=None, step_s=0)
     if not world.step_s:
         world = replace(world, faults=world.faults.without("silent_rank"))  # they would be waited for without end
     return world
@@ -159,7 +162,13 @@ def _without(world: World, kinds: list[str]) -> dict[str, Any]:
     return {"faults": world.faults.without(*kinds)}
 
 
+def _node(world: World, kind: str) -> dict[str, Any]:
+    node = NodeWorld.draw(world.seed)
+    return {"node": node if kind == "yes" else node.without_faults()}
+
+
 WORLD_OPTIONS: dict[str, WorldOption] = {
+    "node": _choice("several engines share host memory: with all that can go wrong, or none", ("yes", "calm"), _node),
     "layout": _choice("kinds of attention", LAYOUTS, _layout),
     "requests": WorldOption(
         "which requests come", "names joined by +, such as r0+r3", lambda text: text.split("+"), _requests

@@ -58,6 +58,8 @@ class LazyPlanner:
         self._kept_out: set[tuple[int, Key]] = set()
         """Not to be stored, and counted: when it is about to be evicted, for not all engines say when it is."""
         self._stopped_by_budget = False
+        self._planning = False
+        """It asks for slots right now: what is answered meanwhile was answered at once."""
 
     @property
     def waiting(self) -> bool:
@@ -104,14 +106,19 @@ class LazyPlanner:
         chains = self._chains(self._walk(ahead))
         self._tried.update((chain.group, key) for chain in chains for key in chain.keys)
         if chains:
+            self._planning = True
             self._stores.begin(chains, partial(self._granted, chains))
+            self._planning = False
         if not self._stores.pinned_blocks:
             self._stopped_by_budget = False  # no store is under way that would make room by ending
 
     def _granted(self, chains: list[Chain], grants: list[Grant]) -> None:
-        """Look again at the blocks that the host had no room for."""
+        """Look again at the blocks that the host had no room for.
+
+        Where the answer took a step, asking keeps an idle engine awake: it asks again when it has computed something.
+        """
         for chain, grant in zip(chains, grants, strict=True):
-            if grant.left or grant.refused:
+            if grant.left or (grant.refused and self._planning):
                 self._cursor = None
                 taken = {key for run in grant.runs for key in run.keys}
                 self._tried.difference_update((chain.group, key) for key in chain.keys if key not in taken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvtide.core.events import CacheEvent, Cleared, Removed, Stored
@@ -56,16 +56,19 @@ CHECKERS: tuple[type[Checker], ...] = (
     ReportsChecker,
 )
 
+Maker = Callable[[World, Observed], Checker]
+
 
 class Watch:
     """Brings the books up to date, and lets everybody hear of it. What is told of is explained in `Checker`."""
 
-    def __init__(self, world: World, kinds: Sequence[type[Checker]] | None = None) -> None:
-        """`kinds`: which checkers, if not all of them."""
+    def __init__(self, world: World, makers: Sequence[Maker] | None = None) -> None:
+        """`makers`: what makes the checkers, if not all of them are to listen that concern this world."""
         self.observed = Observed(world)
         self.manager: OffloadManager
-        kinds = CHECKERS if kinds is None else kinds
-        checkers = [checker(world, self.observed) for checker in kinds if checker.concerns(world)]
+        if makers is None:
+            makers = [checker for checker in CHECKERS if checker.concerns(world)]
+        checkers = [make(world, self.observed) for make in makers]
         self._checkers = checkers
         self.allocated = told(Checker.allocated, checkers)
         self.taken = told(Checker.taken, checkers)
