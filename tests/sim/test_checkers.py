@@ -17,8 +17,8 @@ from kvtide.sim.simulation import Found
 
 SIM = Path(sim.__file__).parent
 UNDER_TEST = {"facade.py", "configuration.py", "rank.py", "node.py"}
-"""These make the manager, the index of a node, the workers and the stacks of tiers under test, and talk to them. Canaries reach into them on
-purpose. Others are the oracle, and the machine below what is under test."""
+"""These make the manager, the index of a node, the workers and the stacks of tiers under test, and talk to them.
+Canaries reach into them on purpose. Others are the oracle, and the machine below what is under test."""
 ALLOWED = {
     "kvtide.core.config": {"Admission", "BelowConfig", "Mode"},  # words of the configuration,
     "kvtide.core.device": {"BlockContent", "DevicePool", "FreeBlock"},  # what the pool is asked,

@@ -64,7 +64,9 @@ class RemoteIndex(Index):
         self._asks: dict[int, tuple[Sequence[Want], Granted]] = {}
         self._unkept: list[Chain] = []
         self._held: Counter[int] = Counter()
-        """Leases and runs of each life: as long as there are any, copies may be under way."""
+        """Leases and runs of each life, and one for itself while it lasts: as long as there are any, copies may be
+        under way.
+        """
         self._known: set[tuple[int, Key]] = set()
         self._slots_ready = 0
         self._last_id = 0
@@ -180,7 +182,7 @@ class RemoteIndex(Index):
         """See `Index`."""
         if not wants:
             granted([])
-        elif self._life is None:
+        elif self._life is None or self._life != self._link.life:
             granted([_refusal(want, NotStored.NODE_AWAY) for want in wants])
         elif len(self._asks) >= ASKS_MAX:
             granted([_refusal(want, NotStored.QUEUE_FULL) for want in wants])
@@ -192,10 +194,10 @@ class RemoteIndex(Index):
     def settle(self, chains: Sequence[Chain], *, kept: bool) -> bool:
         """See `Index`. The chains of one transfer may be of several lives: then all of them come to nothing."""
         runs = [chain for chain in chains if isinstance(chain, RemoteRun)]
-        known = all(run.life == self._life for run in runs)
+        known = all(run.life == self._life == self._link.life for run in runs)
         ids = [run.id for run in runs if run.life == self._life]
         if ids and self._life is not None:
-            self._link.send(calls.Settle(ids, kept and known))
+            self._say(self._life, calls.Settle(ids, kept and known))
         for run in runs:
             if kept and known:
                 self._remember(run.group, run.keys)
@@ -318,6 +320,7 @@ class RemoteIndex(Index):
             self._end_life(NotStored.NODE_AWAY)
             self._life = self._link.life
             if self._life is not None:
+                self._held[self._life] = 1
                 self._link.send(calls.Ready(self._slots_ready))
         for reply in self._link.receive():
             if isinstance(reply, Found):
@@ -341,27 +344,32 @@ class RemoteIndex(Index):
     def _end_life(self, why: NotStored) -> None:
         """What was asked for will not be answered."""
         asks, self._asks = self._asks, {}
-        self._look_ups.clear()
+        look_ups, self._look_ups = self._look_ups, {}
         self._request_of.clear()
         self._unkept.clear()
         self._known.clear()
         life, self._life = self._life, None
-        if life is not None and not self._held[life]:
-            self._link.drained(life)
+        if life is not None:
+            for asked in look_ups.values():
+                if asked.found is not None and asked.found.lease is not None:
+                    self._let_go(life)  # nobody has begun to load from it
+            self._let_go(life)
         for wants, granted in asks.values():
             granted([_refusal(want, why) for want in wants])
 
     def _say(self, life: int, call: calls.Call) -> None:
-        """Say something about what was granted in some life. The next life knows nothing of it."""
-        if life == self._life:
+        """Say something about what was granted in some life. The next life knows nothing of it.
+
+        That life may be over, and the next one have begun, before anything was received that told so.
+        """
+        if life == self._life == self._link.life:
             self._link.send(call)
 
     def _let_go(self, life: int) -> None:
         self._held[life] -= 1
         if not self._held[life]:
             del self._held[life]
-            if life != self._life:
-                self._link.drained(life)
+            self._link.drained(life)
 
 
 def _offer(want: Want) -> Offer:

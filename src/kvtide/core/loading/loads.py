@@ -149,6 +149,8 @@ class Loads:
                 load.failure = "the accepted part of the offer cannot be resumed from"
             else:
                 load.lease = self._index.lease(narrowed)
+                if load.lease is request.lease:
+                    request.lease = None  # a shared index has leased all of it at once: the load keeps that
                 self._fill(load, request, narrowed)
         else:
             load.lease, request.lease = request.lease, None

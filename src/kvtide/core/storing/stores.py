@@ -92,10 +92,12 @@ class Stores:
         self.begin(chains, granted, attempt=attempt, touch=touch)
 
     def _find_again(self, run: Chain, attempt: int) -> Chain | None:
-        """Return a run that was asked for in an earlier step as far as the device has it; ask for the rest again."""
-        blocks = self.find(run)
-        run.filled = run.filled and blocks == run.blocks
-        run.blocks = blocks
+        """Return a run that was asked for in an earlier step as far as the device has it; ask for the rest again.
+
+        Also where it is in the same blocks: they may have been given away since, and be about to be filled again.
+        """
+        run.blocks = blocks = self.find(run)
+        run.filled = False
         there = blocks.index(NULL_BLOCK) if NULL_BLOCK in blocks else len(blocks)
         if there == 0:
             self._index.settle([run], kept=False)

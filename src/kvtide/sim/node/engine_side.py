@@ -32,8 +32,8 @@ class AtNodeChecker(Checker):
         super().__init__(world, observed)
         self._link = link
         self._node = node
-        self._waiting: dict[SimRequest, tuple[int, int]] = {}
-        """Who waits for an answer: in which life, and since which tick, as the engine tells the time."""
+        self._waiting: dict[str, tuple[tuple[int, int, int], int]] = {}
+        """Who waits for an answer: in which life and to which question, and since which tick the engine has told of."""
 
     def copy_begins(self, rank: Rank, job: Job) -> None:
         """Tell those who look at the node."""
@@ -47,14 +47,18 @@ class AtNodeChecker(Checker):
                 raise Violation("I13", f"{request.id} waits for a node that is not there, or is offered what it has")
             return
         if not match.waits:
-            self._waiting.pop(request, None)
+            self._waiting.pop(request.id, None)
             return
-        told = self._link.engine.told_tick
-        since = self._waiting.get(request)
-        if since is None or since[0] != life:
-            self._waiting[request] = life, told
-        elif (told - since[1]) * TICK_S > WAITS_S_MAX:
-            raise Violation("I13", f"{request.id} has waited {(told - since[1]) * TICK_S:.3f} s for the node's answer")
+        question, told = (life, match.device_tokens, match.num_tokens), self._link.engine.told_tick
+        asked, since = self._waiting.get(request.id, (None, told))
+        if asked != question:
+            self._waiting[request.id] = question, told
+        elif (told - since) * TICK_S > WAITS_S_MAX:
+            raise Violation("I13", f"{request.id} has waited {(told - since) * TICK_S:.3f} s for the node's answer")
+
+    def after_end(self, request: SimRequest, preempted: bool) -> None:
+        """Who begins again asks again."""
+        self._waiting.pop(request.id, None)
 
     def plan_made(self, plan: Plan) -> None:
         """When the node is there, the engine has noticed."""

@@ -33,7 +33,10 @@ class SimLink:
         self._welcome = False
         self._out: list[Call] = []
         self._inbox: list[Reply] = []
-        self._drained: list[int] = []
+        self._in_use: dict[int, None] = {}
+        """Lives that the engine has taken note of, and not said to be drained."""
+        self._said_in_use: tuple[int, ...] = ()
+        """Those of which the last hello said so."""
 
     # ------------------------------------------------------------------ the interface of links
 
@@ -51,6 +54,8 @@ class SimLink:
         """See `Link`."""
         if isinstance(call, Ready):
             self.greeted = self.life
+            if self.greeted is not None:
+                self._in_use[self.greeted] = None
         self._out.append(call)
 
     def flush(self) -> None:
@@ -77,15 +82,10 @@ class SimLink:
         raise NotImplementedError("no weights change here")
 
     def drained(self, life: int) -> None:
-        """See `Link`. Said as soon as there is somebody to say it to."""
-        self._drained.append(life)
-        self._say_drained()
-
-    def _say_drained(self) -> None:
+        """See `Link`. If that is lost, or there is nobody to hear it, the next hello says so."""
+        self._in_use.pop(life, None)
         if self.connection is not None and self._welcome:
-            drained, self._drained = self._drained, []
-            for life in drained:
-                self.connection.carry_there(self._node.hear_drained, life)
+            self.connection.carry_there(self._node.hear_drained, life)
 
     # ------------------------------------------------------------------ lives
 
@@ -94,7 +94,8 @@ class SimLink:
         if self.dead or self._welcome:
             return
         self.connection = Connection(self._node.next_life(), self.engine, self._run)
-        self.connection.carry_there(self._node.attach, None)
+        self._said_in_use = tuple(self._in_use)
+        self.connection.carry_there(self._node.attach, self._said_in_use)
         self._run.clock.after(RETRY_TICKS + 2 * draw_delay(self._run), self._give_up, self.connection)
 
     def _give_up(self, connection: Connection) -> None:
@@ -109,7 +110,9 @@ class SimLink:
         assert connection.arena is not None
         self._welcome = True
         self.engine.map(connection.life, connection.arena)
-        self._say_drained()
+        for life in self._said_in_use:
+            if life not in self._in_use:
+                connection.carry_there(self._node.hear_drained, life)  # it was in use when this began
 
     def hear(self, connection: Connection, reply: Reply) -> None:
         """Something has come."""
@@ -122,8 +125,6 @@ class SimLink:
             return
         connection.broken = True
         self._run.clock.after(draw_delay(self._run), self._node.closed, connection)
-        if self.greeted != connection.life:
-            self._drained.append(connection.life)  # the engine does not know that this life ever was
         self.connection, self._welcome = None, False
         self._inbox.clear()
         self._out.clear()

@@ -16,7 +16,7 @@ from kvtide.sim.checkers.watch import Watch
 from kvtide.sim.draw import Draw
 from kvtide.sim.log import LogOf
 from kvtide.sim.node.chances import NODE_RUN_STREAM
-from kvtide.sim.node.connection import SLOW_TICKS_MAX, Connection, draw_delay
+from kvtide.sim.node.connection import Connection, draw_delay
 from kvtide.sim.node.engine import NodeEngine
 from kvtide.sim.node.engine_side import AtNodeChecker
 from kvtide.sim.node.link import SimLink
@@ -45,7 +45,7 @@ AWAY_TICKS_MAX = 120
 ASKED_AGAIN_MAX = 3
 """Requests that come again to an engine that was killed."""
 CALM_ROUNDS = 60
-"""After so many turns without a fault, all that was under way has come."""
+"""After so many turns in which nobody had anything to do, and no fault, all that was under way has come."""
 
 
 class NodeMachine:
@@ -108,11 +108,12 @@ class NodeMachine:
         while any(engine.killed or not engine.is_over for engine in self.engines):
             self._go_wrong()
             self._turn([engine for engine in self.engines if not engine.killed and not engine.is_over])
-        for _ in range(CALM_ROUNDS):
+        calm = 0
+        while calm < CALM_ROUNDS:
             self._clock.run(EXIT_TICKS_MAX // 10)
             for engine in self.engines:
                 self._turn([engine])
-        self._clock.run(2 * SLOW_TICKS_MAX)
+            calm = calm + 1 if all(engine.is_over for engine in self.engines) else 0
         self._check_at_rest()
         for engine in self.engines:
             engine.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvtide.core.events import CacheEvent, EventStream
 from kvtide.core.index.calls import Call
@@ -92,10 +93,13 @@ class SimNode:
 
     # ------------------------------------------------------------------ owners
 
-    def attach(self, connection: Connection, _: Any) -> None:
-        """Somebody has connected."""
+    def attach(self, connection: Connection, in_use: Sequence[int]) -> None:
+        """Somebody has connected. Of its earlier lives only those `in_use` may have copies under way."""
         if not self.alive:
             return
+        for earlier in [each for each in self.owners.values() if each.engine is connection.engine]:
+            if earlier.life not in in_use:
+                self._end(earlier)
         namespace = self.namespaces[self.namespace_of(connection)]
         connection.arena = namespace.arena
         namespace.index.attach(connection.life)
