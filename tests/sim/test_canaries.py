@@ -21,7 +21,7 @@ from kvtide.sim.rank import Rank
 from kvtide.sim.work import StepWork
 from tests.sim.test_found_faults import OLD_ENGINES
 
-FAULTS = {"F1", "F2", "F3", "F5", "F6", "F7", "F8", "F10", "F11", "F12", "F15", "F16"}
+FAULTS = {"F1", "F2", "F3", "F5", "F6", "F7", "F8", "F10", "F11", "F12", "F15", "F16", "F28", "F29"}
 BY_NAME = {canary.name: canary for canary in CANARIES}
 SEEDS_MAX = 1_500
 """From seed 0 on: fresh ones are for `make soak`."""

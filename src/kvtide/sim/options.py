@@ -162,19 +162,22 @@ def _without(world: World, kinds: list[str]) -> dict[str, Any]:
     return {"faults": world.faults.without(*kinds)}
 
 
+WITH_NODE: Overrides = {"node": "yes"}
+
+
 def _node(world: World, kind: str) -> dict[str, Any]:
     node = NodeWorld.draw(world.seed)
     return {"node": node if kind == "yes" else node.without_faults()}
 
 
 WORLD_OPTIONS: dict[str, WorldOption] = {
-    "node": _choice("several engines share host memory: with all that can go wrong, or none", ("yes", "calm"), _node),
     "layout": _choice("kinds of attention", LAYOUTS, _layout),
     "requests": WorldOption(
         "which requests come", "names joined by +, such as r0+r3", lambda text: text.split("+"), _requests
     ),
     "aborts": _one_of("no request is aborted", NONE, {NONE: None}, _no_aborts),
     "tier": _one_of("nothing lies below host memory", NONE, {NONE: None}),
+    "node": _choice("several engines share host memory: with all that can go wrong, or none", ("yes", "calm"), _node),
     "resets": _one_of("the weights never change", NONE, {NONE: ()}),
     "stops_at": _one_of("no rank loses its device", NONE, {NONE: None}),
     "faults": WorldOption(

@@ -29,6 +29,8 @@ class Found:
     what: str
     exception: str | None = None
     """Its name, if the engine died of one."""
+    with_node: bool = False
+    """The world had a node."""
 
 
 @dataclass(slots=True)
@@ -47,18 +49,19 @@ class Result:
 
 def simulate(world: World, *, log: bool = False) -> Result:
     """Run a world to its end."""
-    machine = NodeMachine if world.node is not None else SimEngine
-    engine: SimEngine | NodeMachine = machine(Run.of(world, log=log))
+    run = Run.of(world, log=log)
+    with_node = world.node is not None
+    engine: SimEngine | NodeMachine = NodeMachine(run) if with_node else SimEngine(run)
     found = None
     try:
         with _silence():
             engine.run()
     except Violation as violation:
-        found = Found(world.seed, engine.step_number, violation.invariant, violation.what)
+        found = Found(world.seed, engine.step_number, violation.invariant, violation.what, None, with_node)
     except Exception as error:
         # Whatever the core raises would end a serving engine.
         what = f"the engine dies: {_last_line(error)}"
-        found = Found(world.seed, engine.step_number, "I8", what, type(error).__name__)
+        found = Found(world.seed, engine.step_number, "I8", what, type(error).__name__, with_node)
     reasons, counts = Counter[str](), Counter[str]()
     for metrics in [manager.metrics for manager in engine.managers]:
         reasons.update({f"not_stored.{why.value}": count for why, count in metrics.not_stored.items() if count})
@@ -71,7 +74,7 @@ def simulate(world: World, *, log: bool = False) -> Result:
         counts["preemptions"] += metrics.preemptions
     kinds = [world.mode, world.layout, f"ranks {world.ranks}", f"depth {world.depth}"]
     kinds += [f"with {what}" for what, count in counts.items() if count]
-    if world.node is not None:
+    if with_node:
         kinds.append("with a node")
     lines = engine.log.lines if engine.log else []
     return Result(world.seed, engine.steps, found, dict(engine.fault_counts), dict(reasons), tuple(kinds), lines)

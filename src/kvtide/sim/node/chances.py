@@ -39,9 +39,9 @@ class NodeWorld:
             namespaces=draw.pick((1, 1, 2)),
             link_ticks_max=draw.pick((1, 1, 2, 6)),
             link_slow=draw.pick((0, 0, 4, 32)),
-            link_breaks=draw.pick((0, 0, 2, 12)),
-            engine_dies=draw.pick((0, 0, 3, 12)),
-            node_dies=draw.pick((0, 0, 2, 8)),
+            link_breaks=draw.pick((0, 0, 2, 8)),
+            engine_dies=draw.pick((0, 0, 1, 4)),
+            node_dies=draw.pick((0, 0, 1, 4)),
             remembers=draw.chance(192),
         )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from kvtide.sim.clock import TICK_S
-from kvtide.sim.copies import SimCopyEngine
+from kvtide.sim.copies import Job, SimCopyEngine
 from kvtide.sim.engine import SimEngine
 from kvtide.sim.node.arena import Arena
 from kvtide.sim.node.link import SimLink
@@ -53,6 +54,11 @@ class NodeEngine(SimEngine):
         """Let every rank have its part of the memory of a life."""
         for rank in self.ranks:
             rank.memories[life] = arena.parts[rank.index]
+
+    def stores_under_way(self) -> Iterator[Job]:
+        """Yield what is being written to memory of the node."""
+        for rank in self.ranks:
+            yield from (job for job in rank.copies.running.values() if job.is_store)
 
     def kill(self, exits_ticks: list[int]) -> None:
         """End all processes with `kill -9`. Each is really gone some ticks later; until then its copies go on."""

@@ -32,6 +32,8 @@ class AtNodeChecker(Checker):
         super().__init__(world, observed)
         self._link = link
         self._node = node
+        self._lost = 0
+        """Blocks that were lost before the engine was told of any that others have not written."""
         self._waiting: dict[str, tuple[tuple[int, int, int], int]] = {}
         """Who waits for an answer: in which life and to which question, and since which tick the engine has told of."""
 
@@ -59,6 +61,18 @@ class AtNodeChecker(Checker):
     def after_end(self, request: SimRequest, preempted: bool) -> None:
         """Who begins again asks again."""
         self._waiting.pop(request.id, None)
+
+    def before_plan(self, idle: bool) -> None:
+        """See what is lost so far."""
+        if not self._link.unkept:
+            self._lost = sum(self.manager.metrics.not_stored.values())
+
+    def at_rest(self) -> None:
+        """What others have not written is stored after all, or counted as lost (I14)."""
+        lost = sum(self.manager.metrics.not_stored.values()) - self._lost
+        if len(self._link.unkept) > lost:
+            keys = [key.hex() for _, key in self._link.unkept]
+            raise Violation("I14", f"nobody has written {keys}, and the engine that has them does not care")
 
     def plan_made(self, plan: Plan) -> None:
         """When the node is there, the engine has noticed."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvtide.core.index.calls import Call, Ready, Reply
+from kvtide.core.groups import Key
+from kvtide.core.index.calls import Call, Ready, Reply, Reserve, Unkept
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.node.connection import Connection, draw_delay
 from kvtide.sim.run import Run
@@ -26,6 +27,8 @@ class SimLink:
         """What is being opened, or is open."""
         self.greeted: int | None = None
         """The last life that the engine has taken note of."""
+        self.unkept: dict[tuple[int, Key], None] = {}
+        """What nobody has written, as the engine was told, and what it has not offered since."""
         self.dead = False
         """The process that has this end was killed."""
         self._node = node
@@ -56,6 +59,10 @@ class SimLink:
             self.greeted = self.life
             if self.greeted is not None:
                 self._in_use[self.greeted] = None
+        elif isinstance(call, Reserve):
+            for offer in call.offers:
+                for key in offer.keys:
+                    self.unkept.pop((offer.group, key), None)
         self._out.append(call)
 
     def flush(self) -> None:
@@ -68,6 +75,9 @@ class SimLink:
     def receive(self) -> Sequence[Reply]:
         """See `Link`."""
         inbox, self._inbox = self._inbox, []
+        for reply in inbox:
+            if isinstance(reply, Unkept):
+                self.unkept.update(((reply.chain.group, key), None) for key in reply.chain.keys)
         return inbox
 
     def wait(self, seconds: float) -> None:
@@ -91,12 +101,13 @@ class SimLink:
 
     def connect(self, _: object = None) -> None:
         """Try to begin a life, until it works."""
-        if self.dead or self._welcome:
+        node = self._run.world.node
+        if self.dead or self._welcome or node is None:
             return
         self.connection = Connection(self._node.next_life(), self.engine, self._run)
         self._said_in_use = tuple(self._in_use)
         self.connection.carry_there(self._node.attach, self._said_in_use)
-        self._run.clock.after(RETRY_TICKS + 2 * draw_delay(self._run), self._give_up, self.connection)
+        self._run.clock.after(RETRY_TICKS + 2 * node.link_ticks_max, self._give_up, self.connection)
 
     def _give_up(self, connection: Connection) -> None:
         """Try again if nothing has come of it."""
@@ -128,4 +139,5 @@ class SimLink:
         self.connection, self._welcome = None, False
         self._inbox.clear()
         self._out.clear()
+        self.unkept.clear()
         self._run.clock.after(RETRY_TICKS, self.connect, None)

@@ -36,6 +36,10 @@ ENGINE_CHECKERS = (
     ReportsChecker,
 )
 """What holds for each engine by itself, wherever its host blocks are."""
+ALSO_ELSEWHERE, ELSEWHERE_STEPS_MAX = 160, 40
+"""How often in 256 times a request also comes to another engine, and how much later at most."""
+WHILE_STORING = 12
+"""How many times as often an engine, or the node, dies while that engine stores."""
 DEATHS_MAX = 6
 """Of engines, and of nodes: so that worlds end."""
 EXIT_TICKS_MAX, KNOWN_TICKS_MAX = 80, 30
@@ -76,11 +80,16 @@ class NodeMachine:
         return self.steps
 
     def _deal(self) -> list[tuple[Arrival, ...]]:
-        """Let each request come to some engine: conversations hop."""
+        """Let each request come to some engine, and many to another one too: conversations hop."""
         hands: list[list[Arrival]] = [[] for _ in range(self._node_world.engines)]
         for arrival in self._run.world.arrivals:
-            self._draw.pick(hands).append(arrival)
-        return [tuple(hand) for hand in hands]
+            first = self._draw.below(len(hands))
+            hands[first].append(arrival)
+            if self._draw.chance(ALSO_ELSEWHERE):
+                hands[first - 1].append(
+                    replace(arrival, at_step=arrival.at_step + self._draw.below(ELSEWHERE_STEPS_MAX))
+                )
+        return [tuple(sorted(hand, key=lambda arrival: arrival.at_step)) for hand in hands]
 
     def _begin(self, name: str, namespace: int, arrivals: tuple[Arrival, ...]) -> NodeEngine:
         """Start the processes of an engine, which has habits of its own."""
@@ -142,11 +151,12 @@ class NodeMachine:
         connection = engine.link.connection
         if connection is not None and self._draw.chance(chances.link_breaks):
             self._break(connection)
-        if not engine.killed and self._dies("engine", chances.engine_dies):
+        more = WHILE_STORING if any(engine.stores_under_way()) else 1
+        if not engine.killed and self._dies("engine", more * chances.engine_dies):
             self._kill(index)
-        if self.node.alive and self._dies("node", chances.node_dies):
+        if self.node.alive and self._dies("node", more * chances.node_dies):
             self.node.die()
-            self._clock.after(self._draw.between(1, AWAY_TICKS_MAX), self.node.begin, None)
+            self._clock.after(self._draw.skewed(1, AWAY_TICKS_MAX), self.node.begin, None)
 
     def _dies(self, who: str, chance: int) -> bool:
         if self._deaths[who] == DEATHS_MAX or not self._draw.chance(chance):
@@ -169,9 +179,7 @@ class NodeMachine:
         engine, draw = self.engines[index], self._draw
         if self.log:
             self.log.add(f"{engine.name} is killed")
-        self.fault_counts["lands_late"] += sum(
-            job.is_store for rank in engine.ranks for job in rank.copies.running.values()
-        )
+        self.fault_counts["lands_late"] += len(list(engine.stores_under_way()))
         exits_ticks = [draw.between(1, EXIT_TICKS_MAX) for _ in engine.ranks]
         engine.kill(exits_ticks)
         if engine.link.connection is not None:

@@ -18,10 +18,10 @@ class TakeoverChecker(NodeChecker):
         self._to_be_told: set[tuple[int, Named]] = set()
 
     def granted(self, run: Granted) -> None:
-        """Nobody else may be writing these keys."""
+        """Nobody else may be writing these keys, who could still commit them."""
         for name in run.named():
             writer = self.books.key_writers.get(name)
-            if writer is not None:
+            if writer is not None and not writer.closed:
                 raise Violation("I14", f"{run.owner} may write {name[2].hex()}, and so may {writer}")
 
     def unkept(self, run: Granted) -> None:

@@ -15,7 +15,11 @@ class WritersChecker(NodeChecker):
     invariant = "I10"
 
     def granted(self, run: Granted) -> None:
-        """Nobody may be at these slots."""
+        """Nobody may be at these slots, or have been given them and still live."""
+        for slot, place in zip(run.slots, run.places(), strict=True):
+            writer = self.books.slot_writers.get(place)
+            if writer is not None:
+                raise Violation("I10", f"slot {slot} is given to {run.owner}, and {writer} may still write it")
         for other in self.books.connections:
             if other.arena is run.arena:
                 self._check_still(other, run)
