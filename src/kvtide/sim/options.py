@@ -13,7 +13,7 @@ from kvtide.options import did_you_mean
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FAULT_KINDS
 from kvtide.sim.layouts import LAYOUTS, draw_layout
-from kvtide.sim.node.chances import NodeWorld
+from kvtide.sim.node.chances import RESETS_MAX, NodeWorld
 from kvtide.sim.world import Habits, World, blocks_needed, blocks_to_resume_first
 
 LAYOUT_STREAM = 2
@@ -85,7 +85,7 @@ def _made_possible(world: World, overrides: Overrides) -> World:
                 raise ConfigError(name, value, f"at most {most}, the {limit.replace('_', ' ')}")
             world = replace(world, **{name: most})
     if world.node is not None:  # these are simulated for one engine
-        world = replace(world, tier=None, resets=(), stops_at=None, step_s=0)
+        world = replace(world, tier=None, resets=world.resets[:RESETS_MAX], step_s=0)
     if not world.step_s:
         world = replace(world, faults=world.faults.without("silent_rank"))  # they would be waited for without end
     return world

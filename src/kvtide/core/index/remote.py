@@ -290,9 +290,11 @@ class RemoteIndex(Index):
             self._link.send(calls.Ready(slots))
 
     def reset(self, *, below: bool) -> None:
-        """See `Index`. Other engines may go on with the old weights: it is this one that leaves."""
-        if below:
-            self._link.leave()
+        """See `Index`. Other engines may go on with the old weights: it is this one that leaves.
+
+        Also if only what is on the host is to be forgotten: what is under way in this life must not be heard of.
+        """
+        self._link.leave()
         self._end_life(NotStored.RESET)
 
     def clear(self) -> None:

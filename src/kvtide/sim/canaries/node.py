@@ -100,4 +100,4 @@ def notice_ignored() -> Patches:
 
 @canary("F23", "a look-up finds blocks of another namespace", "I15", node=True)
 def namespaces_cross() -> Patches:
-    return [returning(SimNode, "namespace_of", 0)]
+    return [returning(SimNode, "namespace_of", (0, 0))]

@@ -7,12 +7,14 @@ from collections.abc import MutableSequence
 
 from kvtide.sim.tokens import NOTHING
 
+Name = tuple[int, int]
+"""Of a namespace: the number of the model, and 0, or a number that one engine has for itself."""
+
 
 class Arena:
     """A stamp for each slot of each part: slot i of every part is block i."""
 
-    def __init__(self, epoch: int, namespace: int, slots: int, parts: int) -> None:
-        self.epoch = epoch
+    def __init__(self, namespace: Name, slots: int, parts: int) -> None:
         self.namespace = namespace
         self.parts: list[MutableSequence[int]] = [array("q", [NOTHING]) * slots for _ in range(parts)]
         self.is_over = False

@@ -58,7 +58,7 @@ class Books:
 
     def content_of(self, owner: Connection, group: int, key: Key) -> int:
         """Return what an engine means by a key."""
-        return stamp(node_of_key(key), owner.engine.weights, group)
+        return stamp(node_of_key(key), owner.weights, group)
 
     def begin(self, run_id: int, run: Granted) -> None:
         """Enter what may be written."""

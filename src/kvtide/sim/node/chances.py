@@ -9,14 +9,17 @@ from kvtide.sim.draw import Draw
 NODE_STREAM, NODE_RUN_STREAM = 1 << 64, 1 << 65
 """Far from the streams of other worlds."""
 
+RESETS_MAX = 4
+"""Of one engine, so that no two models have the same weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeWorld:
     """A node and its engines. Chances are out of 256, for each turn of an engine."""
 
     engines: int
-    namespaces: int
-    """Engines take turns in them. Their keys are the same, and what is stored under them is not."""
+    models: int
+    """Each is a namespace. Their keys are the same, and what is stored under them is not."""
     link_ticks_max: int
     """How long a message is under way."""
     link_slow: int
@@ -36,7 +39,7 @@ class NodeWorld:
         draw = Draw(seed, NODE_STREAM)
         return cls(
             engines=draw.pick((2, 2, 3, 4)),
-            namespaces=draw.pick((1, 1, 2)),
+            models=draw.pick((1, 1, 2)),
             link_ticks_max=draw.pick((1, 1, 2, 6)),
             link_slow=draw.pick((0, 0, 4, 32)),
             link_breaks=draw.pick((0, 0, 2, 8)),
@@ -51,7 +54,7 @@ class NodeWorld:
 
     def __str__(self) -> str:
         return (
-            f"{self.engines} engines in {self.namespaces} namespaces, messages take {self.link_ticks_max} ticks "
+            f"{self.engines} engines of {self.models} models, messages take {self.link_ticks_max} ticks "
             f"(longer {self.link_slow}/256), per turn: connections break {self.link_breaks}/256, engines die "
             f"{self.engine_dies}/256, the node dies {self.node_dies}/256"
         )

@@ -24,6 +24,10 @@ class Connection:
     def __init__(self, life: int, engine: NodeEngine, run: Run) -> None:
         self.life = life
         self.engine = engine
+        self.namespace = engine.namespace
+        """What the engine asks for."""
+        self.weights = engine.weights
+        """What the bytes are made from that it stores and expects."""
         self.arena: Arena | None = None
         """The memory that it was given."""
         self.broken = False

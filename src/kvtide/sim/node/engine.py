@@ -8,13 +8,16 @@ from dataclasses import replace
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.copies import Job, SimCopyEngine
 from kvtide.sim.engine import SimEngine
-from kvtide.sim.node.arena import Arena
+from kvtide.sim.node.arena import Arena, Name
 from kvtide.sim.node.link import SimLink
 from kvtide.sim.run import Run
 from kvtide.sim.traffic import Arrival
 
-WEIGHTS_OF_NAMESPACE = 8
-"""Namespaces are told apart by the weights that their bytes are made from."""
+WEIGHTS_OF_MODEL = 8
+"""Models are told apart by the weights that their bytes are made from. These may change, less often than that."""
+
+STARTING_TICKS = (0, 40, 40, 40)
+"""So long an engine takes to start, if it does not find its node before."""
 
 
 class NodeEngine(SimEngine):
@@ -23,14 +26,14 @@ class NodeEngine(SimEngine):
     ticks_per_step = 2
     """Others step meanwhile."""
 
-    def __init__(self, run: Run, link: SimLink, name: str, namespace: int) -> None:
+    def __init__(self, run: Run, link: SimLink, name: str, model: int) -> None:
         super().__init__(run, link)
         self.name = name
-        self.namespace = namespace
-        self.weights = WEIGHTS_OF_NAMESPACE * namespace
+        self.namespace: Name = (model, 0)
         self.link = link
         self.killed = False
-        self.scheduler.epoch = self.watch.observed.epoch = self.weights
+        self._serves_at_tick = self.clock.now + run.draw.pick(STARTING_TICKS)
+        self.scheduler.epoch = self.watch.observed.epoch = WEIGHTS_OF_MODEL * model
         self.told_tick = self.clock.now
         link.engine = self
         for rank in self.ranks:
@@ -45,10 +48,28 @@ class NodeEngine(SimEngine):
         super().step()
 
     @property
+    def serves(self) -> bool:
+        """Whether it has started: most engines have a node by then."""
+        return self.clock.now >= self._serves_at_tick or self.link.life is not None
+
+    @property
+    def weights(self) -> int:
+        """Which weights it computes with."""
+        return self.scheduler.epoch
+
+    def leave(self, number: int) -> None:
+        """Ask for a namespace that nobody else has from now on: the weights change."""
+        self.namespace = self.namespace[0], number
+
+    @property
     def arrivals_left(self) -> tuple[Arrival, ...]:
         """What has not come yet, as seen from now."""
         now = self.step_number
         return tuple(replace(arrival, at_step=max(0, arrival.at_step - now)) for arrival in self._arrivals)
+
+    def keep_weights(self) -> None:
+        """Let the weights not change any more."""
+        self._resets.clear()
 
     def map(self, life: int, arena: Arena) -> None:
         """Let every rank have its part of the memory of a life."""

@@ -89,7 +89,9 @@ class SimLink:
 
     def leave(self) -> None:
         """See `Link`."""
-        raise NotImplementedError("no weights change here")
+        self.engine.leave(self._node.next_life())
+        if self.connection is not None:
+            self.lost(self.connection)
 
     def drained(self, life: int) -> None:
         """See `Link`. If that is lost, or there is nobody to hear it, the next hello says so."""

@@ -12,6 +12,7 @@ from kvtide.sim.checkers.pin_budget import PinBudgetChecker
 from kvtide.sim.checkers.progress import ProgressChecker
 from kvtide.sim.checkers.references import ReferencesChecker
 from kvtide.sim.checkers.reports import ReportsChecker
+from kvtide.sim.checkers.stopped import StoppedChecker
 from kvtide.sim.checkers.watch import Watch
 from kvtide.sim.draw import Draw
 from kvtide.sim.log import LogOf
@@ -34,6 +35,7 @@ ENGINE_CHECKERS = (
     ProgressChecker,
     PinBudgetChecker,
     ReportsChecker,
+    StoppedChecker,
 )
 """What holds for each engine by itself, wherever its host blocks are."""
 ALSO_ELSEWHERE, ELSEWHERE_STEPS_MAX = 160, 40
@@ -70,7 +72,7 @@ class NodeMachine:
         self.steps = 0
         self._deaths = dict.fromkeys(("engine", "node"), 0)
         self.engines = [
-            self._begin(f"e{index}", index % self._node_world.namespaces, arrivals)
+            self._begin(f"e{index}", index % self._node_world.models, arrivals)
             for index, arrivals in enumerate(self._deal())
         ]
 
@@ -91,7 +93,7 @@ class NodeMachine:
                 )
         return [tuple(sorted(hand, key=lambda arrival: arrival.at_step)) for hand in hands]
 
-    def _begin(self, name: str, namespace: int, arrivals: tuple[Arrival, ...]) -> NodeEngine:
+    def _begin(self, name: str, model: int, arrivals: tuple[Arrival, ...]) -> NodeEngine:
         """Start the processes of an engine, which has habits of its own."""
         world = self._run.world
         habits = replace(Habits.draw(self._draw, self._draw), rounds_windows_up=world.habits.rounds_windows_up)
@@ -106,7 +108,7 @@ class NodeMachine:
         run = replace(self._run, world=own, log=log)
         link = SimLink(self.node, run)
         at_node = partial(AtNodeChecker, link=link, node=self.watch)
-        engine = NodeEngine(replace(run, watch=Watch(own, (*ENGINE_CHECKERS, at_node))), link, name, namespace)
+        engine = NodeEngine(replace(run, watch=Watch(own, (*ENGINE_CHECKERS, at_node))), link, name, model)
         self.managers.append(engine.manager.manager)
         return engine
 
@@ -116,7 +118,9 @@ class NodeMachine:
         """Live through the whole world, and then for a while without faults."""
         while any(engine.killed or not engine.is_over for engine in self.engines):
             self._go_wrong()
-            self._turn([engine for engine in self.engines if not engine.killed and not engine.is_over])
+            self._turn([each for each in self.engines if each.serves and not each.killed and not each.is_over])
+        for engine in self.engines:
+            engine.keep_weights()
         calm = 0
         while calm < CALM_ROUNDS:
             self._clock.run(EXIT_TICKS_MAX // 10)
@@ -194,4 +198,4 @@ class NodeMachine:
         left = engine.arrivals_left
         come = engine.world.arrivals[: len(engine.world.arrivals) - len(left)]
         again = tuple(replace(arrival, at_step=0) for arrival in come[-ASKED_AGAIN_MAX:])
-        self.engines[index] = self._begin(engine.name, engine.namespace, (*again, *left))
+        self.engines[index] = self._begin(engine.name, engine.namespace[0], (*again, *left))

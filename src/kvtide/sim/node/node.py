@@ -12,7 +12,7 @@ from kvtide.core.index.shared import SharedIndex
 from kvtide.core.ledger import Ledger
 from kvtide.core.metrics import Metrics
 from kvtide.sim.configuration import config_of
-from kvtide.sim.node.arena import Arena
+from kvtide.sim.node.arena import Arena, Name
 from kvtide.sim.node.connection import Connection, draw_delay
 from kvtide.sim.node.watch import NodeWatch
 from kvtide.sim.run import Run
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 class Namespace:
     """The blocks of one model: an index, and memory."""
 
-    def __init__(self, run: Run, epoch: int, number: int) -> None:
+    def __init__(self, run: Run, name: Name) -> None:
         world = run.world
         config = config_of(world)
         metrics = Metrics()
         self._events = EventStream(True, metrics)
         self.local = LocalIndex(config, Ledger(world.ranks, metrics), self._events, metrics, None)
         self.index = SharedIndex(self.local)
-        self.arena = Arena(epoch, number, world.host_slots, world.ranks)
+        self.arena = Arena(name, world.host_slots, world.ranks)
 
     def take_events(self) -> list[CacheEvent]:
         """Return what became visible and what was evicted."""
@@ -48,7 +48,7 @@ class SimNode:
         self._lives = 0
         self.alive = False
         self.epoch = 0
-        self.namespaces: list[Namespace] = []
+        self.namespaces: dict[Name, Namespace] = {}
         self.owners: dict[int, Connection] = {}
         """Those that have not ended, by life."""
         self.begin()
@@ -62,11 +62,9 @@ class SimNode:
 
     def begin(self, _: object = None) -> None:
         """Begin a life, with nothing."""
-        node = self._run.world.node
-        assert node is not None
         self.alive = True
         self.epoch += 1
-        self.namespaces = [Namespace(self._run, self.epoch, number) for number in range(node.namespaces)]
+        self.namespaces = {}
         if self._run.log:
             self._run.log.add(f"the node lives, epoch {self.epoch}")
 
@@ -75,7 +73,7 @@ class SimNode:
         if self._run.log:
             self._run.log.add("the node dies")
         self.alive = False
-        for namespace in self.namespaces:
+        for namespace in self.namespaces.values():
             namespace.arena.is_over = True
         for connection in self.owners.values():
             self._run.clock.after(draw_delay(self._run), connection.engine.link.lost, connection)
@@ -86,7 +84,7 @@ class SimNode:
         strangers = [str(owner) for owner in self.owners.values() if owner is not owner.engine.link.connection]
         if strangers:
             raise Violation("I5", f"the node keeps what {', '.join(strangers)} held, which is over")
-        for namespace in self.namespaces:
+        for namespace in self.namespaces.values():
             fill = namespace.local.fill()
             if fill.pinned or fill.free + fill.cached != fill.slots or namespace.index.quarantined_slots:
                 raise Violation("I5", f"slots are held at the node when nothing runs: {fill}")
@@ -100,16 +98,19 @@ class SimNode:
         for earlier in [each for each in self.owners.values() if each.engine is connection.engine]:
             if earlier.life not in in_use:
                 self._end(earlier)
-        namespace = self.namespaces[self.namespace_of(connection)]
+        name = self.namespace_of(connection)
+        if name not in self.namespaces:
+            self.namespaces[name] = Namespace(self._run, name)
+        namespace = self.namespaces[name]
         connection.arena = namespace.arena
         namespace.index.attach(connection.life)
         self.owners[connection.life] = connection
         self._watch.attached(connection)
         connection.carry_here(connection.engine.link.welcome, None)
 
-    def namespace_of(self, connection: Connection) -> int:
-        """Return the number of the namespace that an engine has asked for (I15)."""
-        return connection.engine.namespace
+    def namespace_of(self, connection: Connection) -> Name:
+        """Return the namespace that an engine has asked for (I15)."""
+        return connection.namespace
 
     def closed(self, connection: Connection) -> None:
         """A connection is seen to be closed. What its owner holds stays."""

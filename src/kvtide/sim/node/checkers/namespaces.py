@@ -22,7 +22,7 @@ class NamespacesChecker(NodeChecker):
                 meant = self.books.content_of(owner, group, key)
                 for part in owner.arena.parts:
                     if part[slot] != meant:
-                        foreign = part[slot] > 0 and epoch_of(part[slot]) != owner.engine.weights
+                        foreign = part[slot] > 0 and epoch_of(part[slot]) != owner.weights
                         rule = "I15" if foreign else "I12"
                         raise Violation(
                             rule, f"{owner} is given slot {slot} for {key.hex()}, which holds another block"
