@@ -124,9 +124,10 @@ class NodeMachine:
         calm = 0
         while calm < CALM_ROUNDS:
             self._clock.run(EXIT_TICKS_MAX // 10)
-            for engine in self.engines:
+            busy = [engine for engine in self.engines if not engine.is_over]
+            for engine in busy or self.engines:  # who rests is not woken up because of others
                 self._turn([engine])
-            calm = calm + 1 if all(engine.is_over for engine in self.engines) else 0
+            calm = 0 if busy else calm + 1
         self._check_at_rest()
         for engine in self.engines:
             engine.close()
