@@ -287,7 +287,7 @@ class RemoteIndex(Index):
         """See `Index`."""
         self._slots_ready = slots
         if self._life is not None:
-            self._link.send(calls.Ready(slots))
+            self._say(self._life, calls.Ready(slots))
 
     def reset(self, *, below: bool) -> None:
         """See `Index`. Other engines may go on with the old weights: it is this one that leaves.
