@@ -20,7 +20,7 @@ from kvtide.sim.world import World
 
 CHUNK_SEEDS = 25
 """Seeds that one process runs before it says how it went: about a third of a second."""
-NODE_EVERY_SEEDS = 4
+NODE_EVERY_SEEDS = 8
 """Of every so many seeds one has a second world, with a node, unless worlds of some kind are asked for."""
 CANARY_SEEDS_MAX = 5_000
 GARBAGE_OBJECTS = 50_000

@@ -50,8 +50,10 @@ AWAY_TICKS_MAX = 120
 """How long it takes until what was killed is started again."""
 ASKED_AGAIN_MAX = 3
 """Requests that come again to an engine that was killed."""
-CALM_ROUNDS = 60
-"""After so many turns in which nobody had anything to do, and no fault, all that was under way has come."""
+CALM_ROUNDS, CALM_TICKS = 30, 16
+"""After so many rounds in which nobody had anything to do, and so many ticks between them, all that was under way has
+come.
+"""
 
 
 class NodeMachine:
@@ -123,7 +125,7 @@ class NodeMachine:
             engine.keep_weights()
         calm = 0
         while calm < CALM_ROUNDS:
-            self._clock.run(EXIT_TICKS_MAX // 10)
+            self._clock.run(CALM_TICKS)
             busy = [engine for engine in self.engines if not engine.is_over]
             for engine in busy or self.engines:  # who rests is not woken up because of others
                 self._turn([engine])
