@@ -101,3 +101,11 @@ def notice_ignored() -> Patches:
 @canary("F23", "a look-up finds blocks of another namespace", "I15", node=True)
 def namespaces_cross() -> Patches:
     return [returning(SimNode, "namespace_of", (0, 0))]
+
+
+@canary("F28", "a store that failed is committed to the node", "I12", node=True)
+def failed_store_committed() -> Patches:
+    def trusting(settle: Callable[..., bool], self: RemoteIndex, chains: Sequence[Chain], *, kept: bool) -> bool:
+        return settle(self, chains, kept=True)
+
+    return [around(RemoteIndex, "settle", trusting)]
