@@ -46,6 +46,8 @@ DEATHS_MAX = 6
 """Of engines, and of nodes: so that worlds end."""
 EXIT_TICKS_MAX, KNOWN_TICKS_MAX = 80, 30
 """How long a killed process may go on copying, and how long after its end that is known."""
+AWAY_ROUNDS_MAX = 200
+"""For so many of these rounds an engine may try in vain to connect, because messages are slow."""
 AWAY_TICKS_MAX = 120
 """How long it takes until what was killed is started again."""
 ASKED_AGAIN_MAX = 3
@@ -123,13 +125,15 @@ class NodeMachine:
             self._turn([each for each in self.engines if each.serves and not each.killed and not each.is_over])
         for engine in self.engines:
             engine.keep_weights()
-        calm = 0
+        calm = away = 0
         while calm < CALM_ROUNDS:
             self._clock.run(CALM_TICKS)
             busy = [engine for engine in self.engines if not engine.is_over]
             for engine in busy or self.engines:  # who rests is not woken up because of others
                 self._turn([engine])
-            calm = 0 if busy else calm + 1
+            some_away = any(engine.link.life is None for engine in self.engines)
+            away += some_away
+            calm = 0 if busy or (some_away and away < AWAY_ROUNDS_MAX) else calm + 1
         self._check_at_rest()
         for engine in self.engines:
             engine.close()
