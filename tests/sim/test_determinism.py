@@ -17,6 +17,7 @@ from kvtide.sim.batch import run_seed
 from tests.not_tested import lacks
 
 SEEDS = 40
+NODE_SEEDS = 10
 SOURCE = Path(__file__).parents[2] / "src"
 PROGRAM = f"""
 import hashlib, sys
@@ -29,6 +30,8 @@ from kvtide.sim.batch import run_seed
 digest = hashlib.sha256()
 for seed in range({SEEDS}):
     digest.update("\\n".join(run_seed(seed, {{}}, log=True).log).encode())
+for seed in range({NODE_SEEDS}):
+    digest.update("\\n".join(run_seed(seed, {{"node": "yes"}}, log=True).log).encode())
 print(digest.hexdigest())
 """
 
@@ -38,6 +41,8 @@ def digest_here() -> str:
     digest = hashlib.sha256()
     for seed in range(SEEDS):
         digest.update("\n".join(run_seed(seed, {}, log=True).log).encode())
+    for seed in range(NODE_SEEDS):
+        digest.update("\n".join(run_seed(seed, {"node": "yes"}, log=True).log).encode())
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from kvtide.sim.batch import run_seed
 from kvtide.sim.faults import FAULT_KINDS
+from kvtide.sim.options import WITH_NODE
 
 FOUND = [
     (
@@ -77,6 +78,21 @@ FOUND_BY_SILENCE = [
     ),
 ]
 """Seed and what was wrong, in worlds as they are drawn since the time is told and devices are lost."""
+
+FOUND_WITH_A_NODE = [
+    (38, "lazy: an idle engine asked a full node for slots again and again, and never came to rest"),
+    (158, "a part of an offer was loaded, and the lease of all of it returned when that began"),
+    (8, "calls of a life that was over went to the next one, which had begun unnoticed; its answers killed the engine"),
+    (306, "slots were granted when the blocks had been given away and were about to be filled again: no fence"),
+    (421, "what was found and is not worth loading kept a life from being drained, and its slots in quarantine"),
+    (35, "a device was lost, and the answers to what was asked before killed the engine"),
+]
+"""Seed and what was wrong, in worlds with a node."""
+
+
+@pytest.mark.parametrize(("seed", "what"), FOUND_WITH_A_NODE, ids=[str(seed) for seed, _ in FOUND_WITH_A_NODE])
+def test_what_was_found_with_a_node_is_not_found_again(seed: int, what: str) -> None:
+    assert run_seed(seed, WITH_NODE).found is None, what
 
 
 @pytest.mark.parametrize(("seed", "what"), FOUND_BY_SILENCE, ids=[str(seed) for seed, _ in FOUND_BY_SILENCE])

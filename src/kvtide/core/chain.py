@@ -21,6 +21,8 @@ class Chain:
     """Device blocks, one per key; empty for what comes from below."""
     slots: list[int] = field(default_factory=list)
     """Host slots, one per key, once it is being written."""
+    life: int = 0
+    """Where a shared index has granted the slots: in which life of the connection."""
     anchor: int | None = None
     """Slot of the parent, pinned until this chain is settled."""
     filled: bool = True

@@ -49,11 +49,12 @@ class StoreEntry(CopyEntry):
     chains: list[Chain] = field(default_factory=list)
     attempt: int = 1
     filled: bool = True
+    life: int = 0
     """See `Copy`."""
 
     def as_copy(self) -> Copy:
         """Return what workers are told."""
-        return Copy(self.id, tuple(self.blocks), tuple(self.slots), filled=self.filled)
+        return Copy(self.id, tuple(self.blocks), tuple(self.slots), filled=self.filled, life=self.life)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +71,8 @@ class LoadEntry(CopyEntry):
 
     def as_copy(self) -> Copy:
         """Return what workers are told."""
-        return Copy(self.id, tuple(self.blocks), tuple(self.slots), self.request.id)
+        life = self.lease.life if self.lease is not None else 0
+        return Copy(self.id, tuple(self.blocks), tuple(self.slots), self.request.id, life=life)
 
 
 @dataclass(slots=True, eq=False)

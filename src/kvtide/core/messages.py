@@ -25,6 +25,8 @@ class Copy:
     """Loads: the request that waits for it."""
     filled: bool = True
     """Stores: earlier steps have filled the blocks. False: this step may fill them, so the copy waits for it."""
+    life: int = 0
+    """Which memory the slots are in: that of this life of the way to a shared index; 0: the engine's own."""
 
 
 @dataclass(frozen=True, slots=True)

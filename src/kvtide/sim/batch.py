@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvtide.sim.canaries import Canary
-from kvtide.sim.options import Overrides, apply_overrides
+from kvtide.sim.options import WITH_NODE, Overrides, apply_overrides
 from kvtide.sim.simulation import Result, simulate
 from kvtide.sim.tally import Tally
 from kvtide.sim.world import World
 
 CHUNK_SEEDS = 25
 """Seeds that one process runs before it says how it went: about a third of a second."""
+NODE_EVERY_SEEDS = 8
+"""Of every so many seeds one has a second world, with a node, unless worlds of some kind are asked for."""
 CANARY_SEEDS_MAX = 5_000
 GARBAGE_OBJECTS = 50_000
 
@@ -38,6 +40,8 @@ def run_chunk(first: int, count: int, overrides: Overrides) -> Tally:
     with _collecting_seldom():
         for seed in range(first, first + count):
             tally.add(run_seed(seed, overrides))
+            if not overrides and seed % NODE_EVERY_SEEDS == 0:
+                tally.add(run_seed(seed, WITH_NODE), again=True)
     tally.busy_s = time.process_time() - begin_s
     return tally
 
@@ -69,6 +73,7 @@ class Caught:
 
 def run_canary(canary: Canary, first: int, overrides: Overrides, seeds_max: int = CANARY_SEEDS_MAX) -> Caught:
     """Let a fault in, and run seeds until something is found."""
+    overrides = {**canary.world, **overrides}
     with canary.applied():
         for count, seed in enumerate(range(first, first + seeds_max), start=1):
             found = run_seed(seed, overrides).found

@@ -44,7 +44,7 @@ EXIT_INTERRUPTED = 130
 DESCRIPTION = """\
 Run the real core against a simulated serving engine in virtual time, with everything drawn from a seed: pools, groups,
 ranks, traffic, delays and failures. After every step, checkers that share nothing with the core look for anything that
-must never happen (I1 to I9). The same seed gives the same run, on every Python."""
+must never happen (I1 to I15). The same seed gives the same run, on every Python."""
 
 EXAMPLES = """\
   kvtide simulate                              1,000 fresh seeds
@@ -55,6 +55,7 @@ EXAMPLES = """\
   kvtide simulate --canary no-load-fence --seed 31 --log  how a missing fence shows
   kvtide simulate --soak 10m                   fresh seeds on all cores, until time is up or Ctrl-C
   kvtide simulate --world mode=lazy,ranks=2    fresh seeds of one kind
+  kvtide simulate --world node=yes             several engines that share the memory of a node
 
 World options (--world name=value):
 """
@@ -81,6 +82,7 @@ def run(args: Arguments) -> int:
 def _run_one(args: Arguments, seed: int, overrides: Overrides) -> int:
     with ExitStack() as stack:
         if args.canary is not None:
+            overrides = {**canary(args.canary).world, **overrides}
             stack.enter_context(canary(args.canary).applied())
         if args.shrink:
             return _shrink(args, seed, overrides)

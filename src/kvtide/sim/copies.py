@@ -105,6 +105,12 @@ class SimCopyEngine(CopyEngine):
             draw.chance(faults.copy_raises),
         )
 
+    def exit(self) -> None:
+        """End with the process: nothing moves any more."""
+        self.unfinished.clear()
+        self.running.clear()
+        self.fenced.clear()
+
     def knows(self, transfer: int) -> bool:
         """Whether a transfer is under way, or has ended and nobody has polled since."""
         return transfer in self.unfinished or transfer in self._done or transfer in dict(self._failed)
@@ -211,6 +217,8 @@ class SimCopyEngine(CopyEngine):
 
     def _end(self, job: Job) -> None:
         """Finish a copy. Whatever is raised, the copy is reported and the loop goes on (F15)."""
+        if job.copy.id not in self.unfinished:
+            return  # its process has ended
         try:
             self._move(job)
         except CopyCrash as crash:
@@ -235,7 +243,7 @@ class SimCopyEngine(CopyEngine):
 
     def _ends_of(self, job: Job) -> tuple[Memory, tuple[int, ...], Memory, tuple[int, ...]]:
         """Return where a copy reads from and where it writes to: the memory, and which places of it."""
-        device, host, copy = self._rank.device, self._rank.host, job.copy
+        device, host, copy = self._rank.device, self._rank.memories[job.copy.life], job.copy
         if job.is_store:
             return device, copy.blocks, host, copy.slots
         return host, copy.slots, device, copy.blocks

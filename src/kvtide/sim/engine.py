@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
+from kvtide.core.index.link import Link
+from kvtide.core.manager import OffloadManager
 from kvtide.core.messages import Copy, Plan
 from kvtide.sim.attention import first_blocks
 from kvtide.sim.clock import TICK_S, TICKS_PER_STEP
@@ -20,7 +22,6 @@ from kvtide.sim.tokens import node_of_key, stamp
 from kvtide.sim.traffic import Arrival
 from kvtide.sim.violation import Violation
 from kvtide.sim.work import Item, StepWork, lay_out
-from kvtide.sim.world import World
 
 COMPUTE_TICKS_MAX = 400 * TICKS_PER_STEP
 """No compute, and no load that compute waits for, takes as long as this."""
@@ -34,16 +35,18 @@ STEPS_IN_FLIGHT_MAX = 4
 class SimEngine:
     """A serving engine in virtual time, with everything that can go wrong."""
 
-    def __init__(self, world: World, *, log: bool = False) -> None:
-        run = Run.of(world, log=log)
-        self.world = world
+    ticks_per_step = TICKS_PER_STEP
+
+    def __init__(self, run: Run, link: Link | None = None) -> None:
+        """`link`: the way to the host blocks, if they are not in this engine's own memory."""
+        self.world = world = run.world
         self.clock = run.clock
         self.log = run.log
         self.fault_counts = run.fault_counts
         self.watch = run.watch
         self._run = run
         pool = SimPool(world.device_blocks, run.watch, finds_newest=world.habits.finds_newest)
-        self.manager = WatchedManager(run, pool)
+        self.manager = WatchedManager(run, pool, link)
         if world.habits.tells_evicted:
             pool.on_evicted = self.manager.evicted
         self.scheduler = Scheduler(run, pool, self.manager)
@@ -78,23 +81,36 @@ class SimEngine:
         for rank in self.ranks:
             rank.warm_up(contents)
 
+    @property
+    def managers(self) -> list[OffloadManager]:
+        """What is under test."""
+        return [self.manager.manager]
+
     # ------------------------------------------------------------------ life
 
     def run(self) -> None:
         """Live through the whole world."""
-        while self._arrivals or not self.resting or self.watch.observed.overdue:
-            if self.resting and self._arrivals:
-                self.step_number = max(self.step_number, self._arrivals[0].at_step)  # sleep until then
-            self.step()
-            self.resting = self.scheduler.idle and not self._outputs and not self.manager.manager.busy
-            if self.resting:
-                self.watch.at_rest()
-            if self.steps > STEPS_MAX:
-                raise Violation("I8", f"not at rest after {STEPS_MAX} steps")
-
+        while not self.is_over:
+            self.turn()
         for rank in self.ranks:
             rank.close()
         self.watch.at_end(self.manager.take_all_slots())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will happen any more."""
+        return self.resting and not self._arrivals and not self.watch.observed.overdue
+
+    def turn(self) -> None:
+        """Do one step, and see whether there is anything left to do."""
+        if self.resting and self._arrivals:
+            self.step_number = max(self.step_number, self._arrivals[0].at_step)  # sleep until then
+        self.step()
+        self.resting = self.scheduler.idle and not self._outputs and not self.manager.manager.busy
+        if self.resting:
+            self.watch.at_rest()
+        if self.steps > STEPS_MAX:
+            raise Violation("I8", f"not at rest after {STEPS_MAX} steps")
 
     def step(self) -> None:
         """Do one step."""
@@ -281,7 +297,7 @@ class SimEngine:
                 rank.copies.foresee(copy, is_store=position >= loads, speed=speed)
 
     def _pass_time(self, plan: Plan) -> None:
-        self.clock.run(TICKS_PER_STEP)
+        self.clock.run(self.ticks_per_step)
         if plan.wait_for:
             wait, now = Plan(plan.step, wait_for=plan.wait_for), self.clock.now
             for rank in self.ranks:

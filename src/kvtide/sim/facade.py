@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvtide.core.groups import Key
+from kvtide.core.index.link import Link
 from kvtide.core.index.local import LocalIndex
+from kvtide.core.index.remote import RemoteIndex
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
@@ -19,12 +21,15 @@ from kvtide.sim.tables import FoundTable
 class WatchedManager:
     """Forwards calls to a real `OffloadManager`, `manager`, if checkers are to be told before or after."""
 
-    def __init__(self, run: Run, pool: SimPool) -> None:
+    def __init__(self, run: Run, pool: SimPool, link: Link | None = None) -> None:
         world = run.world
         self._pool = pool
         self._groups = world.groups
         self._finds_dropped = world.habits.finds_dropped
-        self.manager = OffloadManager(config_of(world), pool, slots_ready=world.slots_ready)
+        config = config_of(world)
+        remembered = config.slots if world.node is not None and world.node.remembers else 0
+        index = RemoteIndex(link, config.geometry.groups, remember_blocks=remembered) if link is not None else None
+        self.manager = OffloadManager(config, pool, slots_ready=world.slots_ready, index=index)
         self._watch = run.watch
         self._log = run.log
         self.steps = 0

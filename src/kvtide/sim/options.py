@@ -13,6 +13,7 @@ from kvtide.options import did_you_mean
 from kvtide.sim.draw import Draw
 from kvtide.sim.faults import FAULT_KINDS
 from kvtide.sim.layouts import LAYOUTS, draw_layout
+from kvtide.sim.node.chances import RESETS_MAX, NodeWorld
 from kvtide.sim.world import Habits, World, blocks_needed, blocks_to_resume_first
 
 LAYOUT_STREAM = 2
@@ -83,6 +84,8 @@ def _made_possible(world: World, overrides: Overrides) -> World:
             if name in overrides:
                 raise ConfigError(name, value, f"at most {most}, the {limit.replace('_', ' ')}")
             world = replace(world, **{name: most})
+    if world.node is not None:  # these are simulated for one engine
+        world = replace(world, tier=None, resets=world.resets[:RESETS_MAX], step_s=0)
     if not world.step_s:
         world = replace(world, faults=world.faults.without("silent_rank"))  # they would be waited for without end
     return world
@@ -159,6 +162,14 @@ def _without(world: World, kinds: list[str]) -> dict[str, Any]:
     return {"faults": world.faults.without(*kinds)}
 
 
+WITH_NODE: Overrides = {"node": "yes"}
+
+
+def _node(world: World, kind: str) -> dict[str, Any]:
+    node = NodeWorld.draw(world.seed)
+    return {"node": node if kind == "yes" else node.without_faults()}
+
+
 WORLD_OPTIONS: dict[str, WorldOption] = {
     "layout": _choice("kinds of attention", LAYOUTS, _layout),
     "requests": WorldOption(
@@ -166,6 +177,7 @@ WORLD_OPTIONS: dict[str, WorldOption] = {
     ),
     "aborts": _one_of("no request is aborted", NONE, {NONE: None}, _no_aborts),
     "tier": _one_of("nothing lies below host memory", NONE, {NONE: None}),
+    "node": _choice("several engines share host memory: with all that can go wrong, or none", ("yes", "calm"), _node),
     "resets": _one_of("the weights never change", NONE, {NONE: ()}),
     "stops_at": _one_of("no rank loses its device", NONE, {NONE: None}),
     "faults": WorldOption(

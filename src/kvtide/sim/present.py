@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtide.sim.batch import Caught
-from kvtide.sim.options import Overrides, as_arguments
+from kvtide.sim.options import WITH_NODE, Overrides, as_arguments
 from kvtide.sim.simulation import Found
 from kvtide.sim.tally import FAULTS, REASONS, Tally
 
@@ -18,11 +18,16 @@ def command_for(seed: int, overrides: Overrides, canary: str | None = None) -> s
     return f"{COMMAND} --seed {seed}{let_in}{as_arguments(overrides)} --log"
 
 
+def _overrides_of(found: Found, overrides: Overrides) -> Overrides:
+    """Return what the world of a violation was fixed to: some seeds have a second world."""
+    return {**WITH_NODE, **overrides} if found.with_node else overrides
+
+
 def violation_lines(found: Found, overrides: Overrides, canary: str | None = None) -> list[str]:
     """Say what went wrong, where, and how to see it again."""
     return [
         f"{found.invariant} violated at step {found.step} of seed {found.seed}: {found.what}",
-        f"  reproduce: {command_for(found.seed, overrides, canary)}",
+        f"  reproduce: {command_for(found.seed, _overrides_of(found, overrides), canary)}",
     ]
 
 
@@ -41,7 +46,7 @@ def tally_as_json(tally: Tally, wall_s: float, first: int, overrides: Overrides)
                 "step": found.step,
                 "invariant": found.invariant,
                 "what": found.what,
-                "reproduce": command_for(found.seed, overrides),
+                "reproduce": command_for(found.seed, _overrides_of(found, overrides)),
             }
             for found in tally.found
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 
 from kvtide.core.messages import Name, Plan, Report
 from kvtide.sim.below import DEADLINE_TICKS
@@ -40,6 +40,8 @@ class Rank:
         self.host = array("q", [NOTHING]) * world.host_slots
         self.slots = [memoryview(self.host)[slot : slot + 1] for slot in range(world.host_slots)] if world.tier else []
         """The memory of each host slot, as tiers are given it."""
+        self.memories: dict[int, MutableSequence[int]] = {0: self.host}
+        """Where the slots of a copy are, by its `life`."""
         self.slots_ready = world.slots_ready
         self.slots_grow = world.slots_ready < world.host_slots
         self.step_ended = 0

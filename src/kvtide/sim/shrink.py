@@ -43,6 +43,8 @@ class Shrinker:
     def _candidates(self) -> Iterator[dict[str, str]]:
         """Yield smaller worlds than the present one, each made when it is asked for."""
         yield from self._fewer_requests()
+        if "node" in self.overrides:
+            yield self.overrides | {"node": "calm"}
         for name in ("tier", "resets", "stops_at", "aborts"):
             yield self.overrides | {name: NONE}
         yield self.overrides | {"step_s": "0"}

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from kvtide.core.reasons import NotLoaded, NotStored, NotSunk
 from kvtide.sim.below import TIER_FAULT_KINDS
 from kvtide.sim.faults import FAULT_KINDS, PRESSURE_KINDS
+from kvtide.sim.node.chances import NODE_FAULT_KINDS
 from kvtide.sim.simulation import Found, Result
 
-FAULTS: tuple[str, ...] = (*FAULT_KINDS, *PRESSURE_KINDS, *TIER_FAULT_KINDS, "clear_fails")
+FAULTS: tuple[str, ...] = (*FAULT_KINDS, *PRESSURE_KINDS, *TIER_FAULT_KINDS, "clear_fails", *NODE_FAULT_KINDS)
 """Every kind of fault that is counted."""
 
 REASONS: tuple[str, ...] = tuple(
@@ -42,9 +43,9 @@ class Tally:
     worlds: Counter[str] = field(default_factory=Counter)
     """How many worlds of each kind there were."""
 
-    def add(self, result: Result) -> None:
-        """Count one world."""
-        self.seeds += 1
+    def add(self, result: Result, *, again: bool = False) -> None:
+        """Count one world. `again`: of a seed that was counted."""
+        self.seeds += not again
         self.steps += result.steps
         self.faults.update(result.faults)
         self.reasons.update(result.reasons)

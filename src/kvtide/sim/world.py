@@ -12,6 +12,7 @@ from kvtide.sim.below import TierWorld
 from kvtide.sim.draw import CHANCE_ONE, Draw
 from kvtide.sim.faults import Faults
 from kvtide.sim.layouts import LAYOUTS, blocks_needed_max, draw_layout
+from kvtide.sim.node.chances import NodeWorld
 from kvtide.sim.tokens import EPOCHS_MAX, Tokens
 from kvtide.sim.traffic import Arrival, draw_shape, draw_traffic
 
@@ -136,6 +137,8 @@ class World:
     tier: TierWorld | None = None
     """What lies below host memory, if anything does."""
     admission: Admission = "all"
+    node: NodeWorld | None = None
+    """The node that has the host blocks of several engines like this one; None: it has its own."""
 
     @classmethod
     def draw(cls, seed: int) -> World:
@@ -224,6 +227,7 @@ class World:
             f"habits     {', '.join(habits) or 'none'}; {self.habits.host_waits_ranks} ranks waited for, "
             f"accepts less {self.habits.accept_chance}/{CHANCE_ONE}",
             f"below      {self.tier or 'nothing'}",
+            f"node       {self.node or 'none'}",
             f"faults     {', '.join(faults) or 'none'}",
             f"requests   {len(self.arrivals)}: "
             + ", ".join(f"{arrival.name} at {arrival.at_step}" for arrival in self.arrivals),

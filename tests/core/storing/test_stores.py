@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from kvtide.core import Copy, FullAttention, NotStored, Report, SlidingWindow
+from kvtide.core.chain import Chain
 from kvtide.core.index import local as local_module
 from kvtide.core.index.index import RUN_BLOCKS_MAX
+from kvtide.core.index.local import LocalIndex
 from kvtide.core.storing import stores as stores_module
 from kvtide.core.storing.stores import ATTEMPTS_MAX
 from tests.support import FakeRequest, World, text
@@ -66,6 +70,22 @@ def test_a_plan_is_cut_into_transfers_of_bounded_size() -> None:
     assert sorted(block for copy in plan.stores for block in copy.blocks) == list(range(1, 601))
     world.run(plan.stores[0])
     assert len(world.cached_blocks(text("a", 2400))) == RUN_BLOCKS_MAX, "the first ones are visible early"
+
+
+def test_slots_of_two_lives_share_no_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, lives = LocalIndex._begin, itertools.count(1)
+
+    def begin_in_another_life(self: LocalIndex, run: Chain) -> Chain | None:
+        granted = begin(self, run)
+        assert granted is not None
+        granted.life = next(lives)
+        return granted
+
+    monkeypatch.setattr(LocalIndex, "_begin", begin_in_another_life)
+    world = World(device_blocks=32, pin_budget=16)
+    computed(world, A)
+    computed(world, text("b", 8), "s")
+    assert [(copy.life, len(copy.slots)) for copy in world.plan().stores] == [(1, 8), (2, 2)]
 
 
 def test_blocks_of_earlier_steps_need_not_wait_for_the_step_of_the_plan() -> None:

@@ -69,7 +69,6 @@ class RemoteRun(Chain):
     """Blocks that a shared index has granted slots to."""
 
     id: int = 0
-    life: int = 0
 
 
 class RemoteIndex(Index):

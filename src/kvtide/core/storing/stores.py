@@ -208,10 +208,10 @@ class Stores:
         store = self._planned[-1] if self._planned else None
         if (
             store is None
-            or (store.attempt, store.filled) != (attempt, chain.filled)
+            or (store.attempt, store.filled, store.life) != (attempt, chain.filled, chain.life)
             or len(store.blocks) + len(chain) > RUN_BLOCKS_MAX
         ):
-            store = StoreEntry(self._ledger.next_id(), attempt=attempt, filled=chain.filled)
+            store = StoreEntry(self._ledger.next_id(), attempt=attempt, filled=chain.filled, life=chain.life)
             self._planned.append(store)
         store.chains.append(chain)
         store.blocks += chain.blocks

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
+from kvtide.sim.options import WITH_NODE
 from kvtide.sim.simulation import Found
 
 Patch = tuple[type, str, Any]
@@ -34,6 +35,8 @@ class Canary:
     """The invariants that may catch it. Another one would mean that it does something else than it says."""
     raises: str | None = None
     """The exception that ends the engine, if that is what the guard prevents."""
+    world: Mapping[str, str] = field(default_factory=dict)
+    """The kind of world in which the guard is needed, as `--world` has it."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -69,11 +72,15 @@ def _parameters(member: Any) -> list[str]:
     return [str(parameter.replace(annotation=empty)) + f" ({parameter.kind.description})" for parameter in parameters]
 
 
-def canary(fault: str, what: str, *by: str, raises: str | None = None) -> Callable[[Callable[[], Patches]], Canary]:
+def canary(
+    fault: str, what: str, *by: str, raises: str | None = None, node: bool = False
+) -> Callable[[Callable[[], Patches]], Canary]:
     """Make a canary of a function that returns its patches. It has the name of the function."""
 
     def make(patches: Callable[[], Patches]) -> Canary:
-        return Canary(fault, patches.__name__.replace("_", "-"), what, patches, frozenset(by), raises)
+        return Canary(
+            fault, patches.__name__.replace("_", "-"), what, patches, frozenset(by), raises, WITH_NODE if node else {}
+        )
 
     return make
 

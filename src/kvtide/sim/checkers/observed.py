@@ -17,6 +17,9 @@ from kvtide.sim.world import World
 OVERDUE_S = 60.0
 """Nobody waits longer than that for the word of a rank."""
 
+LIFE_SHIFT = 32
+"""No memory has more slots than two to the power of this."""
+
 
 class Observed:
     """Bookkeeping of its own, made from events, plans and reports. The checkers read it."""
@@ -120,7 +123,7 @@ class Observed:
     def _store(self, copy: Copy) -> Flight:
         stamps = [self.will_hold[block] for block in copy.blocks]
         orphaned = epoch_of(stamps[0]) != self.epoch
-        return Flight(copy.id, "store", copy.blocks, copy.slots, stamps, self.all_ranks, orphaned=orphaned)
+        return Flight(copy.id, "store", copy.blocks, _places(copy), stamps, self.all_ranks, orphaned=orphaned)
 
     def _load(self, copy: Copy) -> Flight:
         """Find the request that a load is for: each was admitted since the last plan, and has these blocks."""
@@ -134,7 +137,7 @@ class Observed:
             if all(block in expected for block in copy.blocks):
                 self.loads_due.remove(request)
                 stamps = [expected[block] for block in copy.blocks]
-                flight = Flight(copy.id, "load", copy.blocks, copy.slots, stamps, self.all_ranks)
+                flight = Flight(copy.id, "load", copy.blocks, _places(copy), stamps, self.all_ranks)
                 flight.request, flight.life = request, request.life
                 flight.orphaned = request.epoch != self.epoch
                 return flight
@@ -233,7 +236,8 @@ class Observed:
             if flight.writes_host:
                 for slot, content in zip(flight.slots, flight.stamps, strict=True):
                     del self.slots_written[slot]
-                    del self.writing[content]
+                    if self.writing.get(content) == flight.id:  # not if it is written once more, to other memory
+                        del self.writing[content]
             elif flight.kind == "sink":
                 _count_down(self.slots_sinking, flight.slots)
             else:
@@ -267,6 +271,11 @@ class Observed:
         """Make everything invisible."""
         self.visible.clear()
         self.slots_visible.clear()
+
+
+def _places(copy: Copy) -> tuple[int, ...]:
+    """Return the slots of a copy as numbers that no slot of other memory has."""
+    return tuple(copy.life << LIFE_SHIFT | slot for slot in copy.slots) if copy.life else copy.slots
 
 
 def _count_down(counts: dict[int, int], items: tuple[int, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvtide.core.events import CacheEvent, Cleared, Removed, Stored
@@ -19,9 +20,11 @@ from kvtide.sim.checkers.ownership import OwnershipChecker
 from kvtide.sim.checkers.pin_budget import PinBudgetChecker
 from kvtide.sim.checkers.prefixes import PrefixesChecker
 from kvtide.sim.checkers.progress import ProgressChecker
+from kvtide.sim.checkers.references import ReferencesChecker
 from kvtide.sim.checkers.reports import ReportsChecker
 from kvtide.sim.checkers.single_writer import SingleWriterChecker
 from kvtide.sim.checkers.sinking import SinkingChecker
+from kvtide.sim.checkers.slots import SlotsChecker
 from kvtide.sim.checkers.stopped import StoppedChecker
 from kvtide.sim.checkers.visibility import VisibilityChecker
 from kvtide.sim.request import SimRequest
@@ -35,8 +38,10 @@ if TYPE_CHECKING:
 
 CHECKERS: tuple[type[Checker], ...] = (
     OwnershipChecker,
+    SlotsChecker,
     VisibilityChecker,
     ContentChecker,
+    ReferencesChecker,
     ConservationChecker,
     CompletenessChecker,
     SingleWriterChecker,
@@ -51,14 +56,19 @@ CHECKERS: tuple[type[Checker], ...] = (
     ReportsChecker,
 )
 
+Maker = Callable[[World, Observed], Checker]
+
 
 class Watch:
     """Brings the books up to date, and lets everybody hear of it. What is told of is explained in `Checker`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, makers: Sequence[Maker] | None = None) -> None:
+        """`makers`: what makes the checkers, if not all of them are to listen that concern this world."""
         self.observed = Observed(world)
         self.manager: OffloadManager
-        checkers = [checker(world, self.observed) for checker in CHECKERS if checker.concerns(world)]
+        if makers is None:
+            makers = [checker for checker in CHECKERS if checker.concerns(world)]
+        checkers = [make(world, self.observed) for make in makers]
         self._checkers = checkers
         self.allocated = told(Checker.allocated, checkers)
         self.taken = told(Checker.taken, checkers)

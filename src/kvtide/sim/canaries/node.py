@@ -1,0 +1,111 @@
+"""Canaries of a node and of engines that share it."""
+# ruff: noqa: D103 (what each canary takes away is said right above it)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvtide.core.chain import Chain
+from kvtide.core.index import calls
+from kvtide.core.index.remote import RemoteIndex, RemoteRun
+from kvtide.core.index.shared import SharedIndex
+from kvtide.core.match import Lease, Match
+from kvtide.core.reasons import NotLoaded
+from kvtide.sim.canaries.base import Patches, around, canary, returning
+from kvtide.sim.node.node import SimNode
+
+
+@canary("F28", "slots of a writer are given to others when its connection closes", "I10", node=True)
+def reuse_before_exit() -> Patches:
+    def hasty(closed: Callable[..., None], self: SharedIndex, owner: int) -> None:
+        closed(self, owner)
+        for run in self._owners[owner].runs.values():
+            self._settle(run, kept=False)
+        self._owners[owner].runs.clear()
+
+    return [around(SharedIndex, "closed", hasty)]
+
+
+@canary("F28", "leases of an owner are returned when its connection closes", "I11", node=True)
+def lease_ends_with_connection() -> Patches:
+    def hasty(closed: Callable[..., None], self: SharedIndex, owner: int) -> None:
+        closed(self, owner)
+        for lease, _ in self._owners[owner].leases.values():
+            self._index.release(lease)
+        self._owners[owner].leases.clear()
+
+    return [around(SharedIndex, "closed", hasty)]
+
+
+@canary("F28", "an engine does not return its leases", "I11", node=True)
+def lease_not_released() -> Patches:
+    def silent(self: RemoteIndex, lease: Lease) -> None:
+        if lease.id:
+            self._let_go(lease.life)
+
+    return [(RemoteIndex, "release", silent)]
+
+
+@canary("F28", "leases of a dead engine are kept for ever", "I5", node=True)
+def lease_of_the_dead() -> Patches:
+    def forgetful(ended: Callable[..., None], self: SharedIndex, owner: int) -> None:
+        self._owners[owner].leases.clear()
+        ended(self, owner)
+
+    return [around(SharedIndex, "ended", forgetful)]
+
+
+@canary("F28", "what was granted in an earlier life is committed in this one", "I12", node=True)
+def commit_of_an_old_epoch() -> Patches:
+    def of_any_life(settle: Callable[..., bool], self: RemoteIndex, chains: Sequence[Chain], *, kept: bool) -> bool:
+        runs = [chain for chain in chains if isinstance(chain, RemoteRun)]
+        old = [run.id for run in runs if run.life != self._life]
+        if old and kept and self._life is not None:
+            self._link.send(calls.Settle(old, kept=True))
+        return settle(self, chains, kept=kept)
+
+    return [around(RemoteIndex, "settle", of_any_life)]
+
+
+@canary("F29", "an engine waits for a node that is not there", "I13", node=True)
+def waits_for_a_dead_node() -> Patches:
+    def patient(miss: Callable[..., Match], self: RemoteIndex, *args: Any) -> Match:
+        match = miss(self, *args)
+        return replace(match, waits=True) if NotLoaded.NODE_AWAY in match.missed else match
+
+    return [around(RemoteIndex, "_miss", patient)]
+
+
+@canary("F29", "an engine waits for an answer without end", "I13", node=True)
+def waits_for_an_answer() -> Patches:
+    return [returning(RemoteIndex, "passed")]
+
+
+@canary("F2", "nobody is told of what a dead writer has not written", "I14", node=True)
+def never_taken_over() -> Patches:
+    return [returning(SharedIndex, "_rely")]
+
+
+@canary("F2", "an engine does not care for what a dead writer has not written", "I14", node=True)
+def notice_ignored() -> Patches:
+    def deaf(self: RemoteIndex) -> list[Chain]:
+        self._take()
+        self._unkept.clear()
+        return []
+
+    return [(RemoteIndex, "receive", deaf)]
+
+
+@canary("F23", "a look-up finds blocks of another namespace", "I15", node=True)
+def namespaces_cross() -> Patches:
+    return [returning(SimNode, "namespace_of", (0, 0))]
+
+
+@canary("F28", "a store that failed is committed to the node", "I12", node=True)
+def failed_store_committed() -> Patches:
+    def trusting(settle: Callable[..., bool], self: RemoteIndex, chains: Sequence[Chain], *, kept: bool) -> bool:
+        return settle(self, chains, kept=True)
+
+    return [around(RemoteIndex, "settle", trusting)]

@@ -1,0 +1,94 @@
+"""An engine whose host blocks are at a node. It can be killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvtide.sim.clock import TICK_S
+from kvtide.sim.copies import Job, SimCopyEngine
+from kvtide.sim.engine import SimEngine
+from kvtide.sim.node.arena import Arena, Name
+from kvtide.sim.node.link import SimLink
+from kvtide.sim.run import Run
+from kvtide.sim.traffic import Arrival
+
+WEIGHTS_OF_MODEL = 8
+"""Models are told apart by the weights that their bytes are made from. These may change, less often than that."""
+
+STARTING_TICKS = (0, 40, 40, 40)
+"""So long an engine takes to start, if it does not find its node before."""
+
+
+class NodeEngine(SimEngine):
+    """One life of the processes of an engine."""
+
+    ticks_per_step = 2
+    """Others step meanwhile."""
+
+    def __init__(self, run: Run, link: SimLink, name: str, model: int) -> None:
+        super().__init__(run, link)
+        self.name = name
+        self.namespace: Name = (model, 0)
+        self.link = link
+        self.killed = False
+        self._serves_at_tick = self.clock.now + run.draw.pick(STARTING_TICKS)
+        self.scheduler.epoch = self.watch.observed.epoch = WEIGHTS_OF_MODEL * model
+        self.told_tick = self.clock.now
+        link.engine = self
+        for rank in self.ranks:
+            rank.slots_grow = rank.has_news = True  # what it has mapped is told in its first report
+        link.connect()
+
+    def step(self) -> None:
+        """Do one step. The time since the last one is told."""
+        passed_s = TICK_S * (self.clock.now - self.told_tick)
+        self.told_tick = self.clock.now
+        self.manager.manager.passed(passed_s)
+        super().step()
+
+    @property
+    def serves(self) -> bool:
+        """Whether it has started: most engines have a node by then."""
+        return self.clock.now >= self._serves_at_tick or self.link.life is not None
+
+    @property
+    def weights(self) -> int:
+        """Which weights it computes with."""
+        return self.scheduler.epoch
+
+    def leave(self, number: int) -> None:
+        """Ask for a namespace that nobody else has from now on: the weights change."""
+        self.namespace = self.namespace[0], number
+
+    @property
+    def arrivals_left(self) -> tuple[Arrival, ...]:
+        """What has not come yet, as seen from now."""
+        now = self.step_number
+        return tuple(replace(arrival, at_step=max(0, arrival.at_step - now)) for arrival in self._arrivals)
+
+    def keep_weights(self) -> None:
+        """Let the weights not change any more."""
+        self._resets.clear()
+
+    def map(self, life: int, arena: Arena) -> None:
+        """Let every rank have its part of the memory of a life."""
+        for rank in self.ranks:
+            rank.memories[life] = arena.parts[rank.index]
+
+    def stores_under_way(self) -> Iterator[Job]:
+        """Yield what is being written to memory of the node."""
+        for rank in self.ranks:
+            yield from (job for job in rank.copies.running.values() if job.is_store)
+
+    def kill(self, exits_ticks: list[int]) -> None:
+        """End all processes with `kill -9`. Each is really gone some ticks later; until then its copies go on."""
+        self.killed = self.link.dead = True
+        for rank, ticks in zip(self.ranks, exits_ticks, strict=True):
+            self.clock.after(ticks, SimCopyEngine.exit, rank.copies)
+
+    def close(self) -> None:
+        """End in an orderly way."""
+        for rank in self.ranks:
+            rank.close()
+        self.watch.at_end(0)

@@ -1,0 +1,169 @@
+"""A node in virtual time: it lives and dies, and has the real index of each namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvtide.core.events import CacheEvent, EventStream
+from kvtide.core.index.calls import Call
+from kvtide.core.index.local import LocalIndex
+from kvtide.core.index.shared import SharedIndex
+from kvtide.core.ledger import Ledger
+from kvtide.core.metrics import Metrics
+from kvtide.sim.configuration import config_of
+from kvtide.sim.node.arena import Arena, Name
+from kvtide.sim.node.connection import Connection, draw_delay
+from kvtide.sim.node.watch import NodeWatch
+from kvtide.sim.run import Run
+from kvtide.sim.violation import Violation
+
+if TYPE_CHECKING:
+    from kvtide.sim.node.engine import NodeEngine
+
+
+class Namespace:
+    """The blocks of one model: an index, and memory."""
+
+    def __init__(self, run: Run, name: Name) -> None:
+        world = run.world
+        config = config_of(world)
+        metrics = Metrics()
+        self._events = EventStream(True, metrics)
+        self.local = LocalIndex(config, Ledger(world.ranks, metrics), self._events, metrics, None)
+        self.index = SharedIndex(self.local)
+        self.arena = Arena(name, world.host_slots, world.ranks)
+
+    def take_events(self) -> list[CacheEvent]:
+        """Return what became visible and what was evicted."""
+        return self._events.take()
+
+
+class SimNode:
+    """Hears calls and answers them, for as long as it lives."""
+
+    def __init__(self, run: Run, watch: NodeWatch) -> None:
+        self._run = run
+        self._watch = watch
+        self._lives = 0
+        self.alive = False
+        self.epoch = 0
+        self.namespaces: dict[Name, Namespace] = {}
+        self.owners: dict[int, Connection] = {}
+        """Those that have not ended, by life."""
+        self.begin()
+
+    def next_life(self) -> int:
+        """Return a number that no other life has, of whatever engine."""
+        self._lives += 1
+        return self._lives
+
+    # ------------------------------------------------------------------ its own life
+
+    def begin(self, _: object = None) -> None:
+        """Begin a life, with nothing."""
+        self.alive = True
+        self.epoch += 1
+        self.namespaces = {}
+        if self._run.log:
+            self._run.log.add(f"the node lives, epoch {self.epoch}")
+
+    def die(self) -> None:
+        """End at once. What it has said is still heard, and then its engines notice."""
+        if self._run.log:
+            self._run.log.add("the node dies")
+        self.alive = False
+        for namespace in self.namespaces.values():
+            namespace.arena.is_over = True
+        for connection in self.owners.values():
+            self._run.clock.after(draw_delay(self._run), connection.engine.link.lost, connection)
+        self.owners.clear()
+
+    def check_at_rest(self) -> None:
+        """All engines rest and are connected: nobody holds anything."""
+        strangers = [str(owner) for owner in self.owners.values() if owner is not owner.engine.link.connection]
+        if strangers:
+            raise Violation("I5", f"the node keeps what {', '.join(strangers)} held, which is over")
+        for namespace in self.namespaces.values():
+            fill = namespace.local.fill()
+            if fill.pinned or fill.free + fill.cached != fill.slots or namespace.index.quarantined_slots:
+                raise Violation("I5", f"slots are held at the node when nothing runs: {fill}")
+
+    # ------------------------------------------------------------------ owners
+
+    def attach(self, connection: Connection, in_use: Sequence[int]) -> None:
+        """Somebody has connected. Of its earlier lives only those `in_use` may have copies under way."""
+        if not self.alive:
+            return
+        for earlier in [each for each in self.owners.values() if each.engine is connection.engine]:
+            if earlier.life not in in_use:
+                self._end(earlier)
+        name = self.namespace_of(connection)
+        if name not in self.namespaces:
+            self.namespaces[name] = Namespace(self._run, name)
+        namespace = self.namespaces[name]
+        connection.arena = namespace.arena
+        namespace.index.attach(connection.life)
+        self.owners[connection.life] = connection
+        self._watch.attached(connection)
+        connection.carry_here(connection.engine.link.welcome, None)
+
+    def namespace_of(self, connection: Connection) -> Name:
+        """Return the namespace that an engine has asked for (I15)."""
+        return connection.namespace
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is seen to be closed. What its owner holds stays."""
+        connection.broken = True
+        if connection.life in self.owners and not connection.closed:
+            connection.closed = True
+            self._index(connection).closed(connection.life)
+
+    def exited(self, engine: NodeEngine) -> None:
+        """No process of an engine lives any more, and that is known here."""
+        if engine.link.connection is not None:
+            engine.link.connection.broken = True
+        for connection in [each for each in self.owners.values() if each.engine is engine]:
+            self._end(connection)
+
+    def hear_drained(self, connection: Connection, life: int) -> None:
+        """An engine says that no copy of an earlier life of it is under way."""
+        owner = self.owners.get(life)
+        if owner is not None and self._is_heard(connection):
+            self._end(owner)
+
+    def _end(self, connection: Connection) -> None:
+        self.closed(connection)
+        del self.owners[connection.life]
+        self._index(connection).ended(connection.life)
+        self._watch.ended(connection)
+        self._tell_notices(connection)
+
+    # ------------------------------------------------------------------ calls
+
+    def hear(self, connection: Connection, call: Call) -> None:
+        """Do what an engine asks for, and answer."""
+        if not self._is_heard(connection):
+            return
+        reply = self._index(connection).handle(connection.life, call)
+        self._watch.handled(connection, call, reply, self._namespace(connection).take_events())
+        if reply is not None:
+            connection.carry_here(connection.engine.link.hear, reply)
+        self._tell_notices(connection)
+
+    def _is_heard(self, connection: Connection) -> bool:
+        return self.alive and self.owners.get(connection.life) is connection and not connection.closed
+
+    def _tell_notices(self, about: Connection) -> None:
+        notices = self._index(about).take_notices()
+        self._watch.noticed(about, notices)
+        for life, notice in notices:
+            owner = self.owners[life]
+            owner.carry_here(owner.engine.link.hear, notice)
+
+    def _index(self, connection: Connection) -> SharedIndex:
+        return self._namespace(connection).index
+
+    def _namespace(self, connection: Connection) -> Namespace:
+        assert connection.arena is not None
+        return self.namespaces[connection.arena.namespace]
