@@ -311,7 +311,7 @@ class RemoteIndex(Index):
     def grow(self, slots: int) -> None:
         """See `Index`."""
         self._slots_ready = slots
-        if self._life is not None:
+        if self._is_here(self._life):
             self._send(calls.Ready(slots))
 
     def reset(self, *, below: bool) -> None:

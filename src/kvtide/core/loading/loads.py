@@ -89,6 +89,8 @@ class Loads:
         for load in self._planned:
             if load.lease is not None and self._index.is_over(load.lease):
                 load.failure = "what was leased is gone"
+                self._device.unpin(load.blocks)  # no copy will come that needs them
+                load.blocks = []
                 self._settled_at_once.append(load)
             else:
                 self._ledger.start(load)
