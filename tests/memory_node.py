@@ -185,6 +185,12 @@ class MemoryLink:
             self.go_away()
             self.come()
 
+    def hang_up(self) -> None:
+        """See `Link`."""
+        if self.life is not None:
+            self.go_away()
+            self.come()
+
     def drained(self, life: int) -> None:
         """See `Link`."""
         assert life != self.life, f"life {life} is not over"

@@ -11,7 +11,7 @@ from pathlib import Path
 from kvtide.core.index.calls import Call, Reply
 from kvtide.node.client import Client
 from kvtide.node.codec import call_frame, read_reply
-from kvtide.node.errors import NodeError
+from kvtide.node.errors import NodeError, NoNode
 from kvtide.node.hello import Hello
 from kvtide.node.link import Link
 
@@ -82,6 +82,11 @@ class IndexLink:
         self._client = None
         private = {**self._hello.namespace, "private": secrets.token_hex(8)}
         self._tie = Link(self._path, replace(self._hello, namespace=private), self._say)
+
+    def hang_up(self) -> None:
+        """See `core.index.link.Link`."""
+        if self._client is not None:
+            self._lost(NoNode("it does not answer"))
 
     def drained(self, life: int) -> None:
         """See `core.index.link.Link`. The workers, who have the memory, tell the node themselves."""

@@ -39,6 +39,10 @@ class FakeLink:
     def wait(self, seconds: float) -> None:
         """Nothing comes."""
 
+    def hang_up(self) -> None:
+        """End this life."""
+        self.life = None
+
     def leave(self) -> None:
         self.life = None
 

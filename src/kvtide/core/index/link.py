@@ -37,5 +37,8 @@ class Link(Protocol):
     def leave(self) -> None:
         """End this life, and begin the next one under a name that nobody else has: the weights have changed."""
 
+    def hang_up(self) -> None:
+        """End this life, and try to begin another one: whoever is there does not answer."""
+
     def drained(self, life: int) -> None:
         """No copy of a life that is over is under way any more."""

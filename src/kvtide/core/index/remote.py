@@ -27,7 +27,7 @@ LOOK_UP_S = 0.002
 LATE_S = 0.1
 """After so long without an answer a request goes on without. An answer that nobody has used is as good for so long."""
 ASK_S = 10.0
-"""After so long without an answer a reservation counts as refused."""
+"""After so long without an answer to a reservation the node is left, and tried again."""
 ASKS_MAX = 1024
 """Reservations that are not answered. More are refused: the node does not keep up."""
 
@@ -299,11 +299,11 @@ class RemoteIndex(Index):
             if asked.told and asked.waited_s >= LATE_S:  # by now the node may have more, or need the room
                 del self._look_ups[request_id]
                 self._return(asked.found)
-        for id_, ask in list(self._asks.items()):
+        for ask in self._asks.values():
             ask.waited_s += seconds
-            if ask.waited_s >= ASK_S:
-                del self._asks[id_]
-                ask.refuse(NotStored.NODE_LATE)
+        if any(ask.waited_s >= ASK_S for ask in self._asks.values()):
+            self._link.hang_up()
+            self._end_life(NotStored.NODE_LATE)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """See `Index`."""
@@ -366,13 +366,8 @@ class RemoteIndex(Index):
             asked.found, asked.waited_s = found, 0.0
 
     def _reserved(self, reply: Reserved) -> None:
-        ask = self._asks.pop(reply.id, None)
-        if ask is not None:
-            ask.granted([self._grant(want, taken) for want, taken in zip(ask.wants, reply.taken, strict=True)])
-            return
-        unwanted = [run.id for taken in reply.taken for run in taken.runs]
-        if unwanted:
-            self._send(calls.Settle(unwanted, kept=False))
+        ask = self._asks.pop(reply.id)
+        ask.granted([self._grant(want, taken) for want, taken in zip(ask.wants, reply.taken, strict=True)])
 
     def _end_life(self, why: NotStored) -> None:
         """What was asked for will not be answered."""

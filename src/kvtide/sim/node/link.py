@@ -93,6 +93,11 @@ class SimLink:
         if self.connection is not None:
             self.lost(self.connection)
 
+    def hang_up(self) -> None:
+        """See `Link`."""
+        if self.connection is not None:
+            self.lost(self.connection)
+
     def drained(self, life: int) -> None:
         """See `Link`. If that is lost, or there is nobody to hear it, the next hello says so."""
         self._in_use.pop(life, None)
