@@ -23,11 +23,18 @@ class FaultyGpu(TorchGpu):
     bad_launch = False
     pin_calls_left = 1 << 30
 
-    def copy(self, stream: Any, to: Any, source: Any, sizes: Any) -> None:
-        if self.bad_copy:
-            self.bad_copy = False
-            sizes = np.full_like(sizes, 1 << 50)
-        super().copy(stream, to, source, sizes)
+    def commands(self) -> Any:
+        commands: Any = super().commands()
+        copy = commands.copy
+
+        def sometimes(stream: Any, to: Any, source: Any, sizes: Any) -> None:
+            if self.bad_copy:
+                self.bad_copy = False
+                sizes = np.full_like(sizes, 1 << 50)
+            copy(stream, to, source, sizes)
+
+        commands.copy = sometimes
+        return commands
 
     def mover(self, *arguments: Any) -> Any:
         move = super().mover(*arguments)

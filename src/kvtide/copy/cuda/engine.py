@@ -126,7 +126,7 @@ class CudaCopyEngine(CopyEngine):
     def share(self, *, compute: bool) -> None:
         """Let small copies of others in between. See `CopyEngine.share`."""
         for lane in self._lanes.values():
-            lane.shared = compute
+            lane.gaps[0] = compute
 
     def device_memory_goes(self) -> None:
         """Remember to fetch again what has to be in GPU memory. See `CopyEngine.device_memory_goes`."""

@@ -1,0 +1,92 @@
+"""What `issue.c` does, in Python: for want of a compiler, and to compare with."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kvtide.copy.cuda.issuing import BATCH_ATTRIBUTES, CALLS, Gaps, Issue, Kind
+
+_POINTER, _SIZE, _UNSIGNED = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
+_LENGTHS = {Kind.COPY: 4, Kind.COPY_BATCH: 5, Kind.RECORD: 2, Kind.WAIT: 2, Kind.SYNCHRONIZE: 1, Kind.GIVE_WAY: 4}
+
+
+def in_python(library: Any, quick: Any) -> Issue:
+    """Return what issues with the GIL held.
+
+    `quick` has the calls of `library` without letting go of the GIL: a thread that gives it away for a microsecond
+    has to wait until the one that launches the model's kernels lets go again.
+    """
+    calls = _Calls(library, quick)
+
+    def issue(words: Sequence[int], gaps: Gaps) -> tuple[Kind, int]:
+        kind = Kind.COPY
+        for kind, arguments in _commands(words):
+            if kind is not Kind.GIVE_WAY or gaps[0]:
+                code = calls.by_kind[kind](*arguments)
+                if code:
+                    return kind, code
+        return kind, 0
+
+    return issue
+
+
+def _commands(words: Sequence[int]) -> Iterator[tuple[Kind, Sequence[int]]]:
+    at = 0
+    while at < len(words):
+        kind = Kind(words[at])
+        length = 6 + words[at + 6] if kind is Kind.LAUNCH else _LENGTHS[kind]
+        yield kind, words[at + 1 : at + 1 + length]
+        at += 1 + length
+
+
+class _Calls:
+    def __init__(self, library: Any, quick: Any) -> None:
+        self._copy = getattr(quick, CALLS[Kind.COPY])
+        self._copy.argtypes = (ctypes.c_uint64, ctypes.c_uint64, _SIZE, _POINTER)
+        self._record = getattr(quick, CALLS[Kind.RECORD])
+        self._record.argtypes = (_POINTER, _POINTER)
+        self._wait = getattr(quick, CALLS[Kind.WAIT])
+        self._wait.argtypes = (_POINTER, _POINTER, _UNSIGNED)
+        self._launch = getattr(quick, CALLS[Kind.LAUNCH])
+        self._launch.argtypes = (_POINTER, *(_UNSIGNED,) * 7, *(_POINTER,) * 3)
+        self._synchronize = getattr(library, CALLS[Kind.SYNCHRONIZE])
+        self._synchronize.argtypes = (_POINTER,)
+        self._copy_batch = getattr(library, CALLS[Kind.COPY_BATCH], None)
+        if self._copy_batch is not None:
+            self._copy_batch.argtypes = (*(_POINTER,) * 3, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER)
+        self.by_kind: dict[Kind, Callable[..., int]] = {
+            Kind.COPY: lambda stream, to, source, nbytes: self._copy(to, source, nbytes, stream),
+            Kind.COPY_BATCH: self._issue_batch,
+            Kind.RECORD: lambda stream, event: self._record(event, stream),
+            Kind.WAIT: lambda stream, event: self._wait(stream, event, 0),
+            Kind.SYNCHRONIZE: self._synchronize,
+            Kind.LAUNCH: self._issue_launch,
+            Kind.GIVE_WAY: self._give_way,
+        }
+
+    def _issue_batch(self, stream: int, to: int, source: int, sizes: int, count: int) -> int:
+        assert self._copy_batch is not None
+        attributes_from, failed_at = _SIZE(0), _SIZE(0)
+        attributes = ctypes.addressof(BATCH_ATTRIBUTES), ctypes.addressof(attributes_from), 1
+        code: int = self._copy_batch(to, source, sizes, count, *attributes, ctypes.addressof(failed_at), stream)
+        return code
+
+    def _issue_launch(self, stream: int, function: int, *how: int) -> int:
+        programs, threads, shared_bytes, count, *values = how
+        numbers = (ctypes.c_int64 * count)(*values)
+        begin = ctypes.addressof(numbers)
+        parameters = (ctypes.c_void_p * count)(*range(begin, begin + 8 * count, 8))
+        grid = programs, 1, 1, threads, 1, 1
+        code: int = self._launch(function, *grid, shared_bytes, stream, ctypes.addressof(parameters), None)
+        return code
+
+    def _give_way(self, stream: int, other: int, ours: int, theirs: int) -> int:
+        code: int = (
+            self._record(ours, stream)
+            or self._wait(other, ours, 0)
+            or self._record(theirs, other)
+            or self._wait(stream, theirs, 0)
+        )
+        return code
