@@ -27,11 +27,11 @@ class FaultyGpu(TorchGpu):
         commands: Any = super().commands()
         copy = commands.copy
 
-        def sometimes(stream: Any, to: Any, source: Any, sizes: Any) -> None:
+        def sometimes(stream: Any, to: Any, source: Any, sizes: Any, gap: Any = None) -> None:
             if self.bad_copy:
                 self.bad_copy = False
                 sizes = np.full_like(sizes, 1 << 50)
-            copy(stream, to, source, sizes)
+            copy(stream, to, source, sizes, gap)
 
         commands.copy = sometimes
         return commands

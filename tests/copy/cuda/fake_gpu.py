@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from kvtide.copy.base import Direction
 from kvtide.copy.cuda.geometry import Tiling
-from kvtide.copy.cuda.gpu import Addresses, Commands, DeviceMemory, Event, Gpu, Mover, Stream
+from kvtide.copy.cuda.gpu import Addresses, Commands, DeviceMemory, Event, Gap, Gpu, Mover, Stream
 from kvtide.copy.cuda.issuing import Gaps
+from kvtide.copy.cuda.ranges import turns
 
 
 class LostError(RuntimeError):
@@ -99,15 +100,26 @@ class FakeCommands:
         self._gpu = gpu
         self._commands: list[Callable[[Gaps], None]] = []
 
-    def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses) -> None:
-        def issue(_: Gaps) -> None:
-            with self._gpu.call("copy"):
-                for one in zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True):
-                    self._gpu.check_inside(one[0], one[2])
-                    self._gpu.check_inside(one[1], one[2])
-                    self._gpu.known(stream).operations.append(Operation(partial(_memmove, *one)))
+    def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses, gap: Gap | None = None) -> None:
+        for turn in turns(sizes, gap.turn_bytes if gap is not None else 1 << 60):
+            self._commands.append(partial(self._issue_copies, stream, to[turn], source[turn], sizes[turn]))
+            if gap is not None:
+                self._leave(stream, gap)
 
-        self._commands.append(issue)
+    def _issue_copies(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses, _: Gaps) -> None:
+        with self._gpu.call("copy"):
+            for one in zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True):
+                self._gpu.check_inside(one[0], one[2])
+                self._gpu.check_inside(one[1], one[2])
+                self._gpu.known(stream).operations.append(Operation(partial(_memmove, *one)))
+
+    def _leave(self, stream: Stream, gap: Gap) -> None:
+        between = FakeCommands(self._gpu)
+        between.record(stream, gap.our_turn)
+        between.wait(gap.other, gap.our_turn)
+        between.record(gap.other, gap.their_turn)
+        between.wait(stream, gap.their_turn)
+        self._commands.append(lambda gaps: between.run(gaps) if gaps[0] else None)
 
     def record(self, stream: Stream, event: Event) -> None:
         assert isinstance(event, FakeEvent)
@@ -119,14 +131,6 @@ class FakeCommands:
     def synchronize(self, event: Event) -> None:
         assert isinstance(event, FakeEvent)
         self._commands.append(lambda _: event.synchronize())
-
-    def give_way(self, stream: Stream, other: Stream, ours: Event, theirs: Event) -> None:
-        between = FakeCommands(self._gpu)
-        between.record(stream, ours)
-        between.wait(other, ours)
-        between.record(other, theirs)
-        between.wait(stream, theirs)
-        self._commands.append(lambda gaps: between.run(gaps) if gaps[0] else None)
 
     def fetch(self, stream: Stream, to: DeviceMemory, pinned: Addresses) -> None:
         def issue(_: Gaps) -> None:

@@ -54,57 +54,90 @@ class Driver:
         return call
 
 
-def commands(rng: random.Random) -> list[int]:
-    def some(count: int) -> list[int]:
-        return [rng.randrange(1, 1 << 47) for _ in range(count)]
+class Commands:
+    """Some of each kind."""
 
-    words: list[int] = []
-    for _ in range(40):
-        kind = rng.choice(list(Kind))
-        lengths = {Kind.COPY: 4, Kind.COPY_BATCH: 5, Kind.SYNCHRONIZE: 1, Kind.GIVE_WAY: 4}
-        arguments = some(lengths.get(kind, 2))
-        if kind is Kind.LAUNCH:
-            arguments += [rng.randrange(1, 256), 128, rng.randrange(1 << 16), PARAMETERS, *some(2), -5]
-        words += [kind, *arguments]
-    return words
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._arrays: list[Any] = []  # whose addresses are in the list
+        self.words: list[int] = []
+        for _ in range(40):
+            kind = rng.choice(list(Kind))
+            arguments = self._some(1 if kind is Kind.SYNCHRONIZE else 2)
+            if kind is Kind.LAUNCH:
+                arguments += [rng.randrange(1, 256), 128, rng.randrange(1 << 16), PARAMETERS, *self._some(2), -5]
+            if kind is Kind.COPY:
+                arguments = [*self._some(1), *self._copies(rng.randint(1, 30)), rng.choice([0, 1, 60]), *self._some(3)]
+            self.words += [kind, *arguments]
+
+    def _some(self, count: int) -> list[int]:
+        return [self._rng.randrange(1, 1 << 47) for _ in range(count)]
+
+    def _copies(self, count: int) -> list[int]:
+        sizes = [self._rng.randint(1, 25) for _ in range(count)]
+        arrays = [np.array(numbers) for numbers in (self._some(count), self._some(count), sizes)]
+        self._arrays += arrays
+        return [*(array.ctypes.data for array in arrays), count]
 
 
-def both(fails_at: int = 1 << 30) -> list[tuple[Issue, Driver]]:
-    native, twin = Driver(fails_at), Driver(fails_at)
+def both(fails_at: int = 1 << 30, **other: Any) -> list[tuple[Issue, Driver]]:
+    native, twin = Driver(fails_at, **other), Driver(fails_at, **other)
     return [(in_c(native), native), (in_python(twin, twin), twin)]
 
 
 @pytest.mark.parametrize("gaps", [0, 1])
 @pytest.mark.parametrize("seed", range(5))
 def test_c_asks_the_driver_for_the_same_as_python(seed: int, gaps: int) -> None:
-    words = commands(random.Random(seed))
+    some = Commands(random.Random(seed))
+    words = some.words
     (by_c, native), (by_python, twin) = both()
     assert by_c(words, np.array([gaps])) == by_python(words, np.array([gaps]))
     assert native.calls == twin.calls
     assert {call for call, *_ in native.calls} == set(ARGUMENTS)
 
 
+GAP = [
+    ("cuEventRecord", 5, 1),
+    ("cuStreamWaitEvent", 3, 5, 0),
+    ("cuEventRecord", 6, 3),
+    ("cuStreamWaitEvent", 1, 6, 0),
+]
+
+
+@pytest.mark.parametrize("can_batch", [False, True])
+def test_many_copies_are_one_call_where_the_driver_can(can_batch: bool) -> None:
+    arrays = [np.arange(5) + begin for begin in (100, 200, 300)]
+    words = [Kind.COPY, 1, *(array.ctypes.data for array in arrays), 5, 0, 0, 0, 0]
+    other: dict[str, Any] = {} if can_batch else {"cuMemcpyBatchAsync": None}
+    for issue, fake in both(**other):
+        assert issue(words, np.ones(1, dtype=np.int64)) == (Kind.COPY, 0)
+        assert len(fake.calls) == (1 if can_batch else 5)
+
+
 def test_commands_say_what_goes_where() -> None:
-    words = [Kind.COPY, 1, 20, 30, 400, Kind.RECORD, 1, 7, Kind.WAIT, 2, 7, Kind.SYNCHRONIZE, 8]
-    words += [Kind.GIVE_WAY, 1, 3, 5, 6, Kind.LAUNCH, 2, 99, 16, 128, 0, 3, 10, -11, 12]
+    arrays = [np.array(numbers) for numbers in ([20, 21, 22], [30, 31, 32], [400, 500, 600])]
+    words = [Kind.COPY, 1, *(array.ctypes.data for array in arrays), 3, 900, 3, 5, 6]
+    words += [Kind.RECORD, 1, 7, Kind.WAIT, 2, 7, Kind.SYNCHRONIZE, 8]
+    words += [Kind.LAUNCH, 2, 99, 16, 128, 0, 3, 10, -11, 12]
     for issue, fake in both():
         assert issue(words, np.ones(1, dtype=np.int64))[1] == 0
         assert fake.calls == [
             ("cuMemcpyAsync", 20, 30, 400, 1),
+            ("cuMemcpyAsync", 21, 31, 500, 1),
+            *GAP,
+            ("cuMemcpyAsync", 22, 32, 600, 1),
+            *GAP,
             ("cuEventRecord", 7, 1),
             ("cuStreamWaitEvent", 2, 7, 0),
             ("cuEventSynchronize", 8),
-            ("cuEventRecord", 5, 1),
-            ("cuStreamWaitEvent", 3, 5, 0),
-            ("cuEventRecord", 6, 3),
-            ("cuStreamWaitEvent", 1, 6, 0),
             ("cuLaunchKernel", 99, 16, 1, 1, 128, 1, 1, 0, 2, [10, -11, 12], None),
         ]
 
 
 @pytest.mark.parametrize("fails_at", range(1, 40, 3))
 def test_nothing_is_issued_after_a_command_that_failed(fails_at: int) -> None:
-    words = commands(random.Random(fails_at))
+    some = Commands(random.Random(fails_at))
+    words = some.words
     (by_c, native), (by_python, twin) = both(fails_at)
     found = by_c(words, np.ones(1, dtype=np.int64))
     assert found == by_python(words, np.ones(1, dtype=np.int64))

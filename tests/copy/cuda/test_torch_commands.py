@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtide.copy.cuda.gpu import Gap
 from kvtide.copy.cuda.issuing import NO_GAPS, Gaps, Kind
 from kvtide.copy.cuda.torch_commands import Kernel, TorchCommands, TorchEvent, TorchMemory, TorchStream
 
@@ -17,12 +20,23 @@ _NUMBERS = itertools.count(1000)
 
 
 class Driver:
-    def __init__(self, *, can_batch: bool = True) -> None:
-        self.can_batch = can_batch
+    def __init__(self) -> None:
         self.issued: list[int] = []
 
     def issue(self, words: Sequence[int], _gaps: Gaps) -> None:
         self.issued += words
+
+
+class Reader(Driver):
+    """Reads the arrays of the one command it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays: list[list[int]] = []
+
+    def issue(self, words: Sequence[int], gaps: Gaps) -> None:
+        self.arrays = [list((ctypes.c_int64 * words[5]).from_address(at)) for at in words[2:5]]
+        super().issue([*words[:2], *words[5:]], gaps)
 
 
 class Triton:
@@ -68,33 +82,34 @@ def _addresses(*numbers: int) -> Any:
 def test_nothing_is_issued_before_the_list_is_run_and_nothing_twice() -> None:
     driver = Driver()
     commands, _ = _list(driver)
-    stream, other, ours, theirs = _stream(), _stream(), _event(), _event()
+    stream, other, ours = _stream(), _stream(), _event()
     commands.record(stream, ours)
     commands.wait(other, ours)
     commands.synchronize(ours)
-    commands.give_way(stream, other, ours, theirs)
     assert driver.issued == []
     expected = [Kind.RECORD, stream.handle, ours.handle, Kind.WAIT, other.handle, ours.handle]
     expected += [Kind.SYNCHRONIZE, ours.handle]
-    expected += [Kind.GIVE_WAY, stream.handle, other.handle, ours.handle, theirs.handle]
     for _ in range(2):
         commands.run(NO_GAPS)
         assert driver.issued == expected
 
 
-@pytest.mark.parametrize(("copies", "can_batch", "is_batch"), [(4, True, False), (5, True, True), (5, False, False)])
-def test_many_copies_are_one_command_where_the_driver_can(copies: int, can_batch: bool, is_batch: bool) -> None:
-    driver = Driver(can_batch=can_batch)
-    commands, _ = _list(driver)
-    stream = _stream()
-    commands.copy(stream, *(_addresses(*range(begin, begin + copies)) for begin in (100, 200, 300)))
+@pytest.mark.parametrize("gaps", [False, True])
+def test_copies_are_a_command_that_names_arrays_which_live_until_it_is_issued(gaps: bool) -> None:
+    commands, _ = _list(Reader())
+    stream, gap = _stream(), Gap(64, _stream(), _event(), _event())
+    to = _addresses(*range(100, 130))[::-1]  # arrays that do not lie as C wants them are laid so
+    commands.copy(stream, to, _addresses(*range(200, 230)), _addresses(*range(300, 330)), gap if gaps else None)
+    del to
+    gc.collect()
     commands.run(NO_GAPS)
-    if is_batch:
-        kind, where, *_, count = driver.issued
-        assert (kind, where, count) == (Kind.COPY_BATCH, stream.handle, copies)
-    else:
-        ones = [(Kind.COPY, stream.handle, 100 + i, 200 + i, 300 + i) for i in range(copies)]
-        assert driver.issued == [word for one in ones for word in one]
+    assert isinstance(commands._driver, Reader)
+    assert commands._driver.arrays == [[*range(129, 99, -1)], [*range(200, 230)], [*range(300, 330)]]
+    assert isinstance(gap.other, TorchStream)
+    assert isinstance(gap.our_turn, TorchEvent)
+    assert isinstance(gap.their_turn, TorchEvent)
+    with_gaps = [64, gap.other.handle, gap.our_turn.handle, gap.their_turn.handle]
+    assert commands._driver.issued == [Kind.COPY, stream.handle, 30, *(with_gaps if gaps else [0, 0, 0, 0])]
 
 
 def test_a_kernel_is_compiled_once_by_a_launch_that_has_nothing_to_do() -> None:

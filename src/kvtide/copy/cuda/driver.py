@@ -26,8 +26,6 @@ class Driver:
 
     def __init__(self, *, in_c: bool = True) -> None:
         self._library = _load(ctypes.CDLL)
-        self.can_batch = hasattr(self._library, issuing.CALLS[issuing.Kind.COPY_BATCH])
-        """Whether there are batches of copies: not before CUDA 12.8."""
         self._issue = issuer(self._library, _load(ctypes.PyDLL), in_c=in_c)
 
     def current_context(self) -> int:
@@ -48,7 +46,7 @@ class Driver:
     def issue(self, words: Sequence[int], gaps: issuing.Gaps) -> None:
         """Issue a list of commands, up to the first that fails."""
         kind, code = self._issue(words, gaps)
-        self._check(issuing.CALLS.get(kind, kind.name), code)
+        self._check(issuing.CALLS[kind], code)
 
     def pin(self, address: int, nbytes: int) -> None:
         """Register host memory for DMA and kernels, for all contexts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,11 +51,22 @@ class DeviceMemory(Protocol):
         """Where it begins."""
 
 
+class Gap(NamedTuple):
+    """How a stream with much to copy lets others in: after each turn it and another stream wait for each other."""
+
+    turn_bytes: int
+    """A turn is one copy, and as many more as have at most so many bytes together."""
+    other: Stream
+    """It has nothing else to do."""
+    our_turn: Event
+    their_turn: Event
+
+
 class Commands(Protocol):
     """What is to be issued, in this order. Nothing of it happens before `run`."""
 
-    def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses) -> None:
-        """Make copies by DMA, in stream order."""
+    def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses, gap: Gap | None = None) -> None:
+        """Make copies by DMA, in stream order, and leave gaps, if `run` is told so."""
 
     def record(self, stream: Stream, event: Event) -> None:
         """Put an event behind what comes before it on a stream."""
@@ -65,9 +76,6 @@ class Commands(Protocol):
 
     def synchronize(self, event: Event) -> None:
         """Let the thread wait until the event is reached, and go on with the next command then."""
-
-    def give_way(self, stream: Stream, other: Stream, ours: Event, theirs: Event) -> None:
-        """Let a stream wait for another one that waits for it, if gaps are to be left."""
 
     def fetch(self, stream: Stream, to: DeviceMemory, pinned: Addresses) -> None:
         """Let a kernel bring a few numbers from pinned memory.

@@ -43,30 +43,29 @@ class Kind(enum.IntEnum):
     """What a command does, and its arguments."""
 
     COPY = 0
-    """stream, to, source, bytes"""
-    COPY_BATCH = 1
-    """stream, addresses of three arrays (to, source, bytes), how long they are"""
-    RECORD = 2
+    """stream, addresses of three arrays (to, source, sizes), how long they are; bytes of a turn (0: all of them),
+    another stream, an event for each: after a turn the two wait for each other, if gaps are to be left"""
+    RECORD = 1
     """stream, event"""
-    WAIT = 3
+    WAIT = 2
     """stream, event"""
-    SYNCHRONIZE = 4
+    SYNCHRONIZE = 3
     """event: the thread waits for it"""
-    LAUNCH = 5
+    LAUNCH = 4
     """stream, function, programs, threads of each, bytes of shared memory, how many parameters, the parameters"""
-    GIVE_WAY = 6
-    """stream, another one, an event for each; only while gaps are to be left"""
 
 
 CALLS = {
     Kind.COPY: "cuMemcpyAsync",
-    Kind.COPY_BATCH: "cuMemcpyBatchAsync",
     Kind.RECORD: "cuEventRecord",
     Kind.WAIT: "cuStreamWaitEvent",
     Kind.SYNCHRONIZE: "cuEventSynchronize",
     Kind.LAUNCH: "cuLaunchKernel",
 }
-"""The driver's call for each kind. To give way is two records and two waits."""
+"""The driver's call for each kind."""
+BATCH = "cuMemcpyBatchAsync"
+"""Instead of the first one for more than `FEW_COPIES`, where the driver has it: not before CUDA 12.8."""
+FEW_COPIES = 4
 
 
 class _Attributes(ctypes.Structure):
@@ -88,7 +87,7 @@ def in_c(library: Any) -> Issue:
     """Return what issues without the GIL. `library` has the driver's calls; that of batches may be missing."""
     native = _compiled().issue
     native.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-    found = (getattr(library, name, None) for name in CALLS.values())
+    found = (getattr(library, name, None) for name in (*CALLS.values(), BATCH))
     calls = [call and ctypes.cast(call, ctypes.c_void_p) for call in found]
     table = (ctypes.c_void_p * (len(calls) + 1))(*calls, ctypes.addressof(BATCH_ATTRIBUTES))
 

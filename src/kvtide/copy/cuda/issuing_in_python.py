@@ -6,10 +6,14 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kvtide.copy.cuda.issuing import BATCH_ATTRIBUTES, CALLS, Gaps, Issue, Kind
+import numpy as np
+
+from kvtide.copy.cuda.issuing import BATCH, BATCH_ATTRIBUTES, CALLS, FEW_COPIES, Gaps, Issue, Kind
+from kvtide.copy.cuda.ranges import turns
+from kvtide.copy.ids import Ids
 
 _POINTER, _SIZE, _UNSIGNED = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
-_LENGTHS = {Kind.COPY: 4, Kind.COPY_BATCH: 5, Kind.RECORD: 2, Kind.WAIT: 2, Kind.SYNCHRONIZE: 1, Kind.GIVE_WAY: 4}
+_LENGTHS = {Kind.COPY: 9, Kind.RECORD: 2, Kind.WAIT: 2, Kind.SYNCHRONIZE: 1}
 
 
 def in_python(library: Any, quick: Any) -> Issue:
@@ -23,10 +27,9 @@ def in_python(library: Any, quick: Any) -> Issue:
     def issue(words: Sequence[int], gaps: Gaps) -> tuple[Kind, int]:
         kind = Kind.COPY
         for kind, arguments in _commands(words):
-            if kind is not Kind.GIVE_WAY or gaps[0]:
-                code = calls.by_kind[kind](*arguments)
-                if code:
-                    return kind, code
+            code = calls.copy(arguments, gaps) if kind is Kind.COPY else calls.by_kind[kind](*arguments)
+            if code:
+                return kind, code
         return kind, 0
 
     return issue
@@ -53,25 +56,37 @@ class _Calls:
         self._launch.argtypes = (_POINTER, *(_UNSIGNED,) * 7, *(_POINTER,) * 3)
         self._synchronize = getattr(library, CALLS[Kind.SYNCHRONIZE])
         self._synchronize.argtypes = (_POINTER,)
-        self._copy_batch = getattr(library, CALLS[Kind.COPY_BATCH], None)
+        self._copy_batch = getattr(library, BATCH, None)
         if self._copy_batch is not None:
             self._copy_batch.argtypes = (*(_POINTER,) * 3, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER)
         self.by_kind: dict[Kind, Callable[..., int]] = {
-            Kind.COPY: lambda stream, to, source, nbytes: self._copy(to, source, nbytes, stream),
-            Kind.COPY_BATCH: self._issue_batch,
             Kind.RECORD: lambda stream, event: self._record(event, stream),
             Kind.WAIT: lambda stream, event: self._wait(stream, event, 0),
             Kind.SYNCHRONIZE: self._synchronize,
             Kind.LAUNCH: self._issue_launch,
-            Kind.GIVE_WAY: self._give_way,
         }
 
-    def _issue_batch(self, stream: int, to: int, source: int, sizes: int, count: int) -> int:
-        assert self._copy_batch is not None
-        attributes_from, failed_at = _SIZE(0), _SIZE(0)
-        attributes = ctypes.addressof(BATCH_ATTRIBUTES), ctypes.addressof(attributes_from), 1
-        code: int = self._copy_batch(to, source, sizes, count, *attributes, ctypes.addressof(failed_at), stream)
+    def copy(self, arguments: Sequence[int], gaps: Gaps) -> int:
+        stream, *addresses, count, turn_bytes, other, ours, theirs = arguments
+        to, source, sizes = (_array(address, count) for address in addresses)
+        code = 0
+        for turn in turns(sizes, turn_bytes or int(sizes.sum())):
+            code = self._copy_all(stream, to[turn], source[turn], sizes[turn])
+            if not code and turn_bytes and gaps[0]:
+                code = self._give_way(stream, other, ours, theirs)
+            if code:
+                break
         return code
+
+    def _copy_all(self, stream: int, to: Ids, source: Ids, sizes: Ids) -> int:
+        if len(sizes) > FEW_COPIES and self._copy_batch is not None:
+            arrays = (array.ctypes.data for array in (to, source, sizes))
+            attributes_from, failed_at = _SIZE(0), _SIZE(0)
+            attributes = ctypes.addressof(BATCH_ATTRIBUTES), ctypes.addressof(attributes_from), 1
+            code: int = self._copy_batch(*arrays, len(sizes), *attributes, ctypes.addressof(failed_at), stream)
+            return code
+        copies = zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True)
+        return next(filter(None, (self._copy(*one, stream) for one in copies)), 0)
 
     def _issue_launch(self, stream: int, function: int, *how: int) -> int:
         programs, threads, shared_bytes, count, *values = how
@@ -90,3 +105,7 @@ class _Calls:
             or self._wait(stream, theirs, 0)
         )
         return code
+
+
+def _array(address: int, count: int) -> Ids:
+    return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))

@@ -31,18 +31,18 @@ import numpy as np
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import Direction, Fence
 from kvtide.copy.cuda.geometry import CudaCache, tiling
-from kvtide.copy.cuda.gpu import Event, Gpu, Stream
+from kvtide.copy.cuda.gpu import Event, Gap, Gpu, Stream
 from kvtide.copy.cuda.issuing import NO_GAPS, Gaps
 from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Buffer, Index, LaneMemory
 from kvtide.copy.cuda.measure import Route
-from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
+from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges
 from kvtide.copy.ids import Ids
 from kvtide.core.messages import Copy
 
 _AHEAD = 8
 """Chunks that the GPU may be behind. So much is left at most of an issued transfer: 10 ms, with the usual buffers."""
 _TURN_BYTES = 16 << 20
-"""After so many bytes others get their turn (see `_give_way`)."""
+"""After so many bytes others get their turn."""
 _DMA_BYTES_MIN = 128 << 10
 """Where slots are scattered and runs are shorter than this, a kernel on pinned memory is faster than many copies."""
 
@@ -76,8 +76,14 @@ class Lane:
         self._staged = route is Route.STAGED
         self._rows_max = max(1, min(PAIRS_MAX, staging_bytes // cache.block_bytes))
         self._kernels, self._copies = gpu.stream(), gpu.stream()
-        self._others = gpu.stream()
-        """Runs nothing. Waiting for it leaves a gap (see `_give_way`)."""
+        self._gap = Gap(_TURN_BYTES, gpu.stream(), gpu.event(), gpu.event())
+        """Lets copies of other streams in.
+
+        A copy engine stays with a stream as long as that has copies to do, and the few bytes that a serving engine
+        sends with each step (token ids, block tables, and back what was sampled) waited until all of ours were over:
+        20 small copies took 460 ms instead of 0.4. So our stream waits for another one, for microseconds. Then they
+        take 5 ms, and ours 3 to 6% longer.
+        """
         self.gaps: Gaps = np.zeros(1, dtype=np.int64)
         """Others have small copies to do, and are let in. Looked at while a transfer is issued."""
         self._commands = gpu.commands()
@@ -88,7 +94,7 @@ class Lane:
         """Issued so far."""
         self._done = [gpu.event() for _ in range(_AHEAD)]
         """Reached when a chunk is done; each is used for every eighth."""
-        self._between, self._our_turn, self._their_turn = gpu.event(), gpu.event(), gpu.event()
+        self._between = gpu.event()
         self._begin: Event | None = None
         """To be recorded before the next copy."""
         tiles = tiling(cache)
@@ -137,7 +143,7 @@ class Lane:
 
     def settle(self) -> None:
         """Block until nothing of this lane runs any more. Raises if the device is lost."""
-        for stream in (self._kernels, self._copies, self._others):
+        for stream in (self._kernels, self._copies, self._gap.other):
             stream.synchronize()
 
     def _add_direct(self, block_ids: Ids, slot_ids: Ids) -> None:
@@ -212,19 +218,7 @@ class Lane:
         self._mark_begin(self._copies)
         device_end, host_end = device + ranges.device, self._host_address + ranges.host
         to, source = (host_end, device_end) if self._direction is Direction.STORE else (device_end, host_end)
-        for turn in turns(ranges.size, _TURN_BYTES):
-            self._commands.copy(self._copies, to[turn], source[turn], ranges.size[turn])
-            self._give_way()
-
-    def _give_way(self) -> None:
-        """Let copies of other streams in.
-
-        A copy engine stays with a stream as long as that has copies to do, and the few bytes that a serving engine
-        sends with each step (token ids, block tables, and back what was sampled) waited until all of ours were over:
-        20 small copies took 460 ms instead of 0.4. So our stream waits for another one, for microseconds. Then they
-        take 5 ms, and ours 3 to 6% longer.
-        """
-        self._commands.give_way(self._copies, self._others, self._our_turn, self._their_turn)
+        self._commands.copy(self._copies, to, source, ranges.size, self._gap)
 
     def _mark_begin(self, stream: Stream) -> None:
         if self._begin is not None:

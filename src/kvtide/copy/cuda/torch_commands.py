@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvtide.copy.cuda.driver import Driver
-from kvtide.copy.cuda.gpu import Addresses, DeviceMemory, Event, Stream
+from kvtide.copy.cuda.gpu import Addresses, DeviceMemory, Event, Gap, Stream
 from kvtide.copy.cuda.issuing import Gaps, Kind
 
 _WARPS = 4
 _WARP_THREADS = 32
-_FEW_COPIES = 4
+_NO_GAP = (0, 0, 0, 0)
 FETCH_LANES = 1024
 _SCRATCH = (0, 0)
 """Memory for what our kernels do not do. Triton's kernels have up to two more parameters for it, by version."""
@@ -85,16 +87,19 @@ class TorchCommands:
         self._arrays: list[Addresses] = []
         """Whose addresses are in the list."""
 
-    def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses) -> None:
+    def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses, gap: Gap | None = None) -> None:
         """Make copies by DMA, in stream order; many of them in one call where the driver can."""
         assert isinstance(stream, TorchStream)
-        if len(sizes) > _FEW_COPIES and self._driver.can_batch:
-            arrays = [to.copy(), source.copy(), sizes.copy()]  # contiguous, and nobody else's
-            self._arrays += arrays
-            self._words += (Kind.COPY_BATCH, stream.handle, *(array.ctypes.data for array in arrays), len(sizes))
+        arrays = [np.ascontiguousarray(array, dtype=np.int64) for array in (to, source, sizes)]
+        self._arrays += arrays
+        self._words += (Kind.COPY, stream.handle, *(array.ctypes.data for array in arrays), len(sizes))
+        if gap is None:
+            self._words += _NO_GAP
         else:
-            for one in zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True):
-                self._words += (Kind.COPY, stream.handle, *one)
+            assert isinstance(gap.other, TorchStream)
+            assert isinstance(gap.our_turn, TorchEvent)
+            assert isinstance(gap.their_turn, TorchEvent)
+            self._words += (gap.turn_bytes, gap.other.handle, gap.our_turn.handle, gap.their_turn.handle)
 
     def record(self, stream: Stream, event: Event) -> None:
         """Put an event behind what comes before it on a stream."""
@@ -112,14 +117,6 @@ class TorchCommands:
         """Let the thread wait for an event."""
         assert isinstance(event, TorchEvent)
         self._words += (Kind.SYNCHRONIZE, event.handle)
-
-    def give_way(self, stream: Stream, other: Stream, ours: Event, theirs: Event) -> None:
-        """Let a stream wait for another one that waits for it, if gaps are to be left."""
-        assert isinstance(stream, TorchStream)
-        assert isinstance(other, TorchStream)
-        assert isinstance(ours, TorchEvent)
-        assert isinstance(theirs, TorchEvent)
-        self._words += (Kind.GIVE_WAY, stream.handle, other.handle, ours.handle, theirs.handle)
 
     def fetch(self, stream: Stream, to: DeviceMemory, pinned: Addresses) -> None:
         """Let a small kernel read host memory."""
