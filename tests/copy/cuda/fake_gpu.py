@@ -192,6 +192,9 @@ class FakeGpu(Gpu):
     def enter(self, stream: Stream | None = None) -> None:
         self._current.stream = stream
 
+    def prove(self) -> None:
+        self.calls["prove"] += 1
+
     def stream(self) -> FakeStream:
         with self._lock:
             self._streams.append(FakeStream(self))

@@ -14,6 +14,7 @@ import pytest
 
 from kvtide.copy import Direction, Finished, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route
+from kvtide.copy.cuda.lane import Lane
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 from tests.contracts.copy_contract import LOAD, PATIENCE_S, STORE, MovingContract, Rig, Shape
@@ -121,6 +122,25 @@ def rig_content(rig: Rig) -> tuple[list[bytes], list[bytes]]:
         [rig.read_block(block) for block in range(rig.shape.blocks)],
         [rig.read_slot(slot) for slot in range(rig.shape.slots)],
     )
+
+
+def test_each_lane_has_the_gpu_proved_before_its_kernels_and_goes_on_if_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[tuple[str, str]] = []
+
+    def note(method: str, *_: object) -> None:
+        order.append((threading.current_thread().name, method))
+        raise RuntimeError("does not work")
+
+    monkeypatch.setattr(FakeGpu, "prove", partial(note, "prove"))
+    monkeypatch.setattr(Lane, "enter", partial(note, "enter"))
+    rig = FakeRig(Shape())
+    for way in (STORE, LOAD):
+        assert rig.run(way, Copy(1, (0,), (0,))).done == (1,)
+    assert rig.engine.close(PATIENCE_S)
+    for way in Direction:
+        assert [method for name, method in order if name == f"kvtide-{way.value}"] == ["prove", "enter"]
 
 
 @pytest.mark.parametrize("route", Route)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +14,22 @@ import numpy as np
 import pytest
 
 from kvtide.copy.cuda.gpu import Gap
-from kvtide.copy.cuda.issuing import NO_GAPS, Gaps, Kind
+from kvtide.copy.cuda.issuing import NO_GAPS, Gaps, Kind, Launch
 from kvtide.copy.cuda.torch_commands import Kernel, TorchCommands, TorchEvent, TorchMemory, TorchStream
+from kvtide.errors import CopyError
 
 _NUMBERS = itertools.count(1000)
 
 
 class Driver:
-    def __init__(self) -> None:
+    def __init__(self, *, in_c: bool = True) -> None:
         self.issued: list[int] = []
+        self.in_c = in_c
 
-    def issue(self, words: Sequence[int], _gaps: Gaps) -> None:
+    def issue(self, words: Sequence[int], _gaps: Gaps, launches: Sequence[Launch]) -> None:
         self.issued += words
+        for launch in launches:
+            launch()
 
 
 class Reader(Driver):
@@ -34,21 +39,25 @@ class Reader(Driver):
         super().__init__()
         self.arrays: list[list[int]] = []
 
-    def issue(self, words: Sequence[int], gaps: Gaps) -> None:
+    def issue(self, words: Sequence[int], gaps: Gaps, launches: Sequence[Launch]) -> None:
         self.arrays = [list((ctypes.c_int64 * words[5]).from_address(at)) for at in words[2:5]]
-        super().issue([*words[:2], *words[5:]], gaps)
+        super().issue([*words[:2], *words[5:]], gaps, launches)
 
 
 class Triton:
     """A kernel that writes down with what it is launched."""
 
-    def __init__(self) -> None:
+    def __init__(self, types: Sequence[str] = ("*i64", "i64", "i32"), **about: int) -> None:
         self.launches: list[tuple[Any, ...]] = []
+        self.function = 4242
+        self.metadata = SimpleNamespace(shared=64, num_warps=4, **about)
+        signature = dict(enumerate([*types, "constexpr"]))
+        self.src = SimpleNamespace(signature=signature)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*arguments: Any, num_warps: int) -> Any:
-            self.launches.append((grid, *arguments, num_warps))
-            return SimpleNamespace(function=4242, metadata=SimpleNamespace(shared=64))
+        def launch(*arguments: Any, **options: int) -> Any:
+            self.launches.append((grid, *arguments, options))
+            return self
 
         return launch
 
@@ -70,8 +79,8 @@ def _event() -> TorchEvent:
     return TorchEvent(SimpleNamespace(cuda_event=next(_NUMBERS), record=lambda: None, **names))
 
 
-def _list(driver: Any) -> tuple[TorchCommands, Triton]:
-    triton = Triton()
+def _list(driver: Any, triton: Triton | None = None) -> tuple[TorchCommands, Triton]:
+    triton = triton or Triton()
     return TorchCommands(driver, Kernel(triton, 1024)), triton
 
 
@@ -112,6 +121,31 @@ def test_copies_are_a_command_that_names_arrays_which_live_until_it_is_issued(ga
     assert commands._driver.issued == [Kind.COPY, stream.handle, 30, *(with_gaps if gaps else [0, 0, 0, 0])]
 
 
+def test_an_event_lives_until_the_list_is_run_even_if_its_owner_takes_another_one() -> None:
+    """Torch destroys an event with its last reference, and the driver crashes when it is handed a destroyed one."""
+
+    class Looking(Driver):
+        def issue(self, words: Sequence[int], gaps: Gaps, launches: Sequence[Launch]) -> None:
+            gc.collect()
+            self.alive = [one() is not None for one in owned]
+            super().issue(words, gaps, launches)
+
+    driver = Looking()
+    commands, _ = _list(driver)
+    stream, other = _stream(), _stream()
+    events = [_event() for _ in range(5)]
+    owned = [weakref.ref(one) for one in (stream, other, *events)]
+    commands.record(stream, events[0])
+    commands.wait(stream, events[1])
+    commands.synchronize(events[2])
+    commands.copy(stream, *(_addresses(1),) * 3, Gap(64, other, events[3], events[4]))
+    del stream, other
+    events.clear()
+    commands.run(NO_GAPS)
+    assert driver.alive == 7 * [True]
+    assert [one() for one in owned] == 7 * [None], "and not longer"
+
+
 def test_a_kernel_is_compiled_once_by_a_launch_that_has_nothing_to_do() -> None:
     driver = Driver()
     commands, triton = _list(driver)
@@ -120,6 +154,45 @@ def test_a_kernel_is_compiled_once_by_a_launch_that_has_nothing_to_do() -> None:
     for _ in range(2):
         commands.fetch(stream, TorchMemory(None, to, 8000), pinned)
     commands.run(NO_GAPS)
-    assert triton.launches == [((1, 1, 1), to, 0, 0, 1024, 4)]
+    assert triton.launches == [((1, 1, 1), to, 0, 0, 1024, {"num_warps": 4})]
     values = [8000, (pinned.ctypes.data - 8000) // 8, 1500]
     assert driver.issued == 2 * [Kind.LAUNCH, stream.handle, 4242, 2, 128, 64, 5, *values, 0, 0]
+
+
+def test_where_c_does_not_issue_triton_launches_its_kernels_itself() -> None:
+    driver = Driver(in_c=False)
+    commands, triton = _list(driver)
+    stream, to = _stream(), Tensor(8000)
+    pinned = np.arange(1500, dtype=np.int64)
+    commands.fetch(stream, TorchMemory(None, to, 8000), pinned)
+    assert triton.launches == []
+    commands.run(NO_GAPS)
+    assert triton.launches[1:] == [
+        ((2, 1, 1), to, (pinned.ctypes.data - 8000) // 8, 1500, 1024, {"stream": stream.handle})
+    ]
+    commands.run(NO_GAPS)
+    assert len(triton.launches) == 2
+
+
+@pytest.mark.parametrize(
+    ("triton", "why"),
+    [
+        (Triton(("*i64", "i64")), "takes"),
+        (Triton(("*i64", "i64", "i32", "i32")), "takes"),
+        (Triton(("*i64", "i32", "i32")), "takes"),  # the address is a larger number
+        (Triton(("*i64", "i64", "fp32")), "takes"),
+        (Triton(num_ctas=2), "num_ctas"),
+        (Triton(global_scratch_size=128), "global_scratch_size"),
+        (Triton(launch_pdl=1), "launch_pdl"),
+    ],
+)
+def test_a_kernel_that_is_not_what_we_know_of_tritons_is_not_launched_by_c(triton: Triton, why: str) -> None:
+    commands, _ = _list(Driver(), triton)
+    with pytest.raises(CopyError, match=why):
+        commands.fetch(_stream(), TorchMemory(None, Tensor(8000), 8000), np.arange(1500, dtype=np.int64))
+
+
+def test_a_kernel_is_not_given_memory_that_is_nowhere() -> None:
+    commands, _ = _list(Driver())
+    with pytest.raises(CopyError, match="takes"):
+        commands.fetch(_stream(), TorchMemory(None, Tensor(0), 8000), np.arange(1500, dtype=np.int64))

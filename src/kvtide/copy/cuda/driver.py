@@ -24,9 +24,24 @@ _CAPTURE_RELAXED = 2
 class Driver:
     """Checked calls into libcuda. `in_c=False` issues commands from Python, to compare with."""
 
-    def __init__(self, *, in_c: bool = True) -> None:
-        self._library = _load(ctypes.CDLL)
-        self._issue = issuer(self._library, _load(ctypes.PyDLL), in_c=in_c)
+    def __init__(self, *, in_c: bool = True, library: Any = None) -> None:
+        self._library = library or _load(ctypes.CDLL)
+        self._issue_from_python = in_python(self._library, library or _load(ctypes.PyDLL))
+        self._issue = self._issue_from_python
+        self.in_c = False
+        """Commands are issued by C, which launches kernels itself."""
+        if in_c:
+            try:
+                self._issue, self.in_c = issuing.in_c(self._library), True
+            except (OSError, subprocess.SubprocessError) as error:
+                self.issue_from_python(error)
+
+    def issue_from_python(self, error: Exception) -> None:
+        """Issue from Python from now on, because C does not work, and say so."""
+        self._issue, self.in_c = self._issue_from_python, False
+        _LOG.warning(
+            "copies are issued from Python, which slows down whoever launches kernels: C cannot, %s", describe(error)
+        )
 
     def current_context(self) -> int:
         """Return the context that is current in this thread; 0 for none."""
@@ -43,10 +58,16 @@ class Driver:
         mode = ctypes.c_int(_CAPTURE_RELAXED)
         self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
-    def issue(self, words: Sequence[int], gaps: issuing.Gaps) -> None:
+    def issue(self, words: Sequence[int], gaps: issuing.Gaps, launches: Sequence[issuing.Launch]) -> None:
         """Issue a list of commands, up to the first that fails."""
-        kind, code = self._issue(words, gaps)
-        self._check(issuing.CALLS[kind], code)
+        failed_at, code = self._issue(words, gaps, launches)
+        if code == issuing.MALFORMED:
+            raise CopyError(f"a command is malformed: {list(words[failed_at : failed_at + 10])}")
+        if code:
+            begins = [at for at, *_ in issuing.commands(words)]
+            kind = issuing.Kind(words[failed_at])
+            which = f"command {begins.index(failed_at) + 1} of {len(begins)}, {kind.name.lower()}"
+            self._check(f"{issuing.CALLS[kind]} ({which})", code)
 
     def pin(self, address: int, nbytes: int) -> None:
         """Register host memory for DMA and kernels, for all contexts."""
@@ -63,21 +84,14 @@ class Driver:
 
     def _check(self, name: str, code: int) -> None:
         if code:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
-            raise CopyError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
+            raise CopyError(f"{name}: {self._told('cuGetErrorName', code)}, {self._told('cuGetErrorString', code)}")
+
+    def _told(self, by: str, code: int) -> str:
+        text = ctypes.c_char_p()
+        getattr(self._library, by)(ctypes.c_int(code), ctypes.byref(text))
+        return text.value.decode() if text.value else f"error {code}"
 
 
 @functools.cache
 def _load(kind: type[ctypes.CDLL]) -> Any:
     return kind("libcuda.so.1")
-
-
-def issuer(library: Any, quick: Any, *, in_c: bool) -> issuing.Issue:
-    """Return what issues commands: C, unless it cannot be compiled."""
-    try:
-        if in_c:
-            return issuing.in_c(library)
-    except (OSError, subprocess.SubprocessError) as error:
-        _LOG.warning("copies are issued from Python, which slows down whoever launches kernels: %s", describe(error))
-    return in_python(library, quick)

@@ -116,6 +116,10 @@ class Gpu(ABC):
     def enter(self, stream: Stream | None = None) -> None:
         """Get a thread of our own ready for the other calls. `stream`, if given, becomes its current stream."""
 
+    @abstractmethod
+    def prove(self) -> None:
+        """Find out, in a thread of our own, whether commands do what they should; if not, issue them another way."""
+
     def active(self) -> AbstractContextManager[object]:
         """Return a context in which a thread of somebody else's can make the other calls."""
         return nullcontext()

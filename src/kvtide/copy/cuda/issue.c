@@ -20,9 +20,37 @@ struct driver {
 };
 
 enum { COPY, RECORD, WAIT, SYNCHRONIZE, LAUNCH };
-enum { FEW_COPIES = 4, PARAMETERS_MAX = 16, UNKNOWN = -1 };
+enum { COPY_WORDS = 9, RECORD_WORDS = 2, WAIT_WORDS = 2, SYNCHRONIZE_WORDS = 1, LAUNCH_WORDS = 6 };
+enum { FEW_COPIES = 4, PARAMETERS_MAX = 16, MALFORMED = -1 };
 
 static void *at(word address) { return (void *)(intptr_t)address; }
+
+static int are_set(const word *numbers, word count) {
+  for (word i = 0; i < count; i++)
+    if (numbers[i] <= 0) return 0;
+  return 1;
+}
+
+static int is_copy(const word *arguments) {
+  return are_set(arguments, 5) && arguments[5] >= 0 && (!arguments[5] || are_set(arguments + 6, 3)) &&
+         are_set(at(arguments[1]), arguments[4]) && are_set(at(arguments[2]), arguments[4]) &&
+         are_set(at(arguments[3]), arguments[4]);
+}
+
+static int is_launch(const word *arguments, word left) {
+  return are_set(arguments, 4) && arguments[4] >= 0 && arguments[5] >= 0 && arguments[5] <= PARAMETERS_MAX &&
+         left >= LAUNCH_WORDS + arguments[5];
+}
+
+/* Words of a command's arguments; MALFORMED for what would crash the driver: handles, addresses and sizes that are
+   not set, and a list that ends too soon. */
+static word words_of(word kind, const word *arguments, word left) {
+  static const word least[] = {COPY_WORDS, RECORD_WORDS, WAIT_WORDS, SYNCHRONIZE_WORDS, LAUNCH_WORDS};
+  if (kind < COPY || kind > LAUNCH || left < least[kind]) return MALFORMED;
+  if (kind == COPY) return is_copy(arguments) ? COPY_WORDS : MALFORMED;
+  if (kind == LAUNCH) return is_launch(arguments, left) ? LAUNCH_WORDS + arguments[5] : MALFORMED;
+  return are_set(arguments, least[kind]) ? least[kind] : MALFORMED;
+}
 
 static int give_way(const struct driver *driver, void *stream, void *other, void *ours, void *theirs) {
   int code = driver->record(ours, stream);
@@ -66,36 +94,33 @@ static int launch(const struct driver *driver, const word *arguments) {
                         parameters, NULL);
 }
 
-/* Returns the driver's first error, and in `kind` which command had it. `gaps` is read after each turn. */
-int issue(const struct driver *driver, const word *words, word count, const volatile word *gaps, word *kind) {
-  const word *a = words, *end = words + count;
+/* Returns the driver's first error, and in `failed_at` which word begins the command that had it: the last one, if
+   none had. `gaps` is read after each turn. */
+int issue(const struct driver *driver, const word *words, word count, const volatile word *gaps, word *failed_at) {
   int code = 0;
-  while (a < end && !code) {
-    *kind = *a++;
-    switch (*kind) {
+  for (word next = 0; next < count && !code;) {
+    const word kind = words[next], *a = words + next + 1;
+    const word length = words_of(kind, a, count - next - 1);
+    *failed_at = next;
+    if (length == MALFORMED) return MALFORMED;
+    switch (kind) {
       case COPY:
         code = copy(driver, a, gaps);
-        a += 9;
         break;
       case RECORD:
         code = driver->record(at(a[1]), at(a[0]));
-        a += 2;
         break;
       case WAIT:
         code = driver->wait(at(a[0]), at(a[1]), 0);
-        a += 2;
         break;
       case SYNCHRONIZE:
         code = driver->synchronize(at(a[0]));
-        a += 1;
         break;
       case LAUNCH:
         code = launch(driver, a);
-        a += 6 + a[5];
         break;
-      default:
-        code = UNKNOWN;
     }
+    next += 1 + length;
   }
   return code;
 }

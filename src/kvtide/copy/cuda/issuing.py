@@ -5,7 +5,7 @@ of them: 25 calls for 64 MiB, and launching a step took 40 ms instead of 31. So 
 of numbers (a command's kind, then its arguments), and `issue.c` goes through it, and waits for the GPU where it has to.
 
 That is compiled at start. Triton needs a C compiler as well, so there is one wherever there are kernels. Should it not
-work for us, `issuing_in_python` takes its place.
+work for us, or not prove itself (see `proof`), `issuing_in_python` takes its place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,15 @@ from kvtide.errors import CopyError
 Gaps = npt.NDArray[np.int64]
 """One number: whether gaps are to be left. It may change at any time."""
 NO_GAPS: Gaps = np.zeros(1, dtype=np.int64)
-Issue = Callable[[Sequence[int], Gaps], tuple["Kind", int]]
-"""Issues commands until one fails. Returns the kind of the last one, and the driver's error or 0."""
+Launch = Callable[[], object]
+"""Launches a kernel by the launcher that Triton has made for it. Raises what goes wrong."""
+Issue = Callable[[Sequence[int], Gaps, Sequence[Launch]], tuple[int, int]]
+"""Issues commands until one fails. Returns which word begins the last one, and the driver's error or 0.
+
+C launches kernels by their numbers, Python by the launches, which are in the same order.
+"""
+MALFORMED = -1
+"""The error of a command that must not be handed to the driver, which would crash."""
 _COMPILERS = ("gcc", "clang", "cc")
 _COMPILE_TIMEOUT_S = 30.0
 _ORDER_STREAM = 1
@@ -53,6 +60,19 @@ class Kind(enum.IntEnum):
     """event: the thread waits for it"""
     LAUNCH = 4
     """stream, function, programs, threads of each, bytes of shared memory, how many parameters, the parameters"""
+
+
+_LENGTHS = {Kind.COPY: 9, Kind.RECORD: 2, Kind.WAIT: 2, Kind.SYNCHRONIZE: 1}
+
+
+def commands(words: Sequence[int]) -> Iterator[tuple[int, Kind, Sequence[int]]]:
+    """Read a list: which word begins a command, its kind and its arguments."""
+    at = 0
+    while at < len(words):
+        kind = Kind(words[at])
+        length = 6 + words[at + 6] if kind is Kind.LAUNCH else _LENGTHS[kind]
+        yield at, kind, words[at + 1 : at + 1 + length]
+        at += 1 + length
 
 
 CALLS = {
@@ -91,10 +111,10 @@ def in_c(library: Any) -> Issue:
     calls = [call and ctypes.cast(call, ctypes.c_void_p) for call in found]
     table = (ctypes.c_void_p * (len(calls) + 1))(*calls, ctypes.addressof(BATCH_ATTRIBUTES))
 
-    def issue(words: Sequence[int], gaps: Gaps) -> tuple[Kind, int]:
-        numbers, kind = array("q", words), ctypes.c_int64()
-        code = native(table, numbers.buffer_info()[0], len(numbers), gaps.ctypes.data, ctypes.addressof(kind))
-        return Kind(kind.value), code
+    def issue(words: Sequence[int], gaps: Gaps, _launches: Sequence[Launch]) -> tuple[int, int]:
+        numbers, failed_at = array("q", words), ctypes.c_int64()
+        code = native(table, numbers.buffer_info()[0], len(numbers), gaps.ctypes.data, ctypes.addressof(failed_at))
+        return failed_at.value, code
 
     return issue
 

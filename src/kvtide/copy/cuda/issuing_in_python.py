@@ -1,19 +1,28 @@
-"""What `issue.c` does, in Python: for want of a compiler, and to compare with."""
+"""What `issue.c` does, in Python: where that does not work, and to compare with. Kernels are launched by Triton."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from kvtide.copy.cuda.issuing import BATCH, BATCH_ATTRIBUTES, CALLS, FEW_COPIES, Gaps, Issue, Kind
+from kvtide.copy.cuda.issuing import (
+    BATCH,
+    BATCH_ATTRIBUTES,
+    CALLS,
+    FEW_COPIES,
+    Gaps,
+    Issue,
+    Kind,
+    Launch,
+    commands,
+)
 from kvtide.copy.cuda.ranges import turns
 from kvtide.copy.ids import Ids
 
 _POINTER, _SIZE, _UNSIGNED = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
-_LENGTHS = {Kind.COPY: 9, Kind.RECORD: 2, Kind.WAIT: 2, Kind.SYNCHRONIZE: 1}
 
 
 def in_python(library: Any, quick: Any) -> Issue:
@@ -24,24 +33,21 @@ def in_python(library: Any, quick: Any) -> Issue:
     """
     calls = _Calls(library, quick)
 
-    def issue(words: Sequence[int], gaps: Gaps) -> tuple[Kind, int]:
-        kind = Kind.COPY
-        for kind, arguments in _commands(words):
-            code = calls.copy(arguments, gaps) if kind is Kind.COPY else calls.by_kind[kind](*arguments)
+    def issue(words: Sequence[int], gaps: Gaps, launches: Sequence[Launch]) -> tuple[int, int]:
+        at, ours = 0, iter(launches)
+        for at, kind, arguments in commands(words):
+            code = 0
+            if kind is Kind.LAUNCH:
+                next(ours)()
+            elif kind is Kind.COPY:
+                code = calls.copy(arguments, gaps)
+            else:
+                code = calls.by_kind[kind](*arguments)
             if code:
-                return kind, code
-        return kind, 0
+                return at, code
+        return at, 0
 
     return issue
-
-
-def _commands(words: Sequence[int]) -> Iterator[tuple[Kind, Sequence[int]]]:
-    at = 0
-    while at < len(words):
-        kind = Kind(words[at])
-        length = 6 + words[at + 6] if kind is Kind.LAUNCH else _LENGTHS[kind]
-        yield kind, words[at + 1 : at + 1 + length]
-        at += 1 + length
 
 
 class _Calls:
@@ -52,8 +58,6 @@ class _Calls:
         self._record.argtypes = (_POINTER, _POINTER)
         self._wait = getattr(quick, CALLS[Kind.WAIT])
         self._wait.argtypes = (_POINTER, _POINTER, _UNSIGNED)
-        self._launch = getattr(quick, CALLS[Kind.LAUNCH])
-        self._launch.argtypes = (_POINTER, *(_UNSIGNED,) * 7, *(_POINTER,) * 3)
         self._synchronize = getattr(library, CALLS[Kind.SYNCHRONIZE])
         self._synchronize.argtypes = (_POINTER,)
         self._copy_batch = getattr(library, BATCH, None)
@@ -63,7 +67,6 @@ class _Calls:
             Kind.RECORD: lambda stream, event: self._record(event, stream),
             Kind.WAIT: lambda stream, event: self._wait(stream, event, 0),
             Kind.SYNCHRONIZE: self._synchronize,
-            Kind.LAUNCH: self._issue_launch,
         }
 
     def copy(self, arguments: Sequence[int], gaps: Gaps) -> int:
@@ -87,15 +90,6 @@ class _Calls:
             return code
         copies = zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True)
         return next(filter(None, (self._copy(*one, stream) for one in copies)), 0)
-
-    def _issue_launch(self, stream: int, function: int, *how: int) -> int:
-        programs, threads, shared_bytes, count, *values = how
-        numbers = (ctypes.c_int64 * count)(*values)
-        begin = ctypes.addressof(numbers)
-        parameters = (ctypes.c_void_p * count)(*range(begin, begin + 8 * count, 8))
-        grid = programs, 1, 1, threads, 1, 1
-        code: int = self._launch(function, *grid, shared_bytes, stream, ctypes.addressof(parameters), None)
-        return code
 
     def _give_way(self, stream: int, other: int, ours: int, theirs: int) -> int:
         code: int = (

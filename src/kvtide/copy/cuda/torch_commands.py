@@ -5,20 +5,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kvtide.copy.cuda.driver import Driver
 from kvtide.copy.cuda.gpu import Addresses, DeviceMemory, Event, Gap, Stream
-from kvtide.copy.cuda.issuing import Gaps, Kind
+from kvtide.copy.cuda.issuing import Gaps, Kind, Launch
+from kvtide.errors import CopyError
 
 _WARPS = 4
 _WARP_THREADS = 32
 _NO_GAP = (0, 0, 0, 0)
+_BY_TRITON = (0, 0, 0, 0, 0)
 FETCH_LANES = 1024
 _SCRATCH = (0, 0)
 """Memory for what our kernels do not do. Triton's kernels have up to two more parameters for it, by version."""
+_PLAIN = {
+    "num_warps": _WARPS,
+    "num_ctas": 1,
+    "global_scratch_size": 0,
+    "profile_scratch_size": 0,
+    "launch_cooperative_grid": False,
+    "launch_pdl": False,
+}
+"""What Triton says of a kernel that needs nothing but its parameters."""
 _COMPILING = threading.Lock()
 """Triton is not known to compile one kernel in two threads."""
 
@@ -65,6 +77,8 @@ class Kernel:
     def __init__(self, kernel: Any, *constants: object) -> None:
         self._kernel, self._constants = kernel, constants
         self._compiled: Any = None
+        self._types: list[str] | None = None
+        """Of its parameters, once it is known that the driver can launch it."""
 
     def compiled(self, arguments: Sequence[Any]) -> Any:
         """Return it as Triton compiles it for such arguments.
@@ -77,6 +91,40 @@ class Kernel:
                 self._compiled = self._kernel[1, 1, 1](*zeros, *self._constants, num_warps=_WARPS)
         return self._compiled
 
+    def launch(self, stream: int, programs: int, arguments: Sequence[Any]) -> None:
+        """Let Triton launch it."""
+        self.compiled(arguments)[programs, 1, 1](*arguments, *self._constants, stream=stream)
+
+    def in_numbers(self, arguments: Sequence[Any]) -> tuple[int, ...]:
+        """Return what the driver is told: function, threads of a program, shared memory, how many parameters, they.
+
+        Raises CopyError if Triton has made something of it that cannot be launched so.
+        """
+        compiled = self.compiled(arguments)
+        if self._types is None:
+            self._types = _parameter_types(compiled)
+        values = [one if isinstance(one, int) else one.data_ptr() for one in arguments]
+        if len(self._types) != len(values) or not all(map(_fits, self._types, values)):
+            raise CopyError(f"a kernel of Triton's takes {self._types}, not {values}")
+        place = compiled.function, _WARPS * _WARP_THREADS, compiled.metadata.shared
+        return (*place, len(values) + len(_SCRATCH), *values, *_SCRATCH)
+
+
+def _parameter_types(compiled: Any) -> list[str]:
+    about = compiled.metadata
+    found = {name: getattr(about, name, value) for name, value in _PLAIN.items()}
+    if found != _PLAIN:
+        raise CopyError(f"a kernel of Triton's is to be launched in a way of its own: {found}")
+    return [type_ for type_ in compiled.src.signature.values() if type_ != "constexpr"]
+
+
+def _fits(type_: str, value: int) -> bool:
+    """Whether a number, of which the driver reads the lowest bytes, is one of the type."""
+    if type_.startswith("*"):
+        return value > 0
+    bits = {"i32": 31, "i64": 63}.get(type_, 0)
+    return -(1 << bits) <= value < 1 << bits and bits > 0
+
 
 class TorchCommands:
     """A list of numbers: see `issuing`."""
@@ -84,39 +132,31 @@ class TorchCommands:
     def __init__(self, driver: Driver, fetch: Kernel) -> None:
         self._driver, self._fetch = driver, fetch
         self._words: list[int] = []
-        self._arrays: list[Addresses] = []
-        """Whose addresses are in the list."""
+        self._launches: list[Launch] = []
+        self._kept: list[object] = []
+        """Whose addresses and handles are in the list. An event whose owner takes another one would be destroyed."""
 
     def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses, gap: Gap | None = None) -> None:
         """Make copies by DMA, in stream order; many of them in one call where the driver can."""
-        assert isinstance(stream, TorchStream)
         arrays = [np.ascontiguousarray(array, dtype=np.int64) for array in (to, source, sizes)]
-        self._arrays += arrays
-        self._words += (Kind.COPY, stream.handle, *(array.ctypes.data for array in arrays), len(sizes))
+        self._kept += arrays
+        self._words += (Kind.COPY, self._handle(stream), *(array.ctypes.data for array in arrays), len(sizes))
         if gap is None:
             self._words += _NO_GAP
         else:
-            assert isinstance(gap.other, TorchStream)
-            assert isinstance(gap.our_turn, TorchEvent)
-            assert isinstance(gap.their_turn, TorchEvent)
-            self._words += (gap.turn_bytes, gap.other.handle, gap.our_turn.handle, gap.their_turn.handle)
+            self._words += (gap.turn_bytes, *map(self._handle, (gap.other, gap.our_turn, gap.their_turn)))
 
     def record(self, stream: Stream, event: Event) -> None:
         """Put an event behind what comes before it on a stream."""
-        assert isinstance(stream, TorchStream)
-        assert isinstance(event, TorchEvent)
-        self._words += (Kind.RECORD, stream.handle, event.handle)
+        self._words += (Kind.RECORD, self._handle(stream), self._handle(event))
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let what comes next on a stream begin after an event."""
-        assert isinstance(stream, TorchStream)
-        assert isinstance(event, TorchEvent)
-        self._words += (Kind.WAIT, stream.handle, event.handle)
+        self._words += (Kind.WAIT, self._handle(stream), self._handle(event))
 
     def synchronize(self, event: Event) -> None:
         """Let the thread wait for an event."""
-        assert isinstance(event, TorchEvent)
-        self._words += (Kind.SYNCHRONIZE, event.handle)
+        self._words += (Kind.SYNCHRONIZE, self._handle(event))
 
     def fetch(self, stream: Stream, to: DeviceMemory, pinned: Addresses) -> None:
         """Let a small kernel read host memory."""
@@ -126,16 +166,25 @@ class TorchCommands:
 
     def launch(self, stream: Stream, kernel: Kernel, programs: int, arguments: Sequence[Any]) -> None:
         """Launch a kernel; arguments are whole numbers and tensors."""
-        assert isinstance(stream, TorchStream)
-        compiled = kernel.compiled(arguments)
-        values = [one if isinstance(one, int) else one.data_ptr() for one in arguments]
-        place = (stream.handle, compiled.function, programs, _WARPS * _WARP_THREADS, compiled.metadata.shared)
-        self._words += (Kind.LAUNCH, *place, len(values) + len(_SCRATCH), *values, *_SCRATCH)
+        handle = self._handle(stream)
+        if self._driver.in_c:
+            self._kept += (kernel, arguments)
+            function, *how = kernel.in_numbers(arguments)
+            self._words += (Kind.LAUNCH, handle, function, programs, *how)
+        else:
+            self._launches.append(partial(kernel.launch, handle, programs, arguments))
+            self._words += (Kind.LAUNCH, handle, *_BY_TRITON)
 
     def run(self, gaps: Gaps) -> None:
         """Issue everything, and forget it."""
         words, self._words = self._words, []
-        arrays, self._arrays = self._arrays, []
+        launches, self._launches = self._launches, []
+        kept, self._kept = self._kept, []
         if words:
-            self._driver.issue(words, gaps)
-        arrays.clear()
+            self._driver.issue(words, gaps, launches)
+        kept.clear()
+
+    def _handle(self, one: Stream | Event) -> int:
+        assert isinstance(one, TorchStream | TorchEvent)
+        self._kept.append(one)
+        return one.handle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from kvtide.copy.base import Direction
 from kvtide.copy.cuda.driver import Driver
 from kvtide.copy.cuda.geometry import Tiling
 from kvtide.copy.cuda.gpu import Commands, DeviceMemory, Gpu, Mover, Stream
+from kvtide.copy.cuda.proof import prove
 from kvtide.copy.cuda.torch_commands import FETCH_LANES, Kernel, TorchCommands, TorchEvent, TorchMemory, TorchStream
 from kvtide.errors import ConfigError
 
@@ -41,6 +43,8 @@ class TorchGpu(Gpu):
         except Exception as error:  # torch has many words for "no GPU"
             raise ConfigError("device", device, f"a GPU that works ({error})") from error
         self._programs = programs
+        self._proving = threading.Lock()
+        self._proved = False
         self._fetch = Kernel(self._kernels.fetch_numbers, FETCH_LANES)
         self._priority: int = self._torch.cuda.Stream.priority_range()[0]
 
@@ -52,6 +56,16 @@ class TorchGpu(Gpu):
         if stream is not None:
             assert isinstance(stream, TorchStream)
             self._torch.cuda.set_stream(stream.torch)
+
+    def prove(self) -> None:
+        """Let C copy a few blocks, once. If that does not work, Python issues from now on."""
+        with self._proving:
+            if self._driver.in_c and not self._proved:
+                try:
+                    prove(self)
+                except Exception as error:
+                    self._driver.issue_from_python(error)
+                self._proved = True
 
     def active(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which the device is the current one."""
