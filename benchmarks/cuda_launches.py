@@ -21,8 +21,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -74,8 +76,8 @@ class Transfers:
         regions = [region for tensor in self._tensors for region in tensor_regions(tensor, 0)]
         self.cache = CudaCache(regions, blocks=2 * self._blocks)
         self._arena = HostArena(2 * self._blocks, self.cache.block_bytes)
-        gpu = TorchGpu(in_c=in_c)
-        self.engine = CudaCopyEngine(self.cache, self._arena, gpu=gpu, route=Route.STAGED)
+        self._in_c, self._gpu = in_c, TorchGpu(in_c=in_c)
+        self.engine = CudaCopyEngine(self.cache, self._arena, gpu=self._gpu, route=Route.STAGED)
         assert self.engine.pinning.wait(120)
         self.engine.share(compute=True)
         self._order = np.random.default_rng(0).permutation(2 * self._blocks).tolist()
@@ -95,7 +97,9 @@ class Transfers:
         def end() -> bool:
             lasted = not self.engine.wait(ids, 0.0)
             assert self.engine.wait(ids, 60)
-            assert not self.engine.poll().failed
+            failed = self.engine.poll().failed
+            assert not failed, failed
+            assert self._gpu.in_c == self._in_c, "C did not prove itself"
             return lasted
 
         return end
@@ -160,12 +164,8 @@ def lane_times(spent: dict[str, float]) -> Iterator[None]:
         by_driver(self, *arguments)
         spent["driver"] += (time.thread_time() - begin_s) * 1e3
 
-    lane.Lane.issue = timed  # type: ignore[method-assign, assignment] # only here, and put back
-    Driver.issue = timed_driver  # type: ignore[method-assign, assignment]
-    try:
+    with patch.object(lane.Lane, "issue", timed), patch.object(Driver, "issue", timed_driver):
         yield
-    finally:
-        lane.Lane.issue, Driver.issue = issue, by_driver  # type: ignore[method-assign]
 
 
 def beside_engine(torch: Any, model: Model, args: argparse.Namespace, *, in_c: bool) -> Iterator[Row]:
@@ -173,7 +173,7 @@ def beside_engine(torch: Any, model: Model, args: argparse.Namespace, *, in_c: b
     for way, directions in WAYS.items():
         spent = {"lane": 0.0, "driver": 0.0}
         with lane_times(spent):
-            row = measure(model, args, lambda count, way=way: transfers.begin(way, count))  # type: ignore[misc]
+            row = measure(model, args, partial(transfers.begin, way))
         moved_gb = (
             (args.passes + 2) * args.transfers * len(directions) * args.blocks * transfers.cache.block_bytes / 1e9
         )

@@ -18,6 +18,7 @@ from kvtide.errors import CopyError
 from tests.contracts.copy_contract import PATIENCE_S
 from tests.copy.cuda.fake_gpu import FakeGpu
 from tests.copy.cuda.test_issuing import Library
+from tests.gpu.issuing_steps import Steps, run
 
 
 class WrongGpu(FakeGpu):
@@ -76,7 +77,6 @@ def test_c_that_does_not_prove_itself_gives_way_to_python_and_one_warning_says_w
         raise CopyError("cuLaunchKernel (command 3 of 4, launch): CUDA_ERROR_INVALID_VALUE")
 
     gpu, driver = _gpu(monkeypatch, proof)
-    assert driver.in_c
     lanes = [threading.Thread(target=gpu.prove) for _ in range(2)]
     for lane in lanes:
         lane.start()
@@ -95,3 +95,14 @@ def test_c_that_proves_itself_issues_and_is_asked_once(monkeypatch: pytest.Monke
     gpu.prove()
     assert asked == [gpu]
     assert driver.in_c
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_steps_for_a_real_gpu_pass_on_one_that_works_and_name_the_call_that_does_not(
+    seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Steps(FakeGpu(seed))) == 0
+    gpu = FakeGpu(seed)
+    gpu.failing["fetch"] = CopyError("cuLaunchKernel: CUDA_ERROR_INVALID_VALUE")
+    assert run(Steps(gpu)) == 1
+    assert "fetch 1 number: FAILED, CopyError: cuLaunchKernel: CUDA_ERROR_INVALID_VALUE" in capsys.readouterr().out

@@ -48,6 +48,11 @@ class TorchGpu(Gpu):
         self._fetch = Kernel(self._kernels.fetch_numbers, FETCH_LANES)
         self._priority: int = self._torch.cuda.Stream.priority_range()[0]
 
+    @property
+    def in_c(self) -> bool:
+        """Whether commands are issued without the GIL; decided for good when `prove` has returned."""
+        return self._driver.in_c
+
     def enter(self, stream: Stream | None = None) -> None:
         """Make device and stream current in this thread, and keep it out of the way of graph captures."""
         self._driver.relax_capture()
