@@ -20,6 +20,8 @@ from tests.copy.cuda.fake_gpu import FakeGpu
 from tests.copy.cuda.test_issuing import Library
 from tests.gpu.issuing_steps import Steps, run
 
+WORDS = {Direction.LOAD: "loaded", Direction.STORE: "stored"}
+
 
 class WrongGpu(FakeGpu):
     """Its kernels are launched with a wrong number, in one direction."""
@@ -50,7 +52,7 @@ def test_a_gpu_that_copies_as_it_should_is_proved_and_keeps_nothing(seed: int) -
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize(("argument", "value"), [("pairs", 0), ("pairs", 1), ("first", 0)])
 def test_a_kernel_that_gets_wrong_numbers_is_found_out(direction: Direction, argument: str, value: int) -> None:
-    with pytest.raises(CopyError, match="other bytes came back"):
+    with pytest.raises(CopyError, match=f"wrong bytes were {WORDS[direction]}"):
         prove(WrongGpu(direction, argument, value))
 
 
