@@ -31,6 +31,7 @@ _TRANSFERS = {
 
 def prove(gpu: Gpu) -> None:
     """Load blocks, store them elsewhere, and compare. Raises if that does not work. Enters the GPU."""
+    gpu.enter()  # from here on nothing disturbs somebody else's capture of a graph
     stream = gpu.stream()
     gpu.enter(stream)
     memory = gpu.allocate(_REGIONS * _BLOCKS * _FRAGMENT_BYTES)

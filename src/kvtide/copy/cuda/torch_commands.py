@@ -31,6 +31,8 @@ _PLAIN = {
     "launch_pdl": False,
 }
 """What Triton says of a kernel that needs nothing but its parameters."""
+_ADDRESSES = range(1, 1 << 63)
+_NUMBERS = {"i32": range(-(1 << 31), 1 << 31), "i64": range(-(1 << 63), 1 << 63)}
 _COMPILING = threading.Lock()
 """Triton is not known to compile one kernel in two threads."""
 
@@ -119,11 +121,8 @@ def _parameter_types(compiled: Any) -> list[str]:
 
 
 def _fits(type_: str, value: int) -> bool:
-    """Whether a number, of which the driver reads the lowest bytes, is one of the type."""
-    if type_.startswith("*"):
-        return value > 0
-    bits = {"i32": 31, "i64": 63}.get(type_, 0)
-    return -(1 << bits) <= value < 1 << bits and bits > 0
+    """Whether a number, of which the driver reads as many of the lowest bytes as the type has, is one of the type."""
+    return value in (_ADDRESSES if type_.startswith("*") else _NUMBERS.get(type_, ()))
 
 
 class TorchCommands:
