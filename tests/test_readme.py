@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 import kvtide
 from kvtide import OPTIONS
+from kvtide.cli import KVTIDE
 from kvtide.tiers import parse_tiers
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +58,26 @@ def test_commands_in_the_readme_are_targets_of_make() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     commands = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text()))
     assert {"demo", "test"} <= commands <= targets
+
+
+def commands_shown(document: str) -> list[tuple[click.Command, str]]:
+    """Return each command of kvtide that a document shows, and what follows on its line or in its code span."""
+    found = []
+    for words in re.findall(r"\bkvtide ([a-z][^`\n]*)", (ROOT / document).read_text()):
+        command: click.Command | None = KVTIDE
+        rest = words.split()
+        while isinstance(command, click.Group) and rest:
+            command = command.get_command(click.Context(command), rest.pop(0))
+        if command is not None:
+            found.append((command, " ".join(rest)))
+    return found
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if commands_shown(name)])
+def test_options_of_commands_that_are_shown_exist(document: str) -> None:
+    for command, rest in commands_shown(document):
+        known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", rest)) <= known, f"{command.name} {rest}"
 
 
 def anchors(document: Path) -> set[str]:
