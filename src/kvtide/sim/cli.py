@@ -21,7 +21,7 @@ from kvtide.sim.arguments import (
     number,
 )
 from kvtide.sim.batch import chunks, run_canary, run_here, run_on_all, run_seed
-from kvtide.sim.options import HABITS, WORLD_OPTIONS, Overrides, apply_overrides, parse_overrides
+from kvtide.sim.options import WORLD_OPTIONS, Overrides, apply_overrides, parse_overrides
 from kvtide.sim.present import (
     CANARY_HEADER,
     canaries_as_json,
@@ -210,10 +210,7 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-_WORLDS = "\n".join(
-    [f"  {name:<15} {it.what}: {it.expected}" for name, it in WORLD_OPTIONS.items() if name not in HABITS]
-    + [f"  habits of the engine, yes or no, explained in sim/world.py: {', '.join(HABITS)}"]
-)
+_WORLDS = "\n".join(f"  {name:<22} {option.what}: {option.expected}" for name, option in WORLD_OPTIONS.items())
 
 COMMAND = command(
     "simulate",

@@ -159,9 +159,6 @@ def _without(world: World, kinds: list[str]) -> dict[str, Any]:
     return {"faults": world.faults.without(*kinds)}
 
 
-HABITS: dict[str, WorldOption] = {field.name: _habit(field.name) for field in fields(Habits) if field.type == "bool"}
-"""By name: what engines may do differently."""
-
 WORLD_OPTIONS: dict[str, WorldOption] = {
     "layout": _choice("kinds of attention", LAYOUTS, _layout),
     "requests": WorldOption(
@@ -195,5 +192,5 @@ WORLD_OPTIONS: dict[str, WorldOption] = {
         "a whole number of at least 0, or auto",
         lambda text: None if text == "auto" else _whole(text),
     ),
-} | HABITS
+} | {field.name: _habit(field.name) for field in fields(Habits) if field.type == "bool"}
 """By name: everything that can be fixed."""
