@@ -50,7 +50,7 @@ def read_wanted(asked: Asked) -> Wanted:
 def check_config(wanted: Wanted) -> Finding:
     """Say whether a server would take the configuration."""
     if not wanted.given:
-        return ok(f"none given (--config): {DEFAULT_HOST} of host memory and no tiers are taken for granted")
+        return ok(f"none given (--config): {DEFAULT_HOST} of host memory and no tiers are assumed")
     if wanted.problems:
         wrong = "; ".join(f"{problem.option}={_value_text(problem)}" for problem in wanted.problems)
         expected = "; ".join(f"{problem.option}: {problem.expected}" for problem in wanted.problems)
