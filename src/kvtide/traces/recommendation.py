@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from kvtide.traces.certainty import Certainty
+from kvtide.traces.prices import dollars_text
 from kvtide.traces.steady_state import SteadyState
 from kvtide.traces.worth import Economy, Worth
 from kvtide.units import percent_text, seconds_text, size_text
-
-_CENTS_FROM = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,3 @@ def why_some(chosen: Worth, following: Worth | None, before: Outcome, after: Out
     saved, price = following.saved - chosen.saved, following.price - chosen.price
     more = size_text(following.host_bytes - chosen.host_bytes)
     return f"{sentence}; another {more} would save {dollars_text(saved)} more for {dollars_text(price)} more."
-
-
-def dollars_text(dollars: float) -> str:
-    """Return an amount for people."""
-    return f"${dollars:.2f}" if dollars >= _CENTS_FROM else f"${dollars:.2g}"
