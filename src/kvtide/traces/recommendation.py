@@ -10,6 +10,9 @@ from kvtide.traces.steady_state import SteadyState
 from kvtide.traces.worth import Economy, Worth
 from kvtide.units import percent_text, seconds_text, size_text
 
+_BEHIND_S, _BEHIND_SHARE = 10.0, 0.1
+"""A server has fallen behind when somebody waits longer than that, and for more than this share of the recording."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -21,6 +24,11 @@ class Outcome:
     """Loaded from host memory besides."""
     ttft_s: float
     """Mean time to first token."""
+    ttft_s_max: float = 0.0
+
+    def falls_behind(self, recording_s: float) -> bool:
+        """Whether requests come faster than they are served: then somebody waits for a good part of the recording."""
+        return self.ttft_s_max > max(_BEHIND_S, _BEHIND_SHARE * recording_s)
 
     def helps(self, before: Outcome) -> bool:
         """Whether this is better than without host memory: something is loaded, and first tokens come sooner."""
@@ -65,6 +73,17 @@ def recommendation(
         why=why,
         certainty=certain,
     )
+
+
+def why_late(before: Outcome, after: Outcome, recording_s: float) -> str:
+    """Say that the server does not keep up with the traffic, if it does not: then means tell little."""
+    if after.falls_behind(recording_s):
+        wait = f"somebody waits {seconds_text(after.ttft_s_max)}, and longer the longer this goes on"
+        even = "Even so" if after is not before else "As it is"
+        return f" {even} the server does not keep up with this traffic ({wait}): it needs more GPUs, or larger ones."
+    if before.falls_behind(recording_s):
+        return f" Without it the server does not keep up: somebody waits {seconds_text(before.ttft_s_max)}."
+    return ""
 
 
 def why_none(steady: SteadyState, before: Outcome, most: Worth, economy: Economy) -> str:
