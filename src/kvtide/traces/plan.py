@@ -149,7 +149,7 @@ def _recommend(
     certain = certainty(
         visits, chosen_bytes=chosen.host_bytes, device_blocks=device_blocks, economy=economy, sizes=sizes
     )
-    why += why_late(before, after, certain.recording_s)
+    why += why_late(before, after)
     return recommendation(chosen, why, policy=config.served_with, before=before, after=after, certain=certain)
 
 

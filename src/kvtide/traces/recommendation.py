@@ -10,8 +10,8 @@ from kvtide.traces.steady_state import SteadyState
 from kvtide.traces.worth import Economy, Worth
 from kvtide.units import percent_text, seconds_text, size_text
 
-_BEHIND_S, _BEHIND_SHARE = 10.0, 0.1
-"""A server has fallen behind when somebody waits longer than that, and for more than this share of the recording."""
+_LATE_S = 60.0
+"""A server where somebody waits longer than that for a first token does not keep up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,10 @@ class Outcome:
     """Mean time to first token."""
     ttft_s_max: float = 0.0
 
-    def falls_behind(self, recording_s: float) -> bool:
-        """Whether requests come faster than they are served: then somebody waits for a good part of the recording."""
-        return self.ttft_s_max > max(_BEHIND_S, _BEHIND_SHARE * recording_s)
+    @property
+    def is_late(self) -> bool:
+        """Whether requests come faster than they are served, at some time."""
+        return self.ttft_s_max > _LATE_S
 
     def helps(self, before: Outcome) -> bool:
         """Whether this is better than without host memory: something is loaded, and first tokens come sooner."""
@@ -75,14 +76,19 @@ def recommendation(
     )
 
 
-def why_late(before: Outcome, after: Outcome, recording_s: float) -> str:
+def why_late(before: Outcome, after: Outcome) -> str:
     """Say that the server does not keep up with the traffic, if it does not: then means tell little."""
-    if after.falls_behind(recording_s):
-        wait = f"somebody waits {seconds_text(after.ttft_s_max)}, and longer the longer this goes on"
+    if after.is_late:
         even = "Even so" if after is not before else "As it is"
-        return f" {even} the server does not keep up with this traffic ({wait}): it needs more GPUs, or larger ones."
-    if before.falls_behind(recording_s):
-        return f" Without it the server does not keep up: somebody waits {seconds_text(before.ttft_s_max)}."
+        return (
+            f" {even} the server does not keep up at the busiest time, when somebody waits for a first token for "
+            f"{seconds_text(after.ttft_s_max)}: it needs more GPUs, or larger ones."
+        )
+    if before.is_late:
+        return (
+            f" Without host memory the server does not keep up at the busiest time, when somebody waits for "
+            f"{seconds_text(before.ttft_s_max)}; with it, for {seconds_text(after.ttft_s_max)} at most."
+        )
     return ""
 
 
