@@ -115,9 +115,11 @@ def why_none(steady: SteadyState, before: Outcome, most: Worth, economy: Economy
 
 def why_some(chosen: Worth, following: Worth | None, before: Outcome, after: Outcome, keeps_s: float) -> str:
     """Say what the chosen size brings, and what the next one would."""
+    on_device, without = percent_text(after.device_share), percent_text(before.device_share)
+    on_device += " that the device serves" + (f" ({without} without it)" if without != on_device else "")
     sentence = (
         f"With {size_text(chosen.host_bytes)} of host memory {percent_text(after.added_share)} of prefill tokens are "
-        f"loaded instead of computed, besides {percent_text(after.device_share)} that the device serves, and a first "
+        f"loaded instead of computed, besides {on_device}, and a first "
         f"token takes {seconds_text(after.ttft_s)} on average instead of {seconds_text(before.ttft_s)}. In the long "
         f"run it keeps KV for about {seconds_text(keeps_s)} and saves {dollars_text(chosen.saved)} of GPU time per "
         f"hour for {dollars_text(chosen.price)}"
