@@ -105,24 +105,24 @@ def test_both_curves_are_drawn_and_nothing_is_cut_off(browser: Any, address: str
         assert page.query_selector("img") is None
 
 
-def words(browser: Any, address: str) -> set[str]:
-    """Return what is written in the charts."""
+def words(browser: Any, address: str) -> dict[str, float]:
+    """Return what is written in the charts, and how far down."""
     with opened(browser, address) as page:
         page.add_init_script("""
             window.written = [];
             const write = CanvasRenderingContext2D.prototype.fillText;
-            CanvasRenderingContext2D.prototype.fillText = function (words, ...rest) {
-              written.push(words);
-              write.call(this, words, ...rest);
+            CanvasRenderingContext2D.prototype.fillText = function (words, x, y, ...rest) {
+              written.push([words, y]);
+              write.call(this, words, x, y, ...rest);
             };""")
         page.reload()
-        return set(page.evaluate("written"))
+        return dict(page.evaluate("written"))
 
 
 def test_axes_have_titles_and_marks_have_words(browser: Any, address: str) -> None:
     written = words(browser, address)
     chosen, without = size_text(planned().recommendation.host_bytes), seconds_text(planned().ttft_without_s)
-    assert written >= {
+    assert written.keys() >= {
         "host memory, GiB (log scale)",
         "added, % of prompt tokens",
         "time to first token, ms",
@@ -137,7 +137,10 @@ def test_times_that_are_far_apart_are_drawn_on_a_scale_that_shows_them_all(brows
     far = replace(planned(), ttft_without_s=168.0, ttft_s=[5.0, *[2.5] * (sizes - 1)])
     file = tmp_path / "far.html"
     file.write_text(plan_page(far, TITLE, TAKEN), encoding="utf-8")
-    assert words(browser, file.as_uri()) >= {"time to first token, s (log scale)", "1", "10", "100"}
+    written = words(browser, file.as_uri())
+    assert written.keys() >= {"time to first token, s (log scale)", "1", "10", "100"}
+    chosen = f"recommended: {size_text(far.recommendation.host_bytes)}"
+    assert written["without host memory: 2.8 min"] > written[chosen] + 16  # not one over the other
     with opened(browser, file.as_uri()) as page:
         assert cut_off(page) == []
         tall = page.evaluate("document.querySelector('#ttft canvas').height")

@@ -121,11 +121,12 @@ const ttftLine = {label: "TTFT", stroke: () => colour("p0"), width: 3, points: {
 const slowest = 1.1 * Math.max(ttft.without, ...ttft.values), fastest = Math.min(ttft.without, ...ttft.values);
 const ground = ttft.far_apart ? 10 ** Math.floor(Math.log10(fastest)) : 0;
 const ttftPlot = plot("ttft", `time to first token, ${ttft.unit}`, slowest, [ttftLine], [sizes, ttft.values], u => {
-  const y = u.valToPos(ttft.without, "y", true), {left, width} = u.bbox;
+  const y = u.valToPos(ttft.without, "y", true), {left, top, width} = u.bbox, scale = uPlot.pxRatio;
+  const below = y - top < 22 * scale;  // above it is what is recommended
   u.ctx.save();
   line(u, left, y, left + width, y, "soft", [], 1);
   mark(u, ttft.values[slider.value], "p0");
-  text(u, `without host memory: ${ttft.without_text}`, left + width, y - 10 * uPlot.pxRatio, "right", "soft");
+  text(u, `without host memory: ${ttft.without_text}`, left + width, y + (below ? 11 : -10) * scale, "right", "soft");
   u.ctx.restore();
 }, ground);
 
