@@ -23,8 +23,16 @@ class Gpu:
     memory_gb_per_s: float
     link_gb_per_s: float
     """PCIe, one way."""
-    dollars_per_hour: float
-    """Of one GPU: about what public clouds asked on demand in 2025, where offers differ by a factor of two."""
+    dollars_per_hour: float | None
+    """Of one GPU: about what public clouds asked on demand in 2025, where offers differ by a factor of two. None: who
+    plans has to say."""
+    sheet: str = ""
+    """Where these numbers come from, if not from NVIDIA."""
+
+    @property
+    def told_by(self) -> str:
+        """Where these numbers come from."""
+        return self.sheet or f"NVIDIA's data sheet of the {self.name}"
 
 
 GPUS: dict[str, Gpu] = {
