@@ -131,6 +131,42 @@ def test_a_full_disk_is_said_in_one_line(command: str) -> None:
     assert done.stderr == "kvtide: error: No space left on device\n"
 
 
+def test_a_full_disk_for_errors_does_not_change_the_exit_code() -> None:
+    assert shell("kvtide plna 2> /dev/full").returncode == 2
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&-"])
+def test_a_stream_that_is_closed_and_not_needed_is_not_missed(closed: str) -> None:
+    done = shell(f"kvtide check {{}} {closed}")
+    assert (done.returncode, done.stdout) == (0, "a server would take it\n")
+
+
+def test_that_results_have_no_place_to_go_is_said_in_one_line() -> None:
+    done = shell("kvtide check {} >&-")
+    assert (done.returncode, done.stderr) == (2, "kvtide: error: standard output is closed\n")
+
+
+def test_who_is_told_to_end_leaves_nothing_half_done(tmp_path: Path) -> None:
+    command = [*KVTIDE, "trace", "make", "--requests", "100000000", str(tmp_path / "trace.jsonl")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 (our own)
+        assert process.stderr is not None
+        assert "requests" in process.stderr.readline()  # the first line of progress
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (143, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_is_told_to_end_takes_its_workers_along() -> None:
+    command = [*KVTIDE, "simulate", "--seeds", "1000000", "--jobs", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+        assert process.stderr is not None
+        assert "seeds" in process.stderr.readline()
+        process.terminate()
+        process.communicate(timeout=60)  # ends when nobody has the pipes open any more
+    assert process.returncode == 143
+
+
 def test_any_error_of_the_system_is_said_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
