@@ -37,7 +37,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "traces": "commands copy core engine errors options output progress units",
         "demo": "commands copy core engine errors options output progress",
         "doctor": "commands copy core errors options output schema tiers units vllm",
-        "top": "commands errors options output units",
+        "top": "commands errors options output progress units",
         "cli": "__init__ commands completion errors options signals",
         "__init__": "core errors",
         "__main__": "cli",

@@ -105,6 +105,11 @@ def _refuse(param: click.Parameter | None, value: object, expected: str) -> NoRe
     raise ConfigError(shown(param), value, expected)
 
 
+def misused(text: str) -> click.UsageError:
+    """Return an error for options that do not go together, or not here."""
+    return click.UsageError(text, click.get_current_context(silent=True))
+
+
 def shown(param: click.Parameter | None) -> str:
     """Return what people call an option or argument."""
     if isinstance(param, click.Option):
@@ -144,7 +149,15 @@ def argument(
 
 
 class _Help(click.Command):
-    """Text and examples are shown as they were written, not wrapped anew."""
+    """Text and examples are shown as they were written, not wrapped anew. Errors know whose options they are about."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what was written."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what it does."""
