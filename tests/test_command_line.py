@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtide import cli
+from kvtide.errors import ConfigError
 from kvtide.output import Output
 from kvtide.progress import LinesNowAndThen
+from kvtide.traces.cli_common import rate
 from tests.command_line import run
 from tests.tiers.disk.test_backend import items
 from tests.tiers.support import disk_store
@@ -49,7 +51,10 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     [
         ("plan --prefill -1", "--prefill='-1': expected a number above 0"),
         ("plan --decode soon", "--decode='soon': expected a number above 0"),
-        ("plan --link fast", "--link='fast': expected a size"),
+        ("plan --link fast", "--link='fast': expected bytes per second, such as \"25GB/s\""),
+        ("plan --link 25GB/h", "--link='25GB/h': expected bytes per second"),
+        ("plan --device -5G", "--device='-5G': expected a size in bytes above 0"),
+        ("simulate --log", "--log: expected --seed N with it"),
         ("plan --requests 0", "--requests=0: expected a whole number of at least 1"),
         ("replay --gpus -2", "--gpus=-2: expected a whole number of at least 1"),
         ("replay --policy prefxi", "--policy='prefxi': expected one of prefix, lru"),
@@ -68,6 +73,10 @@ def test_a_mistyped_word_gets_the_one_that_may_have_been_meant(capsys: pytest.Ca
     assert 'did you mean "simulate"?' in run(capsys, "simulte")[2]
     assert "'--admission'" in run(capsys, "plan", "--admision", "all")[2]
     assert 'did you mean "prefix"?' in run(capsys, "replay", "--policy", "prefxi")[2]
+    assert 'did you mean "lru"?' in run(capsys, "plan", "--policies", "lur")[2]
+    assert 'did you mean "h100"?' in run(capsys, "plan", "--gpu", "H10")[2]
+    assert 'did you mean "no-flush"?' in run(capsys, "simulate", "--canary", "no-flsh")[2]
+    assert 'did you mean "mode"?' in run(capsys, "check", '{"moed": "lazy"}')[1]
 
 
 # ---------------------------------------------------------------------- exit codes
@@ -195,6 +204,17 @@ def test_rates_and_gpus_are_read_as_people_write_them(capsys: pytest.CaptureFixt
         code, out, _ = run(capsys, "replay", *SMALL, "--gpu", gpu, "--host", "64G", "--link", "25GB/s")
         assert code == 0
         assert "H100" in out
+
+
+@pytest.mark.parametrize("written", ["25GB/s", "25gb/s", "25 GB/s", "25GBps", "25000000000"])
+def test_rates_are_bytes(written: str) -> None:
+    assert rate("--link", written) == 25 * 10**9
+
+
+@pytest.mark.parametrize("written", ["200Gb/s", "200Gbit/s", "200Gbps", "200 Gib/s", "200Gb"])
+def test_bits_are_not_taken_for_bytes(written: str) -> None:
+    with pytest.raises(ConfigError, match="these are bits"):
+        rate("--link", written)
 
 
 def test_help_says_what_sizes_mean(capsys: pytest.CaptureFixture[str]) -> None:

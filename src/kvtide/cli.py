@@ -20,7 +20,7 @@ from click.shell_completion import shell_complete
 from kvtide import __version__
 from kvtide.commands import Group
 from kvtide.completion import COMPLETE_VARIABLE, completion_options
-from kvtide.errors import KVTideError
+from kvtide.errors import ConfigError, KVTideError
 from kvtide.options import redacted
 from kvtide.signals import leaving_cleanly
 
@@ -165,6 +165,8 @@ def _in_one_line(error: Exception) -> str:
         return " ".join([*(redacted(word) if "@" in word else word for word in words), see])
     if isinstance(error, OSError) and not isinstance(error, KVTideError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    if isinstance(error, ConfigError) and (error.value is None or isinstance(error.value, bool)):
+        return f"{error.option}: expected {error.expected}"  # an option without a value, or what was left out
     return str(error)
 
 

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean
+from kvtide.options import did_you_mean, one_of
 
 Arguments = SimpleNamespace
 """What was written, by the names of the options with underscores."""
@@ -77,9 +77,7 @@ class Choice(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Read it."""
         if value.lower() not in self._choices:
-            _refuse(
-                param, value, f"one of {', '.join(self._choices)}; {did_you_mean(value, self._choices)}".rstrip("; ")
-            )
+            _refuse(param, value, one_of(value, self._choices))
         return str(value).lower()
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from kvtide.commands import Arguments
 from kvtide.errors import ConfigError
+from kvtide.options import one_of
 from kvtide.sim.canaries import CANARIES, Canary
 
 FRESH_SEED_BITS = 40
@@ -71,7 +72,7 @@ def canaries(name: str) -> Sequence[Canary]:
         return CANARIES
     chosen = [entry for entry in CANARIES if name in (entry.fault, entry.name)]
     if not chosen:
-        raise ConfigError("--canary", name, f"one of {', '.join(canary_names())}")
+        raise ConfigError("--canary", name, one_of(name, canary_names()))
     return chosen
 
 
