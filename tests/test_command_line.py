@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from rich.console import Console
 from rich.table import Table
@@ -262,6 +265,37 @@ def test_the_shell_is_known_by_its_variable(
 def test_a_shell_is_told_what_may_come_next(words: str, completed: str) -> None:
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_KVTIDE_COMPLETE": "bash_complete"}
     assert f"plain,{completed}\n" in shell("kvtide", **asked).stdout
+
+
+# ---------------------------------------------------------------------- help
+
+
+def examples() -> Iterator[list[str]]:
+    """Yield the words of each example in the help of all commands, without what is said about it."""
+    groups = [cli.KVTIDE, *(cli.KVTIDE.get_command(click.Context(cli.KVTIDE), name) for name in cli.MODULES)]
+    groups += [inner for found in groups if isinstance(found, click.Group) for inner in found.commands.values()]
+    for found in groups:
+        assert found is not None
+        for line in (found.epilog or "").splitlines():
+            command = re.match(r"  (?:zcat \S+ \| )?kvtide (\S.*?)(?:  .*)?$", line)
+            if command is not None and "COMMAND" not in line:
+                yield shlex.split(command[1].partition(" > ")[0])
+
+
+def test_every_example_in_the_help_is_understood() -> None:
+    """Words are read as the command reads them; nothing is run."""
+    known = list(examples())
+    assert len(known) > 40
+    for words in known:
+        found: click.Command | None = cli.KVTIDE
+        context = click.Context(cli.KVTIDE, info_name="kvtide")
+        while isinstance(found, click.Group):
+            name, *words = words  # noqa: PLW2901 (the rest of the words)
+            found = found.get_command(context, name)
+            assert found is not None, name
+            context = click.Context(found, context, info_name=name)
+        assert found is not None
+        found.make_context(found.name, words)
 
 
 # ---------------------------------------------------------------------- start

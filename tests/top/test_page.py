@@ -118,7 +118,8 @@ def test_when_kvtide_top_ends_the_page_says_so(browser: Any, servers: list[FakeS
 def test_the_keyboard_reaches_everything_and_reads_curves(browser: Any, address: str) -> None:
     with opened(browser, address) as page:
         focused = "document.activeElement.id"
-        page.wait_for_function("() => document.querySelectorAll('#moved1 path').length > 1")
+        readings = "document.querySelector('#moved1 path')?.getAttribute('d').split('L').length"
+        page.wait_for_function(f"() => {readings} > 6")
         page.keyboard.press("Tab")
         assert page.evaluate(focused) == "pause"
         page.keyboard.press("Enter")
@@ -132,9 +133,12 @@ def test_the_keyboard_reaches_everything_and_reads_curves(browser: Any, address:
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowLeft")
         caption = "document.activeElement.parentElement.querySelector('figcaption').textContent"
-        assert page.evaluate(caption) == "1 readings ago"
-        page.keyboard.press("ArrowRight")
-        assert page.evaluate(caption) == "0 readings ago"
+        for _ in range(4):
+            page.keyboard.press("ArrowLeft")
+        assert page.evaluate(caption) == "1 s ago"  # five readings of 0.2 s
+        for _ in range(5):
+            page.keyboard.press("ArrowRight")
+        assert page.evaluate(caption) == "the last reading"
         page.focus("#pause")
         page.keyboard.press("Space")
         assert page.inner_text("#pause") == "Pause"

@@ -62,8 +62,16 @@ def duration_s(text: str) -> float:
 
 def canary_names() -> list[str]:
     """Return everything that `--canary` understands."""
-    faults = list(dict.fromkeys(entry.fault for entry in CANARIES))
-    return ["all", *faults, *(entry.name for entry in CANARIES)]
+    return ["all", *_faults(), *(entry.name for entry in CANARIES)]
+
+
+def _faults() -> list[str]:
+    return list(dict.fromkeys(entry.fault for entry in CANARIES))
+
+
+def guards_by_fault() -> dict[str, list[str]]:
+    """Return the names of the mutations, by the fault that each lets in."""
+    return {fault: [entry.name for entry in CANARIES if entry.fault == fault] for fault in _faults()}
 
 
 def canaries(name: str) -> Sequence[Canary]:
