@@ -259,6 +259,8 @@ def test_the_shell_is_known_by_its_variable(
         ("kvtide si", "simulate"),
         ("kvtide replay --pol", "--policy"),
         ("kvtide replay --policy fo", "forecast"),
+        ("kvtide plan --gpu h1", "h100"),
+        ("kvtide simulate --canary no-fl", "no-flush"),
         ("kvtide tier ver", "verify"),
     ],
 )

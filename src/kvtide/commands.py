@@ -85,6 +85,23 @@ class Choice(click.ParamType[str]):
         return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete.lower())]
 
 
+class Suggested(click.ParamType[str]):
+    """Any text, of which shells know some: who reads it knows what is wrong with another."""
+
+    name = "NAME"
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        self._choices = tuple(choices)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Take it as it is."""
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return those that begin like this."""
+        return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
+
+
 class File(click.ParamType[str]):
     """A path, which shells can complete."""
 

@@ -9,11 +9,12 @@ import textwrap
 import time
 from contextlib import ExitStack
 
-from kvtide.commands import Arguments, command, flag, option
+from kvtide.commands import Arguments, Suggested, command, flag, option
 from kvtide.progress import LinesNowAndThen, waiting
 from kvtide.sim.arguments import (
     canaries,
     canary,
+    canary_names,
     check_together,
     duration_s,
     first_seed,
@@ -231,7 +232,7 @@ COMMAND = command(
         option(
             "--canary",
             "let a fault in, to see that it is found: all, a fault, or one of its guards (see below)",
-            metavar="NAME",
+            Suggested(canary_names()),
         ),
         option("--soak", "run fresh seeds for this long, such as 90s, 10m or 2h", metavar="TIME"),
         option("--jobs", "processes (default: 1; for --soak: all cores)", metavar="N"),
