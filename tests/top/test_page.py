@@ -106,6 +106,17 @@ def test_where_nobody_asked_no_curve_is_drawn(browser: Any) -> None:
         page.wait_for_function("() => document.querySelectorAll('#hits0 path').length > 0")
 
 
+def test_a_level_that_brought_nothing_has_no_curve_over_those_below(browser: Any) -> None:
+    none = {"kvtide_fetched_blocks_total": 0.0}
+    before, after = ({**grown(BUSY, times), **none} for times in (1, 2))
+    with fake_server(metrics(**before)) as server, top(server.url) as address, opened(browser, address) as page:
+        page.wait_for_function("() => document.querySelectorAll('#moved0 path').length == 2")
+        server.text = metrics(**after)
+        page.wait_for_function("() => document.querySelectorAll('#hits0 path').length > 0")
+        assert page.locator("#hits0 path[stroke='var(--host)']").count() > 0
+        assert page.locator("#hits0 path[stroke='var(--tiers)']").count() == 0
+
+
 def test_when_kvtide_top_ends_the_page_says_so(browser: Any, servers: list[FakeServer]) -> None:
     with top(servers[0].url) as address:
         page = browser.new_page()
