@@ -84,6 +84,17 @@ def test_what_cannot_be_done_is_refused(capsys: pytest.CaptureFixture[str], argv
     assert err.splitlines()[-1].startswith(f"kvtide: error: {message}")
 
 
+@pytest.mark.parametrize("command", ["top --once", "advise --since-start"])
+def test_who_waits_for_a_slow_server_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("kvtide.progress.FIRST_LINE_S", 0.05)
+    with fake_server(metrics(**BUSY)) as server:
+        server.delay_s = 0.0005
+        _, _, err = run(capsys, *command.split(), server.url)
+    assert err.startswith("kvtide: reading, 0 s\n")
+
+
 def test_a_port_that_is_taken_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server(metrics(**BUSY)) as server:
         check_refused(capsys, f"top {server.url} --web {server.port}", f"--web={server.port}: expected a port that can")

@@ -13,6 +13,7 @@ from rich.console import Console
 from kvtide.commands import Arguments, Real, Whole, argument, command, flag, misused, option
 from kvtide.errors import ConfigError
 from kvtide.output import Output, put
+from kvtide.progress import waiting
 from kvtide.top.as_json import server_json
 from kvtide.top.overview import overview
 from kvtide.top.reading import metrics_url
@@ -68,7 +69,8 @@ def _say_where(url: str) -> None:
 
 
 def _once(urls: Sequence[str], *, as_json: bool) -> int:
-    servers = read_once(urls)
+    with waiting("reading"):
+        servers = read_once(urls)
     if as_json:
         put(json.dumps({"servers": [server_json(server) for server in servers]}))
     else:

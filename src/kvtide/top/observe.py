@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from kvtide.errors import ConfigError
-from kvtide.progress import progress
+from kvtide.progress import progress, waiting
 from kvtide.top.figures import Figures
 from kvtide.top.history import INTERVALS_MAX, Server
 from kvtide.top.state import State
@@ -18,7 +18,8 @@ READINGS = 20
 def observe(url: str, seconds: float | None) -> tuple[Figures, State]:
     """Return what a server did in the next `seconds`, or (None) since its start, and how it is at the end."""
     if seconds is None:
-        (server,) = read_once([url])
+        with waiting("reading"):
+            (server,) = read_once([url])
         return _usable(url, server, server.since_start)
     assert READINGS < INTERVALS_MAX
     with Watch([url], seconds / READINGS, window_s=2 * seconds) as watch:
