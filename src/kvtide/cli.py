@@ -99,7 +99,7 @@ KVTIDE = _Commands(
     params=completion_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-click.version_option(__version__, prog_name="kvtide", message="%(prog)s %(version)s")(KVTIDE)
+click.version_option(__version__, prog_name="kvtide", message="%(prog)s %(version)s", help="show the version")(KVTIDE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

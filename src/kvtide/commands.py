@@ -166,6 +166,13 @@ def argument(
 class _Help(click.Command):
     """Text and examples are shown as they were written, not wrapped anew. Errors know whose options they are about."""
 
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Say it as the other options do."""
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.help = "show this help"
+        return found
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read what was written."""
         try:
