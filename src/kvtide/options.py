@@ -50,12 +50,18 @@ def parse_choice(option: str, value: object, choices: tuple[Choice, ...]) -> Cho
     for choice in choices:
         if isinstance(value, str) and value == choice:
             return choice
-    raise ConfigError(option, value, "one of " + ", ".join(choices))
+    raise ConfigError(option, value, one_of(value, choices))
+
+
+def one_of(value: object, choices: Iterable[str]) -> str:
+    """Say which words are expected, and which of them may have been meant."""
+    known = list(choices)
+    return f"one of {', '.join(known)}; {did_you_mean(value, known) if isinstance(value, str) else ''}".rstrip("; ")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name, with a space behind it; empty if no known name is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     return f'did you mean "{near[0]}"? ' if near else ""
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import click
 
-from kvtide.commands import SIZES, Arguments, File, Real, Whole, option
+from kvtide.commands import SIZES, Arguments, File, Real, Suggested, Whole, option
 from kvtide.errors import ConfigError
 from kvtide.traces.cli_common import rate, size
 from kvtide.traces.device_memory import kv_memory
@@ -36,7 +36,7 @@ def machine_options() -> list[click.Option]:
         option("--model-config", config, File()),
         option("--parameters", 'parameters of the model, such as "70B"', metavar="N"),
         option("--weights", "bytes of its weights (default: from the parameters)", metavar="SIZE"),
-        option("--gpu", gpus, metavar="NAME"),
+        option("--gpu", gpus, Suggested(tuple(GPUS))),
         option("--gpus", "GPUs that share the traffic and the weights", Whole(1), default=1),
         option("--device", device, metavar="SIZE"),
         option("--prefill", f"prefill tokens per second of each GPU, {instead}", Real()),

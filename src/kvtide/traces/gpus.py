@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kvtide.errors import ConfigError
+from kvtide.options import one_of
 
 DEFAULT_GPU = "h200"
 _MIB = 1 << 20
@@ -50,4 +51,4 @@ def gpu_named(name: str) -> Gpu:
     for known, gpu in GPUS.items():
         if known in words:
             return gpu
-    raise ConfigError("--gpu", name, "one of " + ", ".join(GPUS))
+    raise ConfigError("--gpu", name, one_of(name, GPUS))
