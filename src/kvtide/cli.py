@@ -19,7 +19,7 @@ from kvtide import __version__
 from kvtide.commands import Group
 from kvtide.completion import COMPLETE_VARIABLE, completion_options
 from kvtide.errors import KVTideError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 
 EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130

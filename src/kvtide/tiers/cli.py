@@ -10,9 +10,9 @@ import click
 
 from kvtide.commands import Arguments, Run, argument, command, flag, group, option
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
 from kvtide.output import put, tell
 from kvtide.progress import progress, waiting
+from kvtide.redaction import redacted
 from kvtide.tiers.config import KINDS, Kind, kind_of
 from kvtide.units import size_text
 

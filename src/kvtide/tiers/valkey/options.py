@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from pydantic import Field, PrivateAttr, model_validator
 
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 from kvtide.schema import SIZE, Read, text, whole
 from kvtide.tiers.config import THREADS, TierConfig
 
