@@ -83,7 +83,8 @@ class ValkeyConfig(TierConfig):
         default=None, description="ACL user", json_schema_extra={"default_text": "the server's default user"}
     )
     password_file: Annotated[str | None, _file("the password")] = Field(
-        default=None, description="file with the password. In the URL it works too, where whoever lists processes reads it"
+        default=None,
+        description="file with the password. In the URL it works too, where whoever lists processes reads it",
     )
     password_env: Annotated[str | None, text("the name of an environment variable")] = Field(
         default=None, description="environment variable with the password"
