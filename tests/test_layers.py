@@ -90,7 +90,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "faulty": "backend base breaker memory queued",
         "clears": "base log_once",
         "stack": "base clears config namespace",
-        "cli": "config",
+        "cli": "admin config",
         "__init__": "backend base config faulty memory namespace null queued stack",
     },
 }
