@@ -108,9 +108,9 @@ def test_a_bad_disk_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert made.corrupt_records == 1234
     assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == [
         "kvtide: a corrupt record",
-        "kvtide: 10 corrupt records so far",
-        "kvtide: 100 corrupt records so far",
-        "kvtide: 1000 corrupt records so far",
+        "kvtide: corrupt record 10",
+        "kvtide: corrupt record 100",
+        "kvtide: corrupt record 1000",
     ]
 
 

@@ -199,8 +199,8 @@ class Sealer:
             self._counts[reading] += 1
             count = self._counts[reading]
         if reading is Reading.CORRUPT and is_worth_a_line(count):
-            what = "a corrupt record" if count == 1 else f"{count} corrupt records so far"
-            _log.warning("kvtide: %s in %s, a miss each; this one has key %s", what, self.where, key.hex())
+            what = "a corrupt record" if count == 1 else f"corrupt record {count}"
+            _log.warning("kvtide: %s in %s, a miss: key %s", what, self.where, key.hex())
         elif reading is Reading.WRONG_SECRET and count == 1:
             _log.warning(
                 "kvtide: records in %s are encrypted with another key, or not at all; they are misses", self.where
