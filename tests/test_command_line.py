@@ -387,8 +387,14 @@ def test_without_a_terminal_nothing_is_removed_unless_yes(capsys: pytest.Capture
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 10), ("", 1, 10)])
 def test_on_a_terminal_clear_asks(filled: Path, answer: str, code: int, left: int) -> None:
+    assert on_a_terminal(filled, answer, code).startswith(f"Remove 10 records, 80 KiB from {filled}? [y/N]")
+    assert (disk_records(filled) == 0) == (left == 0)
+
+
+def on_a_terminal(folder: Path, answer: str, code: int) -> str:
+    """Clear a folder as somebody who answers; return what that person reads."""
     ours, theirs = pty.openpty()
-    command = [*KVTIDE, "tier", "clear", str(filled)]
+    command = [*KVTIDE, "tier", "clear", str(folder)]
     with subprocess.Popen(  # noqa: S603 (our own)
         command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -397,8 +403,14 @@ def test_on_a_terminal_clear_asks(filled: Path, answer: str, code: int, left: in
     os.close(ours)
     os.close(theirs)
     assert process.returncode == code
-    assert f"Remove 10 records, 80 KiB from {filled}? [y/N]" in err
-    assert (disk_records(filled) == 0) == (left == 0)
+    return err
+
+
+def test_clear_asks_about_a_store_of_another_format_and_not_about_a_folder_that_is_none(filled: Path) -> None:
+    (filled / "kvtide-store.json").write_text('{"format": 99}')
+    assert on_a_terminal(filled, "n", 1).startswith(f"Remove everything of kvtide's from {filled}? [y/N]")
+    (filled / "kvtide-store.json").unlink()
+    assert on_a_terminal(filled, "y", 2).startswith(f"kvtide: error: PLACE='{filled}': expected the folder of a disk")
 
 
 def disk_records(folder: Path) -> int:

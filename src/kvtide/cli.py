@@ -21,7 +21,7 @@ from kvtide import __version__
 from kvtide.commands import Group
 from kvtide.completion import COMPLETE_VARIABLE, completion_options
 from kvtide.errors import ConfigError, KVTideError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 from kvtide.signals import leaving_cleanly
 
 EXIT_BAD_REQUEST = 2

@@ -18,7 +18,6 @@ for _power, _letter in enumerate("kmgt", start=1):
     for _binary in ("", "i", "ib"):
         _UNITS[f"{_letter}{_binary}"] = 1024**_power
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.ASCII)
-_PASSWORD_IN_QUERY = re.compile(r"([?&]pass\w*=).*", re.IGNORECASE | re.DOTALL)
 
 
 def parse_size(option: str, value: object) -> int:
@@ -70,12 +69,3 @@ def parse_flag(option: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(option, value, "true or false, without quotes")
     return value
-
-
-def redacted(url: str) -> str:
-    """Return a URL as it may be shown, also one that is written wrongly: its password is not in it."""
-    head, at, tail = url.rpartition("@")
-    scheme, separator, who = head.partition("://") if "://" in head else ("", "", head)
-    user, colon, _ = who.partition(":")
-    shown = f"{scheme}{separator}{user}{':***' if colon else ''}{at}{tail}"
-    return _PASSWORD_IN_QUERY.sub(r"\1***", shown)

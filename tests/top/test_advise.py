@@ -135,7 +135,7 @@ def test_a_tier_that_is_late_costs_hits() -> None:
     ("change", "do"),
     [
         ({"kvtide_transfers_unanswered": 1}, "Find the rank that hangs"),
-        ({"kvtide_not_stored_total": {'reason="stopped"': 5.0}}, "Restart the server"),
+        ({"kvtide_stopped": 1}, "Restart the server"),
         ({"kvtide_tier_off": {'tier="disk",rank="0"': 1.0}}, "Look after tier disk"),
     ],
 )

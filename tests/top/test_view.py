@@ -109,7 +109,7 @@ def test_other_trouble_is_said() -> None:
     changed: dict[str, float | dict[str, float]] = {
         "kvtide_transfers_unanswered": 2,
         "kvtide_loads_failed_total": 3,
-        "kvtide_not_stored_total": {'reason="stopped"': 9.0},
+        "kvtide_stopped": 1,
         "kvtide_tier_corrupt_records_total": {'tier="disk"': 4.0},
     }
     history = History("http://127.0.0.1:8000/metrics")

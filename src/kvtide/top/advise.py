@@ -33,7 +33,7 @@ Rule = Callable[[Figures, State], Iterator[Advice]]
 
 def advise(shown: Figures, now: State) -> list[Advice]:
     """Return advice for a server: at least one, which may be to do nothing or to look longer."""
-    repairs = list(to_repair(shown, now))
+    repairs = list(to_repair(now))
     if repairs:
         return repairs  # what else is counted meanwhile is a consequence
     suspects = list(to_verify(shown))
