@@ -16,6 +16,8 @@ from kvtide.copy.packing.format import ESCAPES_MAX, Bytes, Values
 from tests.copy.packing.cases import SPECIAL, all_patterns, each_among_others, ordinary, with_escapes
 
 _GUARD_BYTES = 64
+ENDS = [16, 320, 512, 528, 640, 1024, 1120, 1536, 1600, 2032, 2064]
+"""Bytes of fragments that end in each group of a tile, or with it."""
 _FIRST = 2
 """Pairs of the index before those that are meant."""
 
@@ -75,11 +77,14 @@ class Memory:
         return answer
 
 
-def compare(values: Values, seed: int, device: str = "cpu", units: int = 16) -> None:
+def compare(
+    values: Values, seed: int, device: str = "cpu", units: int = 16, fragments: list[int] | None = None
+) -> None:
     """Pack and unpack tiles, in blocks of random geometry: all memory is as the reference says."""
     rng = random.Random(seed)
-    fragments = [16 * rng.choice([1, 60, 128, 130, 256, 300]) for _ in range(rng.randint(0, 2))]
-    fragments.append(16 * rng.choice([128, 256, 400]))
+    if fragments is None:
+        fragments = [16 * rng.choice([1, 60, 128, 130, 256, 300]) for _ in range(rng.randint(0, 2))]
+        fragments.append(16 * rng.choice([128, 256, 400]))
     gaps = [16 * rng.randint(1, 3) for _ in fragments]
     flat = values.reshape(-1).view(np.uint8)
     count = max(1, flat.size // sum(fragments))
@@ -131,6 +136,7 @@ def sweep(device: str = "cpu", units: int = 256) -> None:
     """Compare all kinds of values, and all patterns at every place of a group. Many at a time are quicker here."""
     unpack_noise(device)
     compare(np.concatenate([values for values, _ in SPECIAL.values()]), 1, device)
+    compare(ordinary(24), 0, device, fragments=ENDS)
     for count in (1, 11, 12, 13, 40):
         compare(with_escapes(count, tiles=12), 2 + count, device)
     for seed in range(6):
