@@ -102,7 +102,7 @@ THIRD_PARTY = {
     "output": "rich",
     "progress": "rich",
     "cli": "click",
-    "copy": "numpy torch triton",
+    "copy": "numba numpy torch triton",
     "tiers": "click cryptography mooncake numpy pydantic valkey xxhash",
     "engine": "numpy",
     "vllm": "huggingface_hub numpy prometheus_client pydantic ray torch vllm",  # the rest is vLLM's own

@@ -38,6 +38,13 @@ def test_fragments_begin_tiles_of_their_own() -> None:
     assert BlockPacking([2050, 2048]).packed_bytes == 3 * TILE_BYTES
 
 
+def test_no_blocks_at_all_are_packed_too() -> None:
+    packing = BlockPacking([2048, 4096])
+    packed = packing.pack(np.empty((0, 6144), dtype=np.uint8))
+    assert packed.rows.shape == (0, packing.packed_bytes)
+    assert packing.unpack(packed.rows).shape == (0, 6144)
+
+
 def test_values_of_other_sizes_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="fragment_bytes"):
         BlockPacking([2048, 3])

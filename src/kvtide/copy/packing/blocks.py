@@ -58,9 +58,10 @@ class BlockPacking:
         plain = np.zeros((len(rows), len(self._filled)), dtype=np.uint8)
         plain[:, self._filled] = rows
         tiles, fits = pack_tiles(plain.view(np.uint16).reshape(-1, TILE_VALUES))
-        return PackedRows(tiles.reshape(len(rows), -1), np.logical_and.reduce(fits.reshape(len(rows), -1), axis=1))
+        all_fit = np.logical_and.reduce(fits.reshape(len(rows), sum(self.tiles)), axis=1)
+        return PackedRows(tiles.reshape(len(rows), self.packed_bytes), all_fit)
 
     def unpack(self, rows: Bytes) -> Bytes:
         """Return blocks that were packed and fit, bit for bit."""
-        plain = unpack_tiles(rows.reshape(-1, TILE_BYTES)).reshape(len(rows), -1).view(np.uint8)
+        plain = unpack_tiles(rows.reshape(-1, TILE_BYTES)).view(np.uint8).reshape(len(rows), len(self._filled))
         return np.compress(self._filled, plain, axis=1)

@@ -69,7 +69,7 @@ def pack_tiles(values: Values) -> PackedTiles:
     tile, at = np.nonzero(escaped & (rank < ESCAPES_MAX))
     tiles[tile, _ESCAPES_AT + rank[tile, at]] = _by_place(exponents)[tile, at]
     tiles[:, _SIGNS_AT:_CODES_AT] = np.hstack([_by_place(signs[:, :2]), _by_place(signs[:, 2:])])
-    halves = _by_place(codes).reshape(len(tiles), -1, 2)
+    halves = _by_place(codes).reshape(len(tiles), TILE_VALUES // 2, 2)
     tiles[:, _CODES_AT:] = halves[:, :, 0] | halves[:, :, 1] << 4
     return PackedTiles(tiles, escaped.sum(axis=1) <= ESCAPES_MAX)
 
@@ -93,4 +93,5 @@ def unpack_tiles(tiles: Bytes) -> Values:
 
 def _by_place(of_groups: Bytes) -> Bytes:
     """Return rows of groups as one row: what all groups have at place 0, then at place 1, and so on."""
-    return of_groups.swapaxes(1, 2).reshape(len(of_groups), -1)
+    count, groups, places = of_groups.shape
+    return of_groups.swapaxes(1, 2).reshape(count, groups * places)
