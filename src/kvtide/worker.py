@@ -102,7 +102,7 @@ class Worker:
         return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), answers, late)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no copy is under way, so that device memory may be given back. Returns whether that came true."""
+        """Wait until no copy is under way, so that device memory may be given back. Returns False if time ran out."""
         try:
             settled = self._engine.wait(tuple(self._in_flight), timeout_s)
             if settled:

@@ -298,7 +298,7 @@ def test_f9_a_clear_is_tried_again_until_it_works(
         bench.hits(Lookup(number, NAMES))
     assert far.records
     far.fails = False
-    bench.now_s += 1.0
+    bench.now_s += 4.0
     bench.hits(Lookup(5, NAMES))
     assert not far.records
     assert [entry.message for entry in caplog.records] == [
@@ -309,6 +309,24 @@ def test_f9_a_clear_is_tried_again_until_it_works(
     bench.now_s += 10.0
     bench.hits(Lookup(6, NAMES))
     assert far.records, "it is not cleared once more"
+
+
+def test_f9_a_clear_that_fails_is_tried_after_ever_longer_pauses_up_to_half_a_minute(near: ScriptedTier) -> None:
+    """Each try removes what was stored since the last one: a tier that cannot be cleared would never hold anything."""
+    bench = Bench(Level(near))
+    near.fails = near.silent = True
+    bench.hits(Clear(1))
+    tried_s: list[float] = []
+    for number in range(2, 200):
+        if any(call == "clear" for call, _ in near.calls.values()):
+            tried_s.append(bench.now_s - 100.0)
+            near.speak()
+            bench.stack.poll()
+        bench.now_s += 1.0
+        bench.hits(Lookup(number, ()))
+    assert tried_s[:8] == [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 61.0, 91.0]
+    bench.hits(Clear(200))
+    assert "clear" in [call for call, _ in near.calls.values()], "the next reset does not wait for the last"
 
 
 def test_f9_a_clear_that_is_made_up_for_does_not_undo_the_put_that_it_comes_with(near: ScriptedTier) -> None:

@@ -140,7 +140,12 @@ NAMES: dict[str, list[str]] = {
     "engine/arg_utils.py": ["def create_engine_config(", "load_general_plugins()", "kv_transfer_config"],
     "config/kv_transfer.py": ["kv_load_failure_policy", "kv_connector_extra_config"],
     "v1/engine/core.py": ["data_parallel_index = dp_rank", "data_parallel_rank_local = local_dp_rank", "_dp{dp_rank}"],
-    "config/parallel.py": ["def local_world_size(", "data_parallel_size_local"],
+    "config/parallel.py": [
+        "def local_world_size(",
+        "data_parallel_size_local",
+        "data_parallel_rank: int",
+        "data_parallel_backend",
+    ],
     "config/compilation.py": ["static_forward_context"],
     "model_executor/layers/attention_layer_base.py": ["def get_attn_backend("],
     "version.py": ["__version__"],

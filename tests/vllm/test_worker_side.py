@@ -163,6 +163,18 @@ def test_f8_a_load_that_fails_after_its_request_was_let_go_is_never_served(
         side.poll()
 
 
+def test_copies_that_fail_one_after_the_other_do_not_fill_the_log(
+    side: WorkerSide, engines: list[ToldEngine], vllm_log: pytest.LogCaptureFixture
+) -> None:
+    for id_ in range(20):
+        engines[0].failed = ((id_, "no room"),)
+        step(side, Copy(id_, (1,), (0,), request_id=f"r{id_}"))
+    assert [record.getMessage() for record in vllm_log.records] == [
+        "kvtide: rank 0 could not copy: no room",
+        "kvtide: rank 0 could not copy (10 times so far): no room",
+    ]
+
+
 def test_a_lost_device_is_said_once_and_the_scheduler_hears_of_it(
     side: WorkerSide, engines: list[ToldEngine], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -178,7 +178,7 @@ class TierStack:
         return answers, late
 
     def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
-        """Block until one of these errands is over or late, at most `timeout_s`. Returns whether it came true."""
+        """Block until one of these errands is over or late, at most `timeout_s`. Returns False if time ran out."""
         waited = [id_ for id_ in ids if id_ in self._jobs]
         end_s = self._clock() + timeout_s
         while waited and not self._answers and not self._late:

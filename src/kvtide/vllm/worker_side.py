@@ -9,6 +9,7 @@ from typing import Any
 from kvtide.copy import Direction
 from kvtide.core import Plan, Report
 from kvtide.errors import CopyError
+from kvtide.tiers.log_once import is_worth_a_line
 from kvtide.units import size_text
 from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.load_news import LoadNews
@@ -53,6 +54,7 @@ class WorkerSide:
         self._has_stored = False
         """Whether the host may hold something that the scheduler relies on."""
         self._off = False
+        self._failures = 0
         self._off_said = False
         self._reports: list[Report] = []
         self._stats = RankStats(rank)
@@ -164,12 +166,18 @@ class WorkerSide:
             if transfer_id in self.loads.certain:
                 # The forward pass that reads its blocks is issued, and nothing that the device says is worth anything.
                 raise CopyError(f"the load of a request that runs already has failed: {why}")
-            if not self._off:
-                logger.warning("kvtide: rank %d could not copy: %s", self._rank, why)
+            self._tell_failure(why)
             self.loads.failed(transfer_id)
         stats = self._worker.stats
         self._stats.copied(Direction.STORE, stats.store)
         self._stats.copied(Direction.LOAD, stats.load)
+
+    def _tell_failure(self, why: str) -> None:
+        """Say that a copy failed. Where many fail, few lines say so."""
+        self._failures += 1
+        if not self._off and is_worth_a_line(self._failures):
+            so_far = "" if self._failures == 1 else f" ({self._failures} times so far)"
+            logger.warning("kvtide: rank %d could not copy%s: %s", self._rank, so_far, why)
 
     def take_report(self) -> WorkerMetadata | None:
         """Return what the scheduler side has to hear."""
