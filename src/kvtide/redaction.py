@@ -22,6 +22,11 @@ def without_secrets(option: str, value: object) -> object:
     >>> without_secrets("tiers", [{"url": "valkey://kv:word@cache", "password": "word"}])
     [{'url': 'valkey://kv:***@cache', 'password': '***'}]
     """
+    shown = _shown(option, value)
+    return value if shown == value else shown
+
+
+def _shown(option: str, value: object) -> object:
     name = option.rpartition(".")[2].lstrip("-")
     if value in (None, ""):
         return value
@@ -30,9 +35,9 @@ def without_secrets(option: str, value: object) -> object:
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, Mapping):
-        return {key: without_secrets(str(key), each) for key, each in value.items()}
+        return {key: _shown(str(key), each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [without_secrets(name, each) for each in value]
+        return type(value)(_shown(name, each) for each in value)
     return value
 
 
