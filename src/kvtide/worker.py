@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvtide.copy import CopyEngine, Direction, Fence, Traffic
 from kvtide.core.messages import Copy, Plan, Report
+from kvtide.core.share import ALL, Share
 from kvtide.errors import describe
 
 if TYPE_CHECKING:  # tiers need packages that those who have none need not install
@@ -43,10 +44,18 @@ class Worker:
     """
 
     def __init__(
-        self, rank: int, engine: CopyEngine, *, tiers: TierStack | None = None, wait_timeout_s: float = 5.0
+        self,
+        rank: int,
+        engine: CopyEngine,
+        *,
+        tiers: TierStack | None = None,
+        wait_timeout_s: float = 5.0,
+        share: Share = ALL,
     ) -> None:
+        """`share` is what this rank stores, where others have the same bytes and write to the same host slots."""
         self.rank = rank
         self._engine = engine
+        self._share = share
         self._tiers = tiers
         self._wait_timeout_s = wait_timeout_s
         self._in_flight: set[int] = set()
@@ -73,7 +82,7 @@ class Worker:
         for copy in plan.loads:
             self._submit(Direction.LOAD, copy, after)
         for copy in plan.stores:
-            self._submit(Direction.STORE, copy, after)
+            self._submit(Direction.STORE, self._share.of_store(copy), after)
         if self._tiers is not None:
             for errand in plan.errands:
                 self._tiers.start(errand)

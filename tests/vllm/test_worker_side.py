@@ -17,6 +17,7 @@ from kvtide.errors import CopyError
 from kvtide.vllm import kv_tensors
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
+from kvtide.vllm.sharing import Sharing
 from kvtide.vllm.step_messages import StepMetadata
 from kvtide.vllm.worker_side import WorkerSide
 
@@ -75,9 +76,9 @@ class ToldEngine(CopyEngine):
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[ToldEngine]:
     made: list[ToldEngine] = []
 
-    def make(stripes: Any, blocks: int, slots: int, copying: Copying) -> tuple[CopyEngine, HostArena]:
+    def make(stripes: Any, blocks: int, slots: int, copying: Copying, sharing: Sharing) -> tuple[CopyEngine, HostArena]:
         made.append(ToldEngine())
-        return made[-1], HostArena(slots, 16)
+        return made[-1], sharing.open_arena(slots, 16)
 
     monkeypatch.setattr(kv_tensors, "make_copy_engine", make)
     monkeypatch.setattr(kv_tensors, "stripes_of", lambda *_: [SimpleNamespace()])

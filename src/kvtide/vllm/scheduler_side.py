@@ -30,8 +30,10 @@ class SchedulerSide:
         self.group_ids = layout.group_ids
         self._layout = layout
         self._device = VLLMDevicePool(pool, layout, walked=config.mode == "lazy")
-        # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come.
-        self.manager = OffloadManager(config, self._device, slots_ready=0 if versions.on_gpu() else None)
+        # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come. And
+        # where ranks should share it, they say how much there is: less, if they cannot.
+        waits = versions.on_gpu() or layout.replicas.sharing > 1
+        self.manager = OffloadManager(config, self._device, slots_ready=0 if waits else None)
         cache_manager = cache_manager or versions.find_cache_manager(pool)
         self._requests = Requests(self.manager, self._device, layout)
         self._loads = LoadEnds(self.manager, self._requests, layout, cache_manager)
