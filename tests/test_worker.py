@@ -105,6 +105,20 @@ def test_f27_a_rank_stores_its_share_and_loads_everything() -> None:
         assert [array[1:, 0].tolist() for array in arrays] == [[12, 11, 20], [12, 11, 20]]
 
 
+def test_how_many_slots_there_are_is_said_once_if_it_is_to_be_said() -> None:
+    worker = Worker(1, NullCopyEngine(), slots=5)
+    assert worker.poll() == Report(rank=1, slots_ready=5)
+    assert worker.poll() == Report(rank=1)
+
+
+def test_an_engine_that_pins_slots_knows_better() -> None:
+    class Pinning(NullCopyEngine):
+        def slots_ready(self) -> int | None:
+            return 2
+
+    assert Worker(1, Pinning(), slots=5).poll() == Report(rank=1, slots_ready=2)
+
+
 def test_a_plan_that_comes_twice_is_run_once() -> None:
     engine = ScriptedEngine()
     worker = Worker(0, engine)

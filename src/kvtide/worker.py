@@ -51,11 +51,16 @@ class Worker:
         tiers: TierStack | None = None,
         wait_timeout_s: float = 5.0,
         share: Share = ALL,
+        slots: int | None = None,
     ) -> None:
-        """`share` is what this rank stores, where others have the same bytes and write to the same host slots."""
+        """`share` is what this rank stores, where others have the same bytes and write to the same host slots.
+
+        `slots`: how many there are, if that is to be reported. An engine that pins them says how many it has so far.
+        """
         self.rank = rank
         self._engine = engine
         self._share = share
+        self._slots = slots
         self._tiers = tiers
         self._wait_timeout_s = wait_timeout_s
         self._in_flight: set[int] = set()
@@ -195,7 +200,8 @@ class Worker:
         """Return how many slots are ready, if that has changed."""
         before = self._slots_ready
         try:
-            self._slots_ready = self._engine.slots_ready()
+            ready = self._engine.slots_ready()
+            self._slots_ready = self._slots if ready is None else ready
         except Exception:
             self._engine_errors += 1
         return self._slots_ready if self._slots_ready != before else None

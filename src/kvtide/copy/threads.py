@@ -28,7 +28,6 @@ class ThreadedCopyEngine(CopyEngine):
         parse_count("threads", threads)
         parse_count("max_transfers", max_transfers)
         self._mover: BlockMover | None = BlockMover(device, arena)
-        self._slots = arena.slots
         self._changed = threading.Condition()
         self._in_flight = InFlight(Job, max_transfers)
         """Read and written under the condition's lock."""
@@ -76,10 +75,6 @@ class ThreadedCopyEngine(CopyEngine):
         """Return what was moved in one direction so far."""
         with self._changed:
             return self._in_flight.traffic[direction]
-
-    def slots_ready(self) -> int | None:
-        """Return how many slots there are. See `CopyEngine.slots_ready`."""
-        return self._slots
 
     def _run(self, mover: BlockMover) -> None:
         """Copy until the engine is closed. No transfer, whatever it raises, ends the thread (F15)."""

@@ -18,7 +18,7 @@ from kvtide.vllm.options import Options, read_options
 from kvtide.vllm.placement import placement_of
 from kvtide.vllm.prometheus import PromMetrics
 from kvtide.vllm.scheduler_side import SchedulerSide
-from kvtide.vllm.sharing import Sharing
+from kvtide.vllm.sharing import Sharing, gather_in_group
 from kvtide.vllm.sleeping import wait_before_sleep
 from kvtide.vllm.start_line import start_line
 from kvtide.vllm.stats import StepStats
@@ -73,7 +73,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         tiers = tiers_opener(options.tiers, self._vllm_config, self._kv_cache_config, geometry.block_bytes)
         parallel = self._vllm_config.parallel_config
         rank, sharers = parallel.rank, layout.replicas.sharing
-        sharing = Sharing(Share(rank % sharers, sharers), rank % parallel.tensor_parallel_size)
+        sharing = Sharing(Share(rank % sharers, sharers), rank % parallel.tensor_parallel_size, gather_in_group)
         return UnregisteredWorkerSide(
             partial(WorkerSide, rank, self._kv_cache_config, options.copying, slots, open_tiers=tiers, sharing=sharing)
         )

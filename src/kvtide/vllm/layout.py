@@ -49,7 +49,7 @@ def read_layout(vllm_config: Any, kv_cache_config: Any) -> Layout:
         block_bytes=versions.block_bytes(kv_cache_config),
         device_blocks=kv_cache_config.num_blocks - 1,  # block 0 is the null block
         ranks=ranks,
-        parts=ranks // replicas.sharing,
+        parts=ranks // replicas.sharing if replicas.sharing > 1 else None,
         step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
     )
     drops = versions.drops_last_block(vllm_config)

@@ -21,7 +21,8 @@ _COMMIT_CHARS = 9
 def start_line(config: OffloadConfig, options: Options, replicas: Replicas) -> str:
     """Return the line: version, host memory, copies, tiers, and how they are used."""
     geometry = config.geometry
-    ranks = "" if geometry.ranks == 1 else f" on each of {geometry.ranks} ranks"
+    parts = geometry.parts or geometry.ranks
+    ranks = "" if parts == 1 else f" on each of {geometry.ranks} ranks"
     return (
         f"kvtide {version_text()}: {size_text(config.host_bytes)} of host memory{options.where(config)} "
         f"({config.slots} blocks of {size_text(geometry.block_bytes)}{ranks}{replicas}), "

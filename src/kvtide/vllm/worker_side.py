@@ -73,7 +73,14 @@ class WorkerSide:
         share = self._arena.share
         layout = partial(kv_tensors.layout_of, kv_caches, self._stripes, blocks)
         tiers = self._open_tiers(self._rank, self._arena.memory, layout, share)
-        self._worker = Worker(self._rank, self._engine, tiers=tiers, wait_timeout_s=STORE_WAIT_S, share=share)
+        self._worker = Worker(
+            self._rank,
+            self._engine,
+            tiers=tiers,
+            wait_timeout_s=STORE_WAIT_S,
+            share=share,
+            slots=self._arena.slots if self._sharing.share.count > 1 else None,
+        )
         size = size_text(self._arena.slots * self._arena.slot_bytes)
         whose = f", as {share.count} ranks together" if share.count > 1 else ""
         logger.info("kvtide: rank %d maps %d slots, %s of host memory%s", self._rank, self._arena.slots, size, whose)
