@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvtide.core.ledger import Ledger, StoreEntry
-from kvtide.core.messages import Copy, Name, Report
+from kvtide.core.messages import Copy, Name
 from kvtide.core.share import Share
 from kvtide.sim.canaries.base import Patches, around, canary
 
@@ -33,15 +32,3 @@ def nobodys_fetch() -> Patches:
         return [] if self.count > 1 else of_names(self, names)
 
     return [around(Share, "of_names", none)]
-
-
-@canary("F27", "a block is visible when the first rank has written its share", "I1", "I2", "I3")
-def first_share_counts() -> Patches:
-    def hasty(settle: Callable[..., object], self: Ledger, report: Report) -> object:
-        for transfer_id in report.done:
-            transfer = self.get(transfer_id)
-            if isinstance(transfer, StoreEntry) and transfer.ranks_left >> report.rank & 1:
-                transfer.ranks_left = 1 << report.rank
-        return settle(self, report)
-
-    return [around(Ledger, "settle", hasty)]
