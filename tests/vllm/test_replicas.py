@@ -95,6 +95,8 @@ def test_a_draft_model_with_other_heads_shares_nothing() -> None:
     assert replicas_of(config, groups) == Replicas()
     config.speculative_config.draft_model_config.hf_text_config.num_key_value_heads = 2
     assert replicas_of(config, groups) == Replicas(2)
+    config.speculative_config.draft_tensor_parallel_size = 1
+    assert replicas_of(config, groups) == Replicas(), "it is not split over the ranks at all"
 
 
 def test_latents_that_vllm_does_not_call_replicated_are_not_shared() -> None:

@@ -79,9 +79,17 @@ def _of_layer(spec: Any, vllm_config: Any) -> int:
     heads = vllm_config.model_config.get_total_num_kv_heads()
     if heads >= ranks or ranks % heads or spec.num_kv_heads != 1:
         return 1
-    models = [vllm_config.model_config, draft_model_of(vllm_config)]
-    same_everywhere = all(_heads(model.hf_text_config) <= {heads} for model in models if model is not None)
-    return ranks // heads if same_everywhere else 1
+    return ranks // heads if _splits_alike(vllm_config, heads) else 1
+
+
+def _splits_alike(vllm_config: Any, heads: int) -> bool:
+    """Whether all layers have so many KV heads over the same ranks, those of a model that guesses tokens too."""
+    draft, parallel = draft_model_of(vllm_config), vllm_config.parallel_config
+    if draft is not None:
+        draft_ranks = getattr(vllm_config.speculative_config, "draft_tensor_parallel_size", None)
+        if draft_ranks not in (None, parallel.tensor_parallel_size) or not _heads(draft.hf_text_config) <= {heads}:
+            return False
+    return _heads(vllm_config.model_config.hf_text_config) <= {heads}
 
 
 def _is_latent(spec: Any) -> bool:

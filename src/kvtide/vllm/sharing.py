@@ -67,10 +67,9 @@ class Sharing:
         if arena is not None:
             arena.close()
         own = max(1, slots // self.share.count)
-        logger.warning(
-            "kvtide: the KV that %d ranks hold alike is kept by each of them, %d blocks instead of %d: %s",
-            *(self.share.count, own, slots, failures[0]),
-        )
+        if self.position == 0:
+            text = "kvtide: the KV that %d ranks hold alike is kept by each of them, %d blocks instead of %d: %s"
+            logger.warning(text, self.share.count, own, slots, failures[0])
         return HostArena(own, slot_bytes)
 
     def _offer(self, nbytes: int, node: int | None) -> Said:
