@@ -41,6 +41,10 @@ def test_one_rank_has_nothing_in_common_with_others() -> None:
     assert str(Replicas()) == ""
 
 
+def test_a_stage_without_attention_has_nothing_in_common_with_others() -> None:
+    assert replicas() == Replicas()
+
+
 def test_all_ranks_have_the_latents_of_mla() -> None:
     found = replicas(LATENT)
     assert found == Replicas(8)

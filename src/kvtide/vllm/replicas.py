@@ -48,7 +48,7 @@ def replicas_of(vllm_config: Any, kv_cache_config: Any) -> Replicas:
     if parallel.tensor_parallel_size == 1:
         return Replicas()
     specs = [spec for group in kv_cache_config.kv_cache_groups for spec in versions.layer_specs(group.kv_cache_spec)]
-    counts = [_of_layer(spec, vllm_config) for spec in specs]
+    counts = [_of_layer(spec, vllm_config) for spec in specs] or [1]
     spread = getattr(parallel, "decode_context_parallel_size", 1)
     most = max(counts) // spread
     if most <= 1:
