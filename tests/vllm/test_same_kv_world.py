@@ -100,6 +100,7 @@ def test_f27_blocks_below_the_host_are_kept_once(tmp_path: Path, monkeypatch: py
     world.generate("first", tokens)
     stored = world.manager.metrics.stored_blocks
     assert stored == 10
+    assert sum(engine.moved[Direction.STORE] for engine in world.control.engines) == stored
     assert sum(asked(world, "put")) == stored
     assert all(asked(world, "put"))
     for number in range(12):  # until the host has given the first one up
