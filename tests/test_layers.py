@@ -56,6 +56,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "eviction": "groups",
         "events": "groups metrics",
         "config": "eviction groups",
+        "share": "messages",
         "host_pool": "chain events eviction groups messages metrics orphans",
         "match": "groups host_pool reasons",
         "requests": "groups match",

@@ -22,7 +22,8 @@ class MemoryLeft:
     @property
     def expected(self) -> str:
         """What to ask for instead, for a `ConfigError`."""
-        return f"at most the {self.nbytes} bytes ({size_text(self.nbytes)}) that {self.source}"
+        exactly, roughly = f"{self.nbytes} bytes", size_text(self.nbytes)
+        return f"at most the {exactly}{f' ({roughly})' if roughly != exactly else ''} that {self.source}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ def simulate(world: World, *, log: bool = False) -> Result:
         engine.fault_counts["host_full"] += metrics.not_stored[NotStored.HOST_FULL]
     counts = {"loads": metrics.loaded_blocks, "fetches": metrics.fetched_blocks, "preemptions": metrics.preemptions}
     kinds = [world.mode, world.layout, f"ranks {world.ranks}", f"depth {world.depth}"]
+    kinds += [f"replicas {world.replicas}"] if world.replicas > 1 else []
     kinds += [f"with {what}" for what, count in counts.items() if count]
     lines = engine.log.lines if engine.log else []
     return Result(world.seed, engine.steps, found, dict(engine.fault_counts), reasons, tuple(kinds), lines)

@@ -177,7 +177,7 @@ class Options:
     def bytes_here(self, config: OffloadConfig) -> int:
         """Return the host memory that this engine takes of this machine: its other ranks may be elsewhere."""
         geometry = config.geometry
-        return config.slots * geometry.block_bytes * self.placement.here(geometry.ranks)
+        return config.host_bytes * self.placement.here(geometry.ranks) // geometry.ranks
 
     def where(self, config: OffloadConfig) -> str:
         """Say for the log what of it is on this machine, and that other engines take as much. Empty: it is alone."""

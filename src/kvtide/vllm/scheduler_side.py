@@ -30,10 +30,11 @@ class SchedulerSide:
         self.group_ids = layout.group_ids
         self._layout = layout
         self._device = VLLMDevicePool(pool, layout, walked=config.mode == "lazy")
-        # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come.
-        pins = versions.on_gpu()
-        self.manager = OffloadManager(config, self._device, slots_ready=0 if pins else None)
-        self._is_informed = not pins
+        # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come. And
+        # where ranks should share it, they say how much there is: less, if they cannot.
+        waits = versions.on_gpu() or layout.replicas.sharing > 1
+        self.manager = OffloadManager(config, self._device, slots_ready=0 if waits else None)
+        self._is_informed = not waits
         """Whether the workers were asked how many slots there are: a short first request is over before they say so."""
         cache_manager = cache_manager or versions.find_cache_manager(pool)
         self._requests = Requests(self.manager, self._device, layout)
