@@ -2,13 +2,13 @@
 
    `issuing.py` compiles it, calls it, and says the same in Python. */
 
-#include <stddef.h>
-#include <stdint.h>
-
-typedef int64_t word;
+/* No header is needed, so that any C compiler will do, also one without a C library. */
+typedef __SIZE_TYPE__ size_t;
+typedef long long word;
+typedef unsigned long long address;
 
 struct driver {
-  int (*copy)(uint64_t to, uint64_t source, size_t nbytes, void *stream);
+  int (*copy)(address to, address source, size_t nbytes, void *stream);
   int (*record)(void *event, void *stream);
   int (*wait)(void *stream, void *event, unsigned flags);
   int (*synchronize)(void *event);
@@ -23,7 +23,7 @@ enum { COPY, RECORD, WAIT, SYNCHRONIZE, LAUNCH };
 enum { COPY_WORDS = 9, RECORD_WORDS = 2, WAIT_WORDS = 2, SYNCHRONIZE_WORDS = 1, LAUNCH_WORDS = 6 };
 enum { FEW_COPIES = 4, PARAMETERS_MAX = 16, MALFORMED = -1 };
 
-static void *at(word address) { return (void *)(intptr_t)address; }
+static void *at(word number) { return (void *)(size_t)number; }
 
 static int are_set(const word *numbers, word count) {
   for (word i = 0; i < count; i++)
@@ -91,7 +91,7 @@ static int launch(const struct driver *driver, const word *arguments) {
   void *parameters[PARAMETERS_MAX];
   for (word i = 0; i < arguments[5]; i++) parameters[i] = (void *)&arguments[6 + i];
   return driver->launch(at(arguments[1]), arguments[2], 1, 1, arguments[3], 1, 1, arguments[4], at(arguments[0]),
-                        parameters, NULL);
+                        parameters, 0);
 }
 
 /* Returns the driver's first error, and in `failed_at` which word begins the command that had it: the last one, if

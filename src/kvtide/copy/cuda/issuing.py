@@ -41,7 +41,7 @@ C launches kernels by their numbers, Python by the launches, which are in the sa
 """
 MALFORMED = -1
 """The error of a command that must not be handed to the driver, which would crash."""
-_COMPILERS = ("gcc", "clang", "cc")
+_COMPILERS = ("gcc", "clang", "cc", "tcc")
 _COMPILE_TIMEOUT_S = 30.0
 _ORDER_STREAM = 1
 
@@ -119,16 +119,20 @@ def in_c(library: Any) -> Issue:
     return issue
 
 
+def compiler() -> str | None:
+    """Return the command of a C compiler, if there is one."""
+    return os.environ.get("CC") or next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
 @functools.cache
 def _compiled() -> Any:
-    found = (shutil.which(name) for name in _COMPILERS)
-    compiler = os.environ.get("CC") or next(filter(None, found), None)
-    if compiler is None:
+    command_of = compiler()
+    if command_of is None:
         raise CopyError(f"no C compiler: none of {', '.join(_COMPILERS)} is installed, and CC is not set")
     source = importlib.resources.files("kvtide.copy.cuda").joinpath("issue.c").read_bytes()
     with tempfile.TemporaryDirectory(prefix="kvtide-") as folder:
         library = Path(folder, "issue.so")
-        command = [*shlex.split(compiler), "-O2", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+        command = [*shlex.split(command_of), "-O2", "-shared", "-fPIC", "-nostdlib", "-x", "c", "-o", str(library), "-"]
         # The compiler that Triton uses, on a file of ours.
         subprocess.run(command, input=source, timeout=_COMPILE_TIMEOUT_S, check=True, capture_output=True)  # noqa: S603
         return ctypes.CDLL(str(library))  # stays when the file goes
