@@ -188,8 +188,9 @@ def test_where_c_does_not_issue_triton_launches_its_kernels_itself() -> None:
 )
 def test_a_kernel_that_is_not_what_we_know_of_tritons_is_not_launched_by_c(triton: Triton, why: str) -> None:
     commands, _ = _list(Driver(), triton)
+    far_away = np.empty(1 << 23, dtype=np.int64)  # so large that it is mapped, at an address above 32 bits
     with pytest.raises(CopyError, match=why):
-        commands.fetch(_stream(), TorchMemory(None, Tensor(8000), 8000), np.arange(1500, dtype=np.int64))
+        commands.fetch(_stream(), TorchMemory(None, Tensor(8000), 8000), far_away)
 
 
 def test_a_kernel_is_not_given_memory_that_is_nowhere() -> None:
