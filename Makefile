@@ -36,7 +36,7 @@ demo: $(VENV)/.installed   ## conversations that overflow the device, with and w
 	@echo "==> kvtide demo: one workload, four runs (half a minute)"
 	@$(BIN)/kvtide demo
 
-demo-vllm: vllm   ## the same on real vLLM, its CPU build (sets it up first: 3 minutes, 3 GB)
+demo-vllm: vllm   ## the same on real vLLM, its CPU build (sets it up first: 3 minutes, 3.5 GB)
 	@$(VBIN)/python -m kvtide.demo.on_vllm
 
 test:           ## all tests: test-core, then test-vllm where vLLM's CPU build can be had
@@ -120,7 +120,7 @@ vllm:
 	@$(MAKE) --no-print-directory $(VVENV)/.installed
 
 $(VSTAMP):
-	@echo "==> installing $(VLLM) into $(VVENV), once: about 3 minutes and 3 GB (make test-core does without)"
+	@echo "==> installing $(VLLM) into $(VVENV), once: about 3 minutes and 3.5 GB (make test-core does without)"
 	@$(VPYTHON) -m venv $(VVENV)
 	@$(VPIP) install $(TORCH) --requirement $(VNEEDS)
 	@$(VPIP) install --no-deps $(VLLM)

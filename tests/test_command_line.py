@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from rich.console import Console
 from rich.table import Table
 
 from kvtide import cli
+from kvtide.errors import ConfigError
 from kvtide.output import Output
 from kvtide.progress import LinesNowAndThen
+from kvtide.traces.cli_common import rate
 from tests.command_line import run
 from tests.tiers.disk.test_backend import items
 from tests.tiers.support import disk_store
@@ -49,7 +54,10 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     [
         ("plan --prefill -1", "--prefill='-1': expected a number above 0"),
         ("plan --decode soon", "--decode='soon': expected a number above 0"),
-        ("plan --link fast", "--link='fast': expected a size"),
+        ("plan --link fast", "--link='fast': expected bytes per second, such as \"25GB/s\""),
+        ("plan --link 25GB/h", "--link='25GB/h': expected bytes per second"),
+        ("plan --device -5G", "--device='-5G': expected a size in bytes above 0"),
+        ("simulate --log", "--log: expected --seed N with it"),
         ("plan --requests 0", "--requests=0: expected a whole number of at least 1"),
         ("replay --gpus -2", "--gpus=-2: expected a whole number of at least 1"),
         ("replay --policy prefxi", "--policy='prefxi': expected one of prefix, lru"),
@@ -68,6 +76,10 @@ def test_a_mistyped_word_gets_the_one_that_may_have_been_meant(capsys: pytest.Ca
     assert 'did you mean "simulate"?' in run(capsys, "simulte")[2]
     assert "'--admission'" in run(capsys, "plan", "--admision", "all")[2]
     assert 'did you mean "prefix"?' in run(capsys, "replay", "--policy", "prefxi")[2]
+    assert 'did you mean "lru"?' in run(capsys, "plan", "--policies", "lur")[2]
+    assert 'did you mean "h100"?' in run(capsys, "plan", "--gpu", "H10")[2]
+    assert 'did you mean "no-flush"?' in run(capsys, "simulate", "--canary", "no-flsh")[2]
+    assert 'did you mean "mode"?' in run(capsys, "check", '{"moed": "lazy"}')[1]
 
 
 # ---------------------------------------------------------------------- exit codes
@@ -131,6 +143,42 @@ def test_a_full_disk_is_said_in_one_line(command: str) -> None:
     assert done.stderr == "kvtide: error: No space left on device\n"
 
 
+def test_a_full_disk_for_errors_does_not_change_the_exit_code() -> None:
+    assert shell("kvtide plna 2> /dev/full").returncode == 2
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&-"])
+def test_a_stream_that_is_closed_and_not_needed_is_not_missed(closed: str) -> None:
+    done = shell(f"kvtide check {{}} {closed}")
+    assert (done.returncode, done.stdout) == (0, "a server would take it\n")
+
+
+def test_that_results_have_no_place_to_go_is_said_in_one_line() -> None:
+    done = shell("kvtide check {} >&-")
+    assert (done.returncode, done.stderr) == (2, "kvtide: error: standard output is closed\n")
+
+
+def test_who_is_told_to_end_leaves_nothing_half_done(tmp_path: Path) -> None:
+    command = [*KVTIDE, "trace", "make", "--requests", "100000000", str(tmp_path / "trace.jsonl")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 (our own)
+        assert process.stderr is not None
+        assert "requests" in process.stderr.readline()  # the first line of progress
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (143, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_is_told_to_end_takes_its_workers_along() -> None:
+    command = [*KVTIDE, "simulate", "--seeds", "1000000", "--jobs", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+        assert process.stderr is not None
+        assert "seeds" in process.stderr.readline()
+        process.terminate()
+        process.communicate(timeout=60)  # ends when nobody has the pipes open any more
+    assert process.returncode == 143
+
+
 def test_any_error_of_the_system_is_said_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +207,17 @@ def test_rates_and_gpus_are_read_as_people_write_them(capsys: pytest.CaptureFixt
         code, out, _ = run(capsys, "replay", *SMALL, "--gpu", gpu, "--host", "64G", "--link", "25GB/s")
         assert code == 0
         assert "H100" in out
+
+
+@pytest.mark.parametrize("written", ["25GB/s", "25gb/s", "25 GB/s", "25GBps", "25000000000"])
+def test_rates_are_bytes(written: str) -> None:
+    assert rate("--link", written) == 25 * 10**9
+
+
+@pytest.mark.parametrize("written", ["200Gb/s", "200Gbit/s", "200Gbps", "200 Gib/s", "200Gb"])
+def test_bits_are_not_taken_for_bytes(written: str) -> None:
+    with pytest.raises(ConfigError, match="these are bits"):
+        rate("--link", written)
 
 
 def test_help_says_what_sizes_mean(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,12 +259,45 @@ def test_the_shell_is_known_by_its_variable(
         ("kvtide si", "simulate"),
         ("kvtide replay --pol", "--policy"),
         ("kvtide replay --policy fo", "forecast"),
+        ("kvtide plan --gpu h1", "h100"),
+        ("kvtide simulate --canary no-fl", "no-flush"),
         ("kvtide tier ver", "verify"),
     ],
 )
 def test_a_shell_is_told_what_may_come_next(words: str, completed: str) -> None:
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_KVTIDE_COMPLETE": "bash_complete"}
     assert f"plain,{completed}\n" in shell("kvtide", **asked).stdout
+
+
+# ---------------------------------------------------------------------- help
+
+
+def examples() -> Iterator[list[str]]:
+    """Yield the words of each example in the help of all commands, without what is said about it."""
+    groups = [cli.KVTIDE, *(cli.KVTIDE.get_command(click.Context(cli.KVTIDE), name) for name in cli.MODULES)]
+    groups += [inner for found in groups if isinstance(found, click.Group) for inner in found.commands.values()]
+    for found in groups:
+        assert found is not None
+        for line in (found.epilog or "").splitlines():
+            command = re.match(r"  (?:zcat \S+ \| )?kvtide (\S.*?)(?:  .*)?$", line)
+            if command is not None and "COMMAND" not in line:
+                yield shlex.split(command[1].partition(" > ")[0])
+
+
+def test_every_example_in_the_help_is_understood() -> None:
+    """Words are read as the command reads them; nothing is run."""
+    known = list(examples())
+    assert len(known) > 40
+    for words in known:
+        found: click.Command | None = cli.KVTIDE
+        context = click.Context(cli.KVTIDE, info_name="kvtide")
+        while isinstance(found, click.Group):
+            name, *words = words  # noqa: PLW2901 (the rest of the words)
+            found = found.get_command(context, name)
+            assert found is not None, name
+            context = click.Context(found, context, info_name=name)
+        assert found is not None
+        found.make_context(found.name, words)
 
 
 # ---------------------------------------------------------------------- start
@@ -295,8 +387,14 @@ def test_without_a_terminal_nothing_is_removed_unless_yes(capsys: pytest.Capture
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 10), ("", 1, 10)])
 def test_on_a_terminal_clear_asks(filled: Path, answer: str, code: int, left: int) -> None:
+    assert on_a_terminal(filled, answer, code).startswith(f"Remove 10 records, 80 KiB from {filled}? [y/N]")
+    assert (disk_records(filled) == 0) == (left == 0)
+
+
+def on_a_terminal(folder: Path, answer: str, code: int) -> str:
+    """Clear a folder as somebody who answers; return what that person reads."""
     ours, theirs = pty.openpty()
-    command = [*KVTIDE, "tier", "clear", str(filled)]
+    command = [*KVTIDE, "tier", "clear", str(folder)]
     with subprocess.Popen(  # noqa: S603 (our own)
         command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -305,8 +403,14 @@ def test_on_a_terminal_clear_asks(filled: Path, answer: str, code: int, left: in
     os.close(ours)
     os.close(theirs)
     assert process.returncode == code
-    assert f"Remove 10 records, 80 KiB from {filled}? [y/N]" in err
-    assert (disk_records(filled) == 0) == (left == 0)
+    return err
+
+
+def test_clear_asks_about_a_store_of_another_format_and_not_about_a_folder_that_is_none(filled: Path) -> None:
+    (filled / "kvtide-store.json").write_text('{"format": 99}')
+    assert on_a_terminal(filled, "n", 1).startswith(f"Remove everything of kvtide's from {filled}? [y/N]")
+    (filled / "kvtide-store.json").unlink()
+    assert on_a_terminal(filled, "y", 2).startswith(f"kvtide: error: PLACE='{filled}': expected the folder of a disk")
 
 
 def disk_records(folder: Path) -> int:

@@ -72,7 +72,7 @@ def test_every_error_is_a_kvtide_error_and_is_drawn_in_the_tree() -> None:
 
 def test_the_errors_have_nothing_beside_them_but_how_they_are_described() -> None:
     others = {name for name, value in vars(errors).items() if not name.startswith("_") and not isinstance(value, type)}
-    assert others == {"annotations", "describe", "traceback"}
+    assert others == {"annotations", "describe", "traceback", "without_secrets"}
 
 
 def test_what_the_top_exports_is_what_the_core_and_the_errors_export() -> None:

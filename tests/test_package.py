@@ -84,11 +84,12 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(
     }
 
 
-def test_the_sdist_holds_what_the_tests_and_the_documents_need(built: Path) -> None:
+def test_the_sdist_holds_every_file_of_the_clone_but_hidden_ones(built: Path) -> None:
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
-        top = {name.split("/")[1] for name in archive.getnames()}
-    assert top >= {"src", "tests", "examples", "docs", "mkdocs.yml", "Makefile", "README.md", "SECURITY.md", "LICENSE"}
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    in_git = {name for name in run("git", "ls-files").splitlines() if not name.startswith(".")}
+    assert in_git - packed == set()
 
 
 def test_the_installed_wheel_has_the_command_its_version_and_the_plug_in_of_vllm(wheel: Path, tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
+import kvtide
 from kvtide import OPTIONS
+from kvtide.cli import KVTIDE
 from kvtide.tiers import parse_tiers
 
 ROOT = Path(__file__).parents[1]
@@ -21,6 +24,8 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "deploy/README.md",
+    "examples/README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 ]
 
@@ -55,6 +60,26 @@ def test_commands_in_the_readme_are_targets_of_make() -> None:
     assert {"demo", "test"} <= commands <= targets
 
 
+def commands_shown(document: str) -> list[tuple[click.Command, str]]:
+    """Return each command of kvtide that a document shows, and what follows on its line or in its code span."""
+    found = []
+    for words in re.findall(r"\bkvtide ([a-z][^`\n]*)", (ROOT / document).read_text()):
+        command: click.Command | None = KVTIDE
+        rest = words.split()
+        while isinstance(command, click.Group) and rest:
+            command = command.get_command(click.Context(command), rest.pop(0))
+        if command is not None:
+            found.append((command, " ".join(rest)))
+    return found
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if commands_shown(name)])
+def test_options_of_commands_that_are_shown_exist(document: str) -> None:
+    for command, rest in commands_shown(document):
+        known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", rest)) <= known, f"{command.name} {rest}"
+
+
 def anchors(document: Path) -> set[str]:
     """Return what can be linked to in a document, as GitHub and the site name it."""
     text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
@@ -72,7 +97,7 @@ def test_links_and_paths_lead_somewhere(document: str) -> None:
         # The site's own build looks at the anchors of the API reference, which are made of names in the code.
         assert not anchor or anchor.startswith("kvtide.") or anchor in anchors(linked), f"{target}#{anchor}"
     for path in re.findall(
-        r"`((?:src|tests|docs|benchmarks|examples|core|copy|engine|demo|sim|tiers|traces|vllm)/[\w/]*(?:\.py|\.md|/))",
+        r"`((?:src|tests|docs|benchmarks|deploy|examples|tools|core|copy|doctor|engine|demo|sim|tiers|top|traces|vllm)/[\w/]*(?:\.py|\.md|/))",
         text,
     ):
         assert (ROOT / path).exists() or (ROOT / "src/kvtide" / path).exists(), path
@@ -100,8 +125,10 @@ def test_the_site_is_built_without_a_warning_and_with_every_page(tmp_path: Path)
     assert result.returncode == 0, result.stderr
     assert "WARNING" not in result.stderr
     api = (tmp_path / "engineers/api/index.html").read_text()
-    for name in ("kvtide.OffloadManager.match", "kvtide.copy.CopyEngine.submit", "kvtide.tiers.Tier.get"):
+    for name in ("kvtide.OffloadManager.match", "kvtide.copy.CopyEngine.submit", "kvtide.tiers.Item.buffer"):
         assert f'id="{name}"' in api
+    missing = [name for name in kvtide.__all__ if not re.search(rf'id="kvtide\.(errors\.)?{name}"', api)]
+    assert missing == ["__version__"]
 
 
 def test_the_manifest_for_kubernetes_can_be_read_and_its_options_mean_something(
@@ -124,13 +151,16 @@ def test_the_manifest_for_kubernetes_can_be_read_and_its_options_mean_something(
 
 
 FLAG = r"--kv-transfer-config\s*(?:\\\n\s*)?'(\{.*?\})'"
+WITH_FLAG = [name for name in DOCUMENTS if re.search(FLAG, (ROOT / name).read_text(), re.DOTALL)]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/index.md", "docs/users/vllm.md", "docs/operators/tiers.md"])
+def test_the_flag_is_shown_where_people_begin() -> None:
+    assert {"README.md", "docs/index.md", "docs/users/vllm.md"} <= set(WITH_FLAG)
+
+
+@pytest.mark.parametrize("document", WITH_FLAG)
 def test_the_flag_is_json_with_options_that_exist(document: str) -> None:
-    flags = re.findall(FLAG, (ROOT / document).read_text(), flags=re.DOTALL)
-    assert flags
-    for flag in map(json.loads, flags):
+    for flag in map(json.loads, re.findall(FLAG, (ROOT / document).read_text(), flags=re.DOTALL)):
         assert flag["kv_connector"] == "KVTideConnector"
         assert flag["kv_role"] == "kv_both"
         assert flag["kv_connector_extra_config"].keys() <= {*OPTIONS, "tiers"}

@@ -7,7 +7,8 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from kvtide.schema import FLAG, SIZE, OptionsModel, Read, meaning, one_of, read_model, text, whole, without_secrets
+from kvtide.redaction import without_secrets
+from kvtide.schema import FLAG, SIZE, OptionsModel, Read, meaning, one_of, read_model, text, whole
 
 
 class Fruit(OptionsModel):

@@ -18,6 +18,7 @@ from kvtide.copy import (
     regions_of,
 )
 from kvtide.core.messages import Copy, Plan, Report
+from kvtide.core.share import Share
 from kvtide.worker import Worker
 
 PATIENCE_S = 30.0
@@ -81,6 +82,41 @@ def test_each_transfer_is_reported_once_under_the_rank() -> None:
     worker.start(Plan(1, loads=(_copy(3),), stores=(_copy(1),)))
     assert worker.poll() == Report(rank=2, done=(3, 1))
     assert worker.poll() == Report(rank=2)
+
+
+def test_f27_a_rank_stores_its_share_and_loads_everything() -> None:
+    arrays = [np.zeros((4, 2), dtype=np.uint8) for _ in range(2)]
+    with HostArena(slots=4, slot_bytes=2) as arena:
+        caches = [DeviceCache(regions_of(array, 0), blocks=4) for array in arrays]
+        workers = [
+            Worker(rank, ThreadedCopyEngine(cache, arena), share=Share(rank, 2)) for rank, cache in enumerate(caches)
+        ]
+        for rank, array in enumerate(arrays):
+            array[:] = [[10 * (rank + 1) + block] * 2 for block in range(4)]
+        plan = Plan(1, stores=(Copy(1, (0, 1, 2), (3, 2, 1)),), wait_for=(1,))
+        for worker in workers:
+            worker.start(plan)
+            assert worker.poll().done == (1,)
+        assert arena.memory[:, 0].tolist() == [0, 12, 11, 20], "each slot has the bytes of one of them"
+        for worker in workers:
+            worker.start(Plan(2, loads=(Copy(2, (3, 2, 1), (3, 2, 1)),), wait_for=(2,)))
+            assert worker.poll().done == (2,)
+            worker.close()
+        assert [array[1:, 0].tolist() for array in arrays] == [[12, 11, 20], [12, 11, 20]]
+
+
+def test_how_many_slots_there_are_is_said_once_if_it_is_to_be_said() -> None:
+    worker = Worker(1, NullCopyEngine(), slots=5)
+    assert worker.poll() == Report(rank=1, slots_ready=5)
+    assert worker.poll() == Report(rank=1)
+
+
+def test_an_engine_that_pins_slots_knows_better() -> None:
+    class Pinning(NullCopyEngine):
+        def slots_ready(self) -> int | None:
+            return 2
+
+    assert Worker(1, Pinning(), slots=5).poll() == Report(rank=1, slots_ready=2)
 
 
 def test_a_plan_that_comes_twice_is_run_once() -> None:

@@ -21,6 +21,7 @@ PACKAGES = {
     "chromium-headless-shell": "chromium-headless-shell",
     "libatomic.so.1": "libatomic1",  # of the browser's driver
     "prometheus": "prometheus",
+    "cc": "tcc",  # compiles what issues copies to a GPU
     "libnuma.so.1": "libnuma1",
     "libibverbs.so.1": "libibverbs1",
     "librdmacm.so.1": "librdmacm1",

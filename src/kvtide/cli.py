@@ -1,16 +1,18 @@
 """The command `kvtide`: finds the subcommand, and turns errors into one line and an exit code.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 all is well, 1 the run found something wrong,
-2 it was asked for something that cannot be done, 130 interrupted, 141 nobody reads the output.
+2 it was asked for something that cannot be done, 130 interrupted, 141 nobody reads the output, 143 told to end.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
 import click
 from click.shell_completion import shell_complete
@@ -18,8 +20,9 @@ from click.shell_completion import shell_complete
 from kvtide import __version__
 from kvtide.commands import Group
 from kvtide.completion import COMPLETE_VARIABLE, completion_options
-from kvtide.errors import KVTideError
-from kvtide.options import redacted
+from kvtide.errors import ConfigError, KVTideError
+from kvtide.redaction import redacted
+from kvtide.signals import leaving_cleanly
 
 EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130
@@ -98,13 +101,15 @@ KVTIDE = _Commands(
     params=completion_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-click.version_option(__version__, prog_name="kvtide", message="%(prog)s %(version)s")(KVTIDE)
+click.version_option(__version__, prog_name="kvtide", message="%(prog)s %(version)s", help="show the version")(KVTIDE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     try:
-        code = run(argv)
+        _need_streams()
+        with leaving_cleanly():
+            code = run(argv)
         sys.stdout.flush()
     except click.exceptions.Exit as leaving:
         code = leaving.exit_code
@@ -114,10 +119,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         _forget_what_cannot_be_written()
         code = EXIT_NOBODY_READS
     except (click.ClickException, KVTideError, OSError) as error:
+        with suppress(OSError):  # stderr may be on the full disk too
+            print(f"kvtide: error: {_in_one_line(error)}", file=sys.stderr)
         _forget_what_cannot_be_written()
-        print(f"kvtide: error: {_in_one_line(error)}", file=sys.stderr)
         code = EXIT_BAD_REQUEST
     return code
+
+
+def _need_streams() -> None:
+    """Stand in for streams that a shell has closed (`2>&-`): Python has None there. Results need a real one."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stdout is None:
+        sys.stdout = sys.stderr
+        raise OSError(errno.EBADF, "standard output is closed")
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -150,12 +167,19 @@ def _in_one_line(error: Exception) -> str:
         return " ".join([*(redacted(word) if "@" in word else word for word in words), see])
     if isinstance(error, OSError) and not isinstance(error, KVTideError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    if isinstance(error, ConfigError) and (error.value is None or isinstance(error.value, bool)):
+        return f"{error.option}: expected {error.expected}"  # an option without a value, or what was left out
     return str(error)
 
 
 def _forget_what_cannot_be_written() -> None:
-    """Write what is left for stdout, or forget it: Python would try once more when it ends, and complain."""
+    """Write what is left, or forget it: Python would try once more when it ends, and complain."""
+    _flush_or_forget(sys.stdout)
+    _flush_or_forget(sys.stderr)
+
+
+def _flush_or_forget(stream: TextIO) -> None:
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

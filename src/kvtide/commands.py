@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean
+from kvtide.options import did_you_mean, one_of
 
 Arguments = SimpleNamespace
 """What was written, by the names of the options with underscores."""
@@ -77,14 +77,29 @@ class Choice(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Read it."""
         if value.lower() not in self._choices:
-            _refuse(
-                param, value, f"one of {', '.join(self._choices)}; {did_you_mean(value, self._choices)}".rstrip("; ")
-            )
+            _refuse(param, value, one_of(value, self._choices))
         return str(value).lower()
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return those that begin like this."""
         return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete.lower())]
+
+
+class Suggested(click.ParamType[str]):
+    """Any text, of which shells know some: who reads it knows what is wrong with another."""
+
+    name = "NAME"
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        self._choices = tuple(choices)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Take it as it is."""
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return those that begin like this."""
+        return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
 
 
 class File(click.ParamType[str]):
@@ -103,6 +118,11 @@ class File(click.ParamType[str]):
 
 def _refuse(param: click.Parameter | None, value: object, expected: str) -> NoReturn:
     raise ConfigError(shown(param), value, expected)
+
+
+def misused(text: str) -> click.UsageError:
+    """Return an error for options that do not go together, or not here."""
+    return click.UsageError(text, click.get_current_context(silent=True))
 
 
 def shown(param: click.Parameter | None) -> str:
@@ -144,7 +164,22 @@ def argument(
 
 
 class _Help(click.Command):
-    """Text and examples are shown as they were written, not wrapped anew."""
+    """Text and examples are shown as they were written, not wrapped anew. Errors know whose options they are about."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Say it as the other options do."""
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.help = "show this help"
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what was written."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what it does."""

@@ -26,8 +26,8 @@ _ZSHRC = "fpath+=~/.zfunc; autoload -Uz compinit; compinit"
 def completion_options() -> list[click.Option]:
     """Return the two options."""
     return [
-        _option("--show-completion", "Print completion for this shell, or bash, zsh or fish.", _show),
-        _option("--install-completion", "Install completion for this shell, or bash, zsh or fish.", _install),
+        _option("--show-completion", "print completion for this shell, or for bash, zsh or fish", _show),
+        _option("--install-completion", "install completion for this shell, or for bash, zsh or fish", _install),
     ]
 
 

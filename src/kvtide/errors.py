@@ -14,19 +14,24 @@ from __future__ import annotations
 
 import traceback
 
+from kvtide.redaction import without_secrets
+
 
 class KVTideError(Exception):
     """Base of everything kvtide raises on purpose."""
 
 
 class ConfigError(KVTideError, ValueError):
-    """An option has a value that cannot work. Raised before anything is allocated."""
+    """An option has a value that cannot work. Raised before anything is allocated.
+
+    Secrets in the value are left out: errors go to logs.
+    """
 
     def __init__(self, option: str, value: object, expected: str) -> None:
         self.option = option
-        self.value = value
+        self.value = without_secrets(option, value)
         self.expected = expected
-        super().__init__(f"{option}={value!r}: expected {expected}")
+        super().__init__(f"{option}={self.value!r}: expected {expected}")
 
 
 class RequestRefused(KVTideError, ValueError):

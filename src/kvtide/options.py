@@ -18,7 +18,6 @@ for _power, _letter in enumerate("kmgt", start=1):
     for _binary in ("", "i", "ib"):
         _UNITS[f"{_letter}{_binary}"] = 1024**_power
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.ASCII)
-_PASSWORD_IN_QUERY = re.compile(r"([?&]pass\w*=).*", re.IGNORECASE | re.DOTALL)
 
 
 def parse_size(option: str, value: object) -> int:
@@ -50,12 +49,18 @@ def parse_choice(option: str, value: object, choices: tuple[Choice, ...]) -> Cho
     for choice in choices:
         if isinstance(value, str) and value == choice:
             return choice
-    raise ConfigError(option, value, "one of " + ", ".join(choices))
+    raise ConfigError(option, value, one_of(value, choices))
+
+
+def one_of(value: object, choices: Iterable[str]) -> str:
+    """Say which words are expected, and which of them may have been meant."""
+    known = list(choices)
+    return f"one of {', '.join(known)}; {did_you_mean(value, known) if isinstance(value, str) else ''}".rstrip("; ")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name, with a space behind it; empty if no known name is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     return f'did you mean "{near[0]}"? ' if near else ""
 
 
@@ -64,12 +69,3 @@ def parse_flag(option: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(option, value, "true or false, without quotes")
     return value
-
-
-def redacted(url: str) -> str:
-    """Return a URL as it may be shown, also one that is written wrongly: its password is not in it."""
-    head, at, tail = url.rpartition("@")
-    scheme, separator, who = head.partition("://") if "://" in head else ("", "", head)
-    user, colon, _ = who.partition(":")
-    shown = f"{scheme}{separator}{user}{':***' if colon else ''}{at}{tail}"
-    return _PASSWORD_IN_QUERY.sub(r"\1***", shown)

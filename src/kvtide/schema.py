@@ -16,9 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size, redacted
-
-_SECRET = re.compile("pas+w|pass|secret|token|_key|^key", re.IGNORECASE)
+from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
 
 
 class OptionsModel(BaseModel):
@@ -98,9 +96,7 @@ def read_model(
     """Return the options, or everything that is wrong with them. `prefix` stands before names in errors."""
     fields = model.model_fields
     errors = [
-        ConfigError(prefix + name, without_secrets(name, value), _unknown(name, fields))
-        for name, value in given.items()
-        if name not in fields
+        ConfigError(prefix + name, value, _unknown(name, fields)) for name, value in given.items() if name not in fields
     ]
     needed = {name: None for name, field in fields.items() if field.is_required()}
     known = {name: value for name, value in given.items() if name in fields}
@@ -122,13 +118,6 @@ def _as_config_error(error: dict[str, Any], prefix: str, given: Mapping[str, obj
     written = given.get(name)
     as_written = isinstance(written, str) and isinstance(why.value, int)  # "900TB", not how many bytes that is
     return ConfigError(prefix + name, written if as_written else why.value, why.expected)
-
-
-def without_secrets(name: str, value: object) -> object:
-    """Return a value as it may be shown."""
-    if _SECRET.search(name):
-        return "***"
-    return redacted(value) if isinstance(value, str) and "@" in value else value
 
 
 def option_rows(model: type[OptionsModel]) -> list[tuple[str, str, str]]:

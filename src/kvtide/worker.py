@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvtide.copy import CopyEngine, Direction, Fence, Traffic
 from kvtide.core.messages import Copy, Plan, Report
+from kvtide.core.share import ALL, Share
 from kvtide.errors import describe
 
 if TYPE_CHECKING:  # tiers need packages that those who have none need not install
@@ -43,10 +44,23 @@ class Worker:
     """
 
     def __init__(
-        self, rank: int, engine: CopyEngine, *, tiers: TierStack | None = None, wait_timeout_s: float = 5.0
+        self,
+        rank: int,
+        engine: CopyEngine,
+        *,
+        tiers: TierStack | None = None,
+        wait_timeout_s: float = 5.0,
+        share: Share = ALL,
+        slots: int | None = None,
     ) -> None:
+        """`share` is what this rank stores, where others have the same bytes and write to the same host slots.
+
+        `slots`: how many there are, if that is to be reported. An engine that pins them says how many it has so far.
+        """
         self.rank = rank
         self._engine = engine
+        self._share = share
+        self._slots = slots
         self._tiers = tiers
         self._wait_timeout_s = wait_timeout_s
         self._in_flight: set[int] = set()
@@ -73,7 +87,7 @@ class Worker:
         for copy in plan.loads:
             self._submit(Direction.LOAD, copy, after)
         for copy in plan.stores:
-            self._submit(Direction.STORE, copy, after)
+            self._submit(Direction.STORE, self._share.of_store(copy), after)
         if self._tiers is not None:
             for errand in plan.errands:
                 self._tiers.start(errand)
@@ -102,7 +116,7 @@ class Worker:
         return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), answers, late)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no copy is under way, so that device memory may be given back. Returns whether that came true."""
+        """Wait until no copy is under way, so that device memory may be given back. Returns False if time ran out."""
         try:
             settled = self._engine.wait(tuple(self._in_flight), timeout_s)
             if settled:
@@ -186,7 +200,8 @@ class Worker:
         """Return how many slots are ready, if that has changed."""
         before = self._slots_ready
         try:
-            self._slots_ready = self._engine.slots_ready()
+            ready = self._engine.slots_ready()
+            self._slots_ready = self._slots if ready is None else ready
         except Exception:
             self._engine_errors += 1
         return self._slots_ready if self._slots_ready != before else None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.copy.memory_left import memory_left, memory_limit
+from kvtide.units import size_text
 
 V1 = "35 31 0:32 {top} {place} rw,relatime shared:9 - cgroup cgroup rw,memory"
 V2 = "31 23 0:28 {top} {place} rw,relatime - cgroup2 cgroup2 rw,nsdelegate"
@@ -53,14 +54,14 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_without_groups_it_is_what_the_machine_has_left(machine: Machine) -> None:
-    assert memory_left(machine.root).expected == "at most the 1024000000 bytes that this machine has left"
+    assert memory_left(machine.root).expected == "at most the 1024000000 bytes (976.6 MiB) that this machine has left"
 
 
 @pytest.mark.parametrize("meminfo", ["", "MemTotal: 9 kB\n", "MemAvailable:\n", "MemAvailable: much kB\n"])
 def test_a_machine_that_does_not_say_what_is_left_is_asked_what_it_has(machine: Machine, meminfo: str) -> None:
     (machine.root / "proc/meminfo").write_text(meminfo)
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert memory_left(machine.root).expected == f"at most the {has} bytes that this machine has"
+    assert memory_left(machine.root).expected == f"at most the {has} bytes ({size_text(has)}) that this machine has"
 
 
 def test_f22_in_version_2_it_is_the_limit_less_the_usage(machine: Machine) -> None:
@@ -69,7 +70,7 @@ def test_f22_in_version_2_it_is_the_limit_less_the_usage(machine: Machine) -> No
     place = machine.group(f"{PLACE}/app", memory_max=5000, memory_current=2000)
     left = memory_left(machine.root)
     assert left.nbytes == 3000
-    assert left.expected == f"at most the 3000 bytes that are left of the 5000 in {place}/memory.max"
+    assert left.expected == f"at most the 3000 bytes (2.93 KiB) that are left of the 5000 in {place}/memory.max"
     assert memory_limit(machine.root) == 5000, "used or not"
 
 
@@ -225,7 +226,8 @@ def test_in_version_1_groups_out_of_sight_count_too(machine: Machine) -> None:
     limits = {"memory_limit_in_bytes": V1_UNLIMITED, "memory_usage_in_bytes": 1000, "memory_stat": stat}
     place = machine.group(PLACE, **limits)
     assert (
-        memory_left(machine.root).expected == f"at most the 4000 bytes that are left of the 5000 in {place}/memory.stat"
+        memory_left(machine.root).expected
+        == f"at most the 4000 bytes (3.906 KiB) that are left of the 5000 in {place}/memory.stat"
     )
 
 

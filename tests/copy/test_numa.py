@@ -84,6 +84,16 @@ def test_a_node_is_a_bit_of_the_mask(monkeypatch: pytest.MonkeyPatch, node: int,
     assert (number, address, nbytes, mode, bits, flags) == (237, 0x7000, 4096, 1, 64 * len(mask) + 1, 0)
 
 
+@pytest.mark.parametrize(("nodes", "mask"), [({0, 1}, [3]), ({1, 64}, [2, 1])])
+def test_several_nodes_are_several_bits_and_take_turns(
+    monkeypatch: pytest.MonkeyPatch, nodes: set[int], mask: list[int]
+) -> None:
+    system = FakeSystem(monkeypatch)
+    numa.interleave_nodes(0x7000, 4096, nodes)
+    assert system.masks == [mask]
+    assert system.calls[0][:4] == (237, 0x7000, 4096, 3)
+
+
 def test_calls_have_other_numbers_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     system = FakeSystem(monkeypatch, machine="aarch64")
     numa.prefer_node(0x7000, 4096, 0)

@@ -238,6 +238,28 @@ def test_host_is_shared_by_the_ranks_and_host_per_rank_is_not() -> None:
     assert (each.slots, each.host_bytes) == (64, 256_000)
 
 
+def test_f27_what_several_ranks_hold_alike_takes_host_memory_once() -> None:
+    once = OffloadConfig.build(geometry(ranks=4, parts=1), {"host": "64kB"})
+    assert (once.slots, once.host_bytes) == (64, 64_000)
+    assert OffloadConfig.build(geometry(ranks=1), {"host": "64kB"}).slots == once.slots
+    in_pairs = OffloadConfig.build(geometry(ranks=4, parts=2), {"host": "64kB"})
+    assert (in_pairs.slots, in_pairs.host_bytes) == (32, 64_000)
+
+
+def test_f27_host_per_rank_is_taken_for_every_rank_whoever_shares_it() -> None:
+    each = OffloadConfig.build(geometry(ranks=4, parts=1), {"host_per_rank": "64kB"})
+    assert (each.slots, each.host_bytes) == (256, 256_000)
+    with pytest.raises(ConfigError) as error:
+        OffloadConfig.build(geometry(ranks=4, parts=1), {"host_per_rank": 249})
+    refuse(error, "host_per_rank", 249, "at least one block, 250 bytes")
+
+
+@pytest.mark.parametrize("parts", [3, 8, 0, True, "2"])
+def test_ranks_that_hold_the_same_are_as_many_for_every_part(parts: object) -> None:
+    with pytest.raises(ConfigError, match="parts"):
+        geometry(ranks=4, parts=parts)
+
+
 def test_slots_are_rounded_down() -> None:
     assert build({"host": 1999}).slots == 1
     assert build({"host": 7999}, ranks=4).slots == 1

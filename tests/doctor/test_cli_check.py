@@ -90,7 +90,7 @@ def test_both_names_of_one_option_are_refused(capsys: pytest.CaptureFixture[str]
 
 
 def test_what_is_no_json_costs_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    check_refused(capsys, "check", "CONFIG=None: expected JSON, or a file with it")
+    check_refused(capsys, "check", "CONFIG: expected JSON, or a file with it")
     check_refused(capsys, "check /nowhere/config.json", "CONFIG='/nowhere/config.json': expected JSON, or a file")
     check_refused(capsys, "check {", "CONFIG='…': expected JSON (")
 

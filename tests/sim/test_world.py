@@ -49,6 +49,14 @@ def test_options_fix_what_was_drawn() -> None:
     assert set(world.faults.kinds) <= {"failed_copy", "lost_report"}
 
 
+def test_f27_ranks_that_hold_the_same_divide_all_ranks() -> None:
+    assert apply_overrides(World.draw(5), {"ranks": "4", "replicas": "2"}).replicas == 2
+    with pytest.raises(ConfigError, match="a divisor of the ranks, 3"):
+        apply_overrides(World.draw(5), {"ranks": "3", "replicas": "2"})
+    drawn = next(world for world in map(World.draw, range(100)) if world.replicas == 2)
+    assert apply_overrides(drawn, {"ranks": "3"}).replicas == 1
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout_can_be_asked_for(layout: str) -> None:
     world = apply_overrides(World.draw(5), {"layout": layout})

@@ -101,6 +101,19 @@ def test_the_log_names_the_key_of_a_corrupt_record(caplog: pytest.LogCaptureFixt
     assert "the attic" in caplog.text
 
 
+def test_a_bad_disk_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    made = sealer()
+    for number in range(1234):
+        assert made.open(f"key {number}".encode(), bytes(128), BODY, room()) is Reading.CORRUPT
+    assert made.corrupt_records == 1234
+    assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == [
+        "kvtide: a corrupt record",
+        "kvtide: corrupt record 10",
+        "kvtide: corrupt record 100",
+        "kvtide: corrupt record 1000",
+    ]
+
+
 # ---------------------------------------------------------------------- encryption
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvtide.core.messages import Answer, Clear, Fetch, Lookup, Sink
+from kvtide.core.share import ALL, Share
 from kvtide.tiers.base import HIT, MISS, CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.stack import Level, TierStack, random_salt, tier_key
 
@@ -88,11 +89,11 @@ class ScriptedTier(Tier):
 class Bench:
     """A stack of scripted tiers over three slots, and a clock that stands still."""
 
-    def __init__(self, *levels: Level, new_salt: Callable[[], bytes] = random_salt) -> None:
+    def __init__(self, *levels: Level, new_salt: Callable[[], bytes] = random_salt, share: Share = ALL) -> None:
         self.memory = np.zeros((3, 4), dtype=np.uint8)
         self.now_s = 100.0
         self.stack = TierStack(
-            levels, lambda slot: memoryview(self.memory[slot]), clock=lambda: self.now_s, new_salt=new_salt
+            levels, lambda slot: memoryview(self.memory[slot]), clock=lambda: self.now_s, new_salt=new_salt, share=share
         )
 
     def hits(self, errand: Lookup | Fetch | Sink | Clear) -> tuple[int, ...] | None:
@@ -137,6 +138,30 @@ def test_a_lookup_asks_every_tier(near: ScriptedTier, far: ScriptedTier) -> None
     record(near, 0)
     record(far, 2)
     assert bench.hits(Lookup(1, NAMES)) == (0, 2)
+
+
+def test_f27_ranks_with_the_same_bytes_write_and_read_each_record_once() -> None:
+    tiers = [ScriptedTier(), ScriptedTier()]
+    benches = [Bench(Level(tier), share=Share(index, 2)) for index, tier in enumerate(tiers)]
+    benches[1].memory = benches[0].memory
+    benches[0].fill(3, 4, 5)
+    for bench in benches:
+        assert bench.hits(Sink(1, NAMES, SLOTS)) == (0, 1, 2)
+    assert [len(tier.records) for tier in tiers] == [1, 2], "each is kept once"
+    benches[0].fill(0, 0, 0)
+    for bench in benches:
+        assert bench.hits(Lookup(2, NAMES)) == (0, 1, 2)
+        assert bench.hits(Fetch(3, NAMES, SLOTS)) == (0, 1, 2)
+    assert benches[0].memory[:, 0].tolist() == [3, 4, 5]
+
+
+def test_f27_a_record_that_its_rank_does_not_find_is_not_said_to_be_there_by_that_rank() -> None:
+    tiers = [ScriptedTier(), ScriptedTier()]
+    benches = [Bench(Level(tier), share=Share(index, 2)) for index, tier in enumerate(tiers)]
+    found = [set(bench.hits(Lookup(1, NAMES)) or ()) for bench in benches]
+    assert set.intersection(*found) == set()
+    tiers[0].silent = True
+    assert benches[0].hits(Lookup(2, NAMES[:1])) == (0,), "nothing to ask for, and nobody to wait for"
 
 
 def test_a_lookup_need_not_wait_when_everything_is_found(near: ScriptedTier, far: ScriptedTier) -> None:
@@ -298,7 +323,7 @@ def test_f9_a_clear_is_tried_again_until_it_works(
         bench.hits(Lookup(number, NAMES))
     assert far.records
     far.fails = False
-    bench.now_s += 1.0
+    bench.now_s += 4.0
     bench.hits(Lookup(5, NAMES))
     assert not far.records
     assert [entry.message for entry in caplog.records] == [
@@ -309,6 +334,24 @@ def test_f9_a_clear_is_tried_again_until_it_works(
     bench.now_s += 10.0
     bench.hits(Lookup(6, NAMES))
     assert far.records, "it is not cleared once more"
+
+
+def test_f9_a_clear_that_fails_is_tried_after_ever_longer_pauses_up_to_half_a_minute(near: ScriptedTier) -> None:
+    """Each try removes what was stored since the last one: a tier that cannot be cleared would never hold anything."""
+    bench = Bench(Level(near))
+    near.fails = near.silent = True
+    bench.hits(Clear(1))
+    tried_s: list[float] = []
+    for number in range(2, 200):
+        if any(call == "clear" for call, _ in near.calls.values()):
+            tried_s.append(bench.now_s - 100.0)
+            near.speak()
+            bench.stack.poll()
+        bench.now_s += 1.0
+        bench.hits(Lookup(number, ()))
+    assert tried_s[:8] == [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 61.0, 91.0]
+    bench.hits(Clear(200))
+    assert "clear" in [call for call, _ in near.calls.values()], "the next reset does not wait for the last"
 
 
 def test_f9_a_clear_that_is_made_up_for_does_not_undo_the_put_that_it_comes_with(near: ScriptedTier) -> None:

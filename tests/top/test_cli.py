@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from kvtide.progress import LinesNowAndThen
 from tests.command_line import check_refused, run
 from tests.top.fake import BUSY, RECORDED, fake_server, metrics
 
@@ -28,6 +29,20 @@ def test_once_without_json_is_for_people(capsys: pytest.CaptureFixture[str]) -> 
     assert (code, err) == (0, "")
     assert "22.5%" in out
     assert "\x1b" not in out
+    assert "last " not in out  # of one reading there is no curve, and no last minute
+    assert "over time" not in out
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_once_fits_the_columns_there_are_and_nothing_is_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with fake_server(metrics(**BUSY)) as server, fake_server(metrics(**BUSY)) as other:
+        _, out, _ = run(capsys, "top", server.url, other.url, "--once")
+    assert max(map(len, out.splitlines())) <= columns
+    assert "…" not in out
+    assert f"  127.0.0.1:{other.port}" in out
 
 
 def test_a_server_that_does_not_answer_is_in_the_result_and_in_the_exit_code(
@@ -54,10 +69,10 @@ def test_a_server_that_is_named_twice_is_shown_once(capsys: pytest.CaptureFixtur
         ("top ftp://localhost --once", "URL='ftp://localhost': expected the address of a server"),
         ("top localhost:8000 --interval 0", "--interval='0': expected a number of at least 0.2 and at most 86400"),
         ("top localhost:8000 --interval nan", "--interval='nan': expected a number of at least 0.2"),
-        ("top localhost:8000 --json", "--json=True: expected to be used with --once"),
-        ("top localhost:8000 --once --web 1", "--web=1: expected to be used without --once"),
+        ("top localhost:8000 --json", "--json works only with --once (see kvtide top --help)"),
+        ("top localhost:8000 --once --web 1", "--web does not work with --once (see kvtide top --help)"),
         ("top localhost:8000 --web 70000", "--web=70000: expected a whole number of at least 0 and at most 65535"),
-        ("top localhost:8000", "kvtide top='no terminal': expected a terminal, --web PORT, or --once"),
+        ("top localhost:8000", "the live view needs a terminal that can be drawn on: use --once, or --web PORT"),
         ("top " + " ".join(f"host{n}" for n in range(65)) + " --once", "URL=65: expected at most 64 servers"),
         ("advise localhost:8000 --seconds 0", "--seconds='0': expected a number of at least 0.2"),
         ("advise 127.0.0.1:1", "URL='http://127.0.0.1:1/metrics': expected a server that runs kvtide and answers"),
@@ -67,6 +82,17 @@ def test_what_cannot_be_done_is_refused(capsys: pytest.CaptureFixture[str], argv
     code, out, err = run(capsys, *argv.split())
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith(f"kvtide: error: {message}")
+
+
+@pytest.mark.parametrize("command", ["top --once", "advise --since-start"])
+def test_who_waits_for_a_slow_server_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("kvtide.progress.FIRST_LINE_S", 0.05)
+    with fake_server(metrics(**BUSY)) as server:
+        server.delay_s = 0.0005
+        _, _, err = run(capsys, *command.split(), server.url)
+    assert err.startswith("kvtide: reading, 0 s\n")
 
 
 def test_a_port_that_is_taken_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,8 +108,18 @@ def test_advice_over_some_seconds_rests_on_what_happened_in_them(capsys: pytest.
     assert [advice["kind"] for advice in shown["advice"]] == ["unknown"]
     assert shown["advice"][0]["numbers"] == {"requests": 0, "prompt_tokens": 0}
     assert shown["seconds"] >= 0.3
-    assert err == "==> looking for 400 ms\n"
+    assert err == ""  # who is done within two seconds has nothing to tell
     assert server.asked >= 20
+
+
+def test_advice_that_takes_long_says_how_far_it_is_also_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LinesNowAndThen, "is_time", lambda _: True)
+    with fake_server(metrics(**BUSY)) as server:
+        _, _, err = run(capsys, "advise", server.url, "--seconds", "1.5")
+    assert err.startswith("kvtide: looking: 0 s of 2 s, 0 s\n")
+    assert "kvtide: looking: 1 s of 2 s" in err
 
 
 def test_advice_since_the_start_does_not_wait(capsys: pytest.CaptureFixture[str]) -> None:

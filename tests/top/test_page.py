@@ -106,6 +106,17 @@ def test_where_nobody_asked_no_curve_is_drawn(browser: Any) -> None:
         page.wait_for_function("() => document.querySelectorAll('#hits0 path').length > 0")
 
 
+def test_a_level_that_brought_nothing_has_no_curve_over_those_below(browser: Any) -> None:
+    none = {"kvtide_fetched_blocks_total": 0.0}
+    before, after = ({**grown(BUSY, times), **none} for times in (1, 2))
+    with fake_server(metrics(**before)) as server, top(server.url) as address, opened(browser, address) as page:
+        page.wait_for_function("() => document.querySelectorAll('#moved0 path').length == 2")
+        server.text = metrics(**after)
+        page.wait_for_function("() => document.querySelectorAll('#hits0 path').length > 0")
+        assert page.locator("#hits0 path[stroke='var(--host)']").count() > 0
+        assert page.locator("#hits0 path[stroke='var(--tiers)']").count() == 0
+
+
 def test_when_kvtide_top_ends_the_page_says_so(browser: Any, servers: list[FakeServer]) -> None:
     with top(servers[0].url) as address:
         page = browser.new_page()
@@ -118,7 +129,8 @@ def test_when_kvtide_top_ends_the_page_says_so(browser: Any, servers: list[FakeS
 def test_the_keyboard_reaches_everything_and_reads_curves(browser: Any, address: str) -> None:
     with opened(browser, address) as page:
         focused = "document.activeElement.id"
-        page.wait_for_function("() => document.querySelectorAll('#moved1 path').length > 1")
+        readings = "document.querySelector('#moved1 path')?.getAttribute('d').split('L').length"
+        page.wait_for_function(f"() => {readings} > 6")
         page.keyboard.press("Tab")
         assert page.evaluate(focused) == "pause"
         page.keyboard.press("Enter")
@@ -132,9 +144,12 @@ def test_the_keyboard_reaches_everything_and_reads_curves(browser: Any, address:
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowLeft")
         caption = "document.activeElement.parentElement.querySelector('figcaption').textContent"
-        assert page.evaluate(caption) == "1 readings ago"
-        page.keyboard.press("ArrowRight")
-        assert page.evaluate(caption) == "0 readings ago"
+        for _ in range(4):
+            page.keyboard.press("ArrowLeft")
+        assert page.evaluate(caption) == "1 s ago"  # five readings of 0.2 s
+        for _ in range(5):
+            page.keyboard.press("ArrowRight")
+        assert page.evaluate(caption) == "the last reading"
         page.focus("#pause")
         page.keyboard.press("Space")
         assert page.inner_text("#pause") == "Pause"

@@ -82,7 +82,7 @@ def test_keys_choose_a_server_and_go_round() -> None:
 class Terminal:
     """`kvtide top` in a real terminal of 80 times 30."""
 
-    def __init__(self, *urls: str) -> None:
+    def __init__(self, *urls: str, term: str = "xterm-256color") -> None:
         self.fd, inner = pty.openpty()
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 80, 0, 0))
         environment = {
@@ -93,7 +93,7 @@ class Terminal:
             stdin=inner,
             stdout=inner,
             stderr=inner,
-            env={**environment, "TERM": "xterm-256color"},
+            env={**environment, "TERM": term},
         )
         os.close(inner)
         self.text = ""
@@ -137,6 +137,13 @@ def server() -> Iterator[FakeServer]:
         yield fake
 
 
+def test_a_terminal_that_cannot_be_drawn_on_is_refused(server: FakeServer) -> None:
+    terminal = Terminal(server.url, term="dumb")
+    assert terminal.ends() == 2
+    assert "use --once, or --web PORT" in terminal.text
+    terminal.close()
+
+
 @pytest.fixture
 def terminal(server: FakeServer) -> Iterator[Terminal]:
     terminal = Terminal(server.url)
@@ -161,11 +168,14 @@ def test_a_server_that_goes_away_comes_back_and_was_restarted_is_shown_all_the_w
     assert END in terminal.text
 
 
-def test_ctrl_c_leaves_without_a_traceback_and_gives_the_terminal_back(terminal: Terminal) -> None:
+@pytest.mark.parametrize(("told", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_who_ends_it_gets_no_traceback_and_the_terminal_back(
+    terminal: Terminal, told: signal.Signals, code: int
+) -> None:
     terminal.wait_for("up, 3 running")
     assert not termios.tcgetattr(terminal.fd)[3] & termios.ICANON  # keys come one by one
-    terminal.process.send_signal(signal.SIGINT)
-    assert terminal.ends() == 130
+    terminal.process.send_signal(told)
+    assert terminal.ends() == code
     assert END in terminal.text
     assert "Traceback" not in terminal.text
     assert termios.tcgetattr(terminal.fd)[3] & termios.ICANON

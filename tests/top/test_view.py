@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,17 +12,20 @@ from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.top.history import History, Server
 from kvtide.top.reading import parse
 from kvtide.top.texts import bar, count_text, sparkline, time_text
-from kvtide.top.view import screen
+from kvtide.top.view import Paper, screen
 from tests.top.fake import BUSY, RECORDED, grown, metrics
 
 OFF = {'tier="disk",rank="0"': 1.0, 'tier="disk",rank="1"': 0.0}
 
 
-def picture(*servers: Server, width: int = 80, chosen: int = 0, ascii_only: bool = False) -> list[str]:
+def picture(
+    *servers: Server, width: int = 80, height: int = 50, chosen: int = 0, ascii_only: bool = False
+) -> list[str]:
     """Return the lines of a frame, as wide as the terminal is."""
     out = io.StringIO()
     console = Console(file=out, width=width, height=50, force_terminal=True, color_system=None)
-    console.print(screen(servers, chosen, width=width, clock="12:00:00", keys="q leaves", ascii_only=ascii_only))
+    paper = Paper(width, height, ascii_only)
+    console.print(screen(servers, chosen, paper=paper, clock="12:00:00"))
     return out.getvalue().splitlines()
 
 
@@ -105,7 +109,7 @@ def test_other_trouble_is_said() -> None:
     changed: dict[str, float | dict[str, float]] = {
         "kvtide_transfers_unanswered": 2,
         "kvtide_loads_failed_total": 3,
-        "kvtide_not_stored_total": {'reason="stopped"': 9.0},
+        "kvtide_stopped": 1,
         "kvtide_tier_corrupt_records_total": {'tier="disk"': 4.0},
     }
     history = History("http://127.0.0.1:8000/metrics")
@@ -140,6 +144,39 @@ def test_several_servers_have_a_line_each_and_the_chosen_one_all_its_numbers() -
     assert line_of(lines, "> 127.0.0.1:8001").split()[2] == "down"
     assert line_of(lines, "  127.0.0.1:8004").split()[1] == "waiting"
     assert line_of(lines, "device").split()[2] == "21.9%"
+
+
+@pytest.mark.parametrize("width", [40, 50])
+def test_a_narrow_terminal_has_names_curves_and_alarms_in_full(width: int) -> None:
+    lines = picture(watched(kvtide_tier_off=OFF), gone(), width=width)
+    assert max(map(len, lines)) <= width
+    assert line_of(lines, "> 127.0.0.1:8000").split()[2:] == ["50.0%", "22.5%", "7.5%"]
+    assert line_of(lines, "  127.0.0.1:8001").split()[1:] == ["down"]
+    assert len(line_of(lines, "device").split()[2]) == width - 23  # the curve has all the room that is left
+    assert "! tier disk is switched off on rank 0 after failures" in " ".join(" ".join(lines).split())
+    assert "OFF of 8 GiB" in line_of(lines, "tier disk")
+    assert lines[0].split() == ["kvtide", "top", "q", "leaves", "12:00:00"]
+    assert "not_cached 108.0k, last_token 12.0k" in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("chosen", [0, 30, 63])
+def test_of_many_servers_those_around_the_chosen_one_are_shown(chosen: int) -> None:
+    server = watched()
+    servers = [replace(server, url=f"http://host{number}:8000/metrics") for number in range(64)]
+    lines = picture(*servers, height=24, chosen=chosen)
+    assert line_of(lines, f"> host{chosen}:8000")
+    assert line_of(lines, "  58 more")
+    assert line_of(lines, "load")  # the details are still within 24 lines
+    assert lines.index(line_of(lines, "load")) < 24
+
+
+def test_numbers_of_a_minute_say_how_long_was_looked_at() -> None:
+    history = History("http://127.0.0.1:8000/metrics")
+    for second in (0, 7):
+        history.add(parse(metrics(**grown(BUSY, 1 + second))), float(second))
+    text = "\n".join(picture(history.server()))
+    assert "last 7 s since start" in text
+    assert "not loaded (tokens, last 7 s): not_cached" in text
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])

@@ -70,7 +70,7 @@ def test_the_page_is_written(tmp_path: Path) -> None:
     assert run("plan", *SMALL, "--html", str(page), "--policies", "lru,forecast") == 0
     text = page.read_text()
     assert "<h1>Host memory for synthetic workload" in text
-    assert "prefill tokens per s: 35,794 (default: measured on one H200 SXM" in text
+    assert "prefill: 35,794 tokens/s (default: measured on one H200 SXM" in text
 
 
 def test_plots_are_written(tmp_path: Path) -> None:

@@ -40,6 +40,18 @@ PIXELS = """([id, name]) => {
 }"""
 """How many pixels of a chart have one of the page's colours, by column."""
 
+ROWS = """([id, name]) => {
+  const canvas = document.querySelector(`#${id} canvas`), probe = document.createElement("canvas").getContext("2d");
+  probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--" + name);
+  probe.fillRect(0, 0, 1, 1);
+  const [red, green, blue] = probe.getImageData(0, 0, 1, 1).data, rows = [];
+  const all = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  for (let i = 0; i < all.length; i += 4)
+    if (all[i] == red && all[i + 1] == green && all[i + 2] == blue) rows.push(Math.floor(i / 4 / canvas.width));
+  return rows[rows.length - 1] - rows[0];
+}"""
+"""From the highest to the lowest pixel of a colour."""
+
 
 @cache
 def planned() -> PlanResult:
@@ -93,19 +105,24 @@ def test_both_curves_are_drawn_and_nothing_is_cut_off(browser: Any, address: str
         assert page.query_selector("img") is None
 
 
-def test_axes_have_titles_and_marks_have_words(browser: Any, address: str) -> None:
+def words(browser: Any, address: str) -> dict[str, float]:
+    """Return what is written in the charts, and how far down."""
     with opened(browser, address) as page:
         page.add_init_script("""
             window.written = [];
             const write = CanvasRenderingContext2D.prototype.fillText;
-            CanvasRenderingContext2D.prototype.fillText = function (words, ...rest) {
-              written.push(words);
-              write.call(this, words, ...rest);
+            CanvasRenderingContext2D.prototype.fillText = function (words, x, y, ...rest) {
+              written.push([words, y]);
+              write.call(this, words, x, y, ...rest);
             };""")
         page.reload()
-        written = set(page.evaluate("written"))
+        return dict(page.evaluate("written"))
+
+
+def test_axes_have_titles_and_marks_have_words(browser: Any, address: str) -> None:
+    written = words(browser, address)
     chosen, without = size_text(planned().recommendation.host_bytes), seconds_text(planned().ttft_without_s)
-    assert written >= {
+    assert written.keys() >= {
         "host memory, GiB (log scale)",
         "added, % of prompt tokens",
         "time to first token, ms",
@@ -113,6 +130,23 @@ def test_axes_have_titles_and_marks_have_words(browser: Any, address: str) -> No
         f"without host memory: {without}",
         f"{planned().recommendation.host_bytes // GIB}",
     }
+
+
+def test_times_that_are_far_apart_are_drawn_on_a_scale_that_shows_them_all(browser: Any, tmp_path: Path) -> None:
+    sizes = len(planned().ttft_s)
+    far = replace(planned(), ttft_without_s=168.0, ttft_s=[5.0, *[2.5] * (sizes - 1)])
+    file = tmp_path / "far.html"
+    file.write_text(plan_page(far, TITLE, TAKEN), encoding="utf-8")
+    written = words(browser, file.as_uri())
+    assert written.keys() >= {"time to first token, s (log scale)", "1", "10", "100"}
+    chosen = f"recommended: {size_text(far.recommendation.host_bytes)}"
+    assert written["without host memory: 2.8 min"] > written[chosen] + 16  # not one over the other
+    with opened(browser, file.as_uri()) as page:
+        assert cut_off(page) == []
+        tall = page.evaluate("document.querySelector('#ttft canvas').height")
+        assert sum(pixels(page, "ttft", "p0").values()) > 100
+        falls = page.evaluate(ROWS, ["ttft", "p0"])
+        assert falls > tall / 20  # from 5 s to 2.5 s, where nothing takes 168 s but to be without memory
 
 
 def test_what_is_recommended_is_marked_in_both_charts(browser: Any, address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,18 @@ def test_a_plan_is_drawn_as_gain_and_ttft_with_what_is_recommended(drawn: list[A
     assert main.get_color() == COLOURS[0]
     assert max(main.get_ydata()) == pytest.approx(100 * result.curves["prefix"][-1].added_share)
     assert list(ttft.lines[0].get_ydata()) == [1000 * ttft_s for ttft_s in result.ttft_s]
+
+
+def test_times_that_are_far_apart_are_drawn_on_a_logarithmic_scale(drawn: list[Any], tmp_path: Path) -> None:
+    result = plan(Workload("mixture", 200))
+    far = replace(result, ttft_without_s=168.0, ttft_s=[2.5 for _ in result.ttft_s])
+    draw_plan(far, "a trace", tmp_path / "plan.png")
+    _, ttft = drawn
+    assert ttft.get_yscale() == "log"
+    assert ttft.get_ylabel() == "mean time to first token, s (log scale)"
+    low, high = ttft.get_ylim()
+    assert 0 < low < 2.5
+    assert high > 168
 
 
 def test_sizes_that_lie_close_together_are_not_written_over_each_other(drawn: list[Any], tmp_path: Path) -> None:

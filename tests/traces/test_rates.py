@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.errors import ConfigError
 from kvtide.traces.device_memory import kv_memory
 from kvtide.traces.gpus import GPUS, gpu_named
-from kvtide.traces.measured import Measured, measure_machine, measured_rates
+from kvtide.traces.layer import Layer, dense_layer
+from kvtide.traces.measured import gpu_here, measure_machine, measured_rates
+from kvtide.traces.measured_gpu import PROMPT_TOKENS, MeasuredGpu
 from kvtide.traces.model import DEFAULT_MODEL, Model
+from kvtide.traces.prices import GIB
 from kvtide.traces.rates import derive_rates
 from tests import command_line
 
@@ -62,8 +66,8 @@ def test_every_number_says_where_it_comes_from(capsys: pytest.CaptureFixture[str
 def test_what_is_printed_has_all_sources(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = command_line.run(capsys, "plan", "--gpu", "a100", *SMALL[:-1])
     assert code == 0
-    assert "prefill tokens per s: 9,713.6 (derived: NVIDIA's data sheet of the A100 80GB SXM: 50% of 312 TFLOPS" in out
-    assert "gpu hour dollars: 1.8 (default" in out
+    assert "prefill: 9,714 tokens/s (derived: NVIDIA's data sheet of the A100 80GB SXM: 50% of 312 TFLOPS" in out
+    assert "a GPU: $1.80 per hour (default: A100 80GB SXM, an estimate" in out
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -97,16 +101,81 @@ def test_a_model_that_tells_no_parameters_is_taken_for_the_usual_one_and_that_is
     assert "secret tells none" in rate.how
 
 
+def found(name: str = "NVIDIA H100 PCIe") -> MeasuredGpu:
+    layer = DEFAULT_MODEL.layer
+    assert layer is not None
+    return MeasuredGpu(name, 60 * GIB, 1.5e12, 50e9, 40e9, layer, layer_s=0.008)
+
+
 def test_what_is_measured_here_takes_the_place_of_what_is_derived() -> None:
-    rates = derive_rates(GPUS["h100"], DEFAULT_MODEL)
-    with_gpu = Measured(9e9, 8e9, "a GPU", 50e9, 40e9, 700e12)
-    measured = measured_rates(rates, with_gpu, DEFAULT_MODEL)
-    assert (measured.load_bytes_per_s.value, measured.load_bytes_per_s.source) == (40e9, "measured")
-    assert (measured.store_bytes_per_s.value, measured.store_bytes_per_s.source) == (50e9, "measured")
-    assert measured.prefill_tokens_per_s.source == "derived"
-    assert "700 TFLOPS measured on the a GPU" in measured.prefill_tokens_per_s.how
-    assert "no prefill was run" in with_gpu.text
-    assert measured_rates(rates, Measured(9e9, 8e9), DEFAULT_MODEL) == rates
+    rates = measured_rates(derive_rates(GPUS["h100"], DEFAULT_MODEL), found(), DEFAULT_MODEL)
+    assert (rates.load_bytes_per_s.value, rates.load_bytes_per_s.source) == (40e9, "measured")
+    assert (rates.store_bytes_per_s.value, rates.store_bytes_per_s.source) == (50e9, "measured")
+    assert rates.prefill_tokens_per_s.value == pytest.approx(PROMPT_TOKENS / (32 * 0.008))
+    assert rates.prefill_tokens_per_s.source == "measured"
+    assert (
+        "one of the 32 layers of Llama-3.1-8B, by torch and no engine, on the NVIDIA H100 PCIe"
+        in rates.prefill_tokens_per_s.how
+    )
+
+
+def test_of_a_model_whose_layers_were_not_run_the_prefill_is_derived_from_the_speed_of_those_that_were() -> None:
+    sparse = Model("sparse", 1024, 30e9, 3e9, 60e9)
+    rate = measured_rates(derive_rates(GPUS["h100"], sparse), found(), sparse).prefill_tokens_per_s
+    layer = DEFAULT_MODEL.layer
+    assert layer is not None
+    assert rate.value == pytest.approx(layer.parameters * PROMPT_TOKENS / 0.008 / 3e9)
+    assert rate.source == "derived"
+    assert "layer of Llama-3.1-8B measured on the NVIDIA H100 PCIe" in rate.how
+
+
+def test_the_gpu_that_is_planned_for_is_the_one_that_was_measured() -> None:
+    known = gpu_here(found(), None)
+    assert (known.name, known.memory_bytes, known.dollars_per_hour) == ("H100 SXM", 60 * GIB, 3.0)
+    assert gpu_here(found(), "h100") == known
+    with pytest.raises(ConfigError, match=r"--gpu='a100'.*another one, NVIDIA H100 PCIe"):
+        gpu_here(found(), "a100")
+
+
+def test_of_a_gpu_that_is_not_known_all_is_measured_and_its_price_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtide.traces.measured.measure_gpu", lambda layer: found("NVIDIA L40S"))
+    code, _, err = command_line.run(capsys, "plan", "--measure", *SMALL)
+    assert code != 0
+    assert "--gpu-hour" in err
+    assert "one NVIDIA L40S, whose price is not known here" in err
+    rates = run(capsys, "--measure", "--gpu-hour", "1.5")
+    assert rates["device_bytes"]["value"] == pytest.approx(0.9 * 60 * GIB - 2 * GIB - 16.06e9)
+    assert rates["decode_s_per_token"]["value"] == pytest.approx(16.06e9 / (0.6 * 1.5e12))
+    assert "measured on the NVIDIA L40S" in str(rates["decode_s_per_token"]["how"])
+    assert {rates[name]["source"] for name in ("load_bytes_per_s", "prefill_tokens_per_s")} == {"measured"}
+
+
+def test_a_gpu_that_cannot_be_measured_is_told_in_its_own_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(layer: Layer) -> MeasuredGpu:
+        raise RuntimeError("CUDA out of memory. Tried to allocate\nand so on")
+
+    monkeypatch.setattr("kvtide.traces.measured.measure_gpu", fails)
+    code, out, err = command_line.run(capsys, "plan", "--measure", *SMALL)
+    assert code == 0
+    assert "link and prefill are not measured (RuntimeError: CUDA out of memory. Tried to allocate)" in err
+    assert json.loads(out)["rates"]["load_bytes_per_s"]["source"] == "default"
+
+
+def test_a_layer_has_the_parameters_that_the_model_counts() -> None:
+    layer = DEFAULT_MODEL.layer
+    assert layer is not None
+    embeddings = 2 * 128_256 * layer.hidden
+    assert layer.count * layer.parameters + embeddings == pytest.approx(DEFAULT_MODEL.parameters, rel=0.001)
+    fields = {**LLAMA_70B, "num_key_value_heads": None}
+    assert dense_layer(LLAMA_70B) == Layer(80, 8192, 64, 8, 128, 28_672)
+    assert dense_layer(fields) == Layer(80, 8192, 64, 64, 128, 28_672)
+    assert dense_layer({**LLAMA_70B, "num_local_experts": 8}) is None
+    assert dense_layer({**LLAMA_70B, "kv_lora_rank": 512}) is None
+    assert dense_layer({"num_hidden_layers": 80}) is None
 
 
 def test_measuring_says_what_was_measured_and_what_was_given_stays(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,28 @@ def test_loads_that_make_first_tokens_later_do_not_help() -> None:
     assert not Outcome(0.5, 0.0, 0.099).helps(before)
 
 
+def at_once(every_s: float) -> list[TraceRequest]:
+    """Documents of 8,192 tokens, two in turn: computing one takes 230 ms, loading it 20 ms."""
+    documents = [tuple(range(first, first + 16)) for first in (0, 100)]
+    return [TraceRequest(number * every_s, documents[number % 2], 16 * 512 + 1, 1) for number in range(1500)]
+
+
+def test_a_server_that_does_not_keep_up_is_told_before_memory_is_bought() -> None:
+    room = 17 * 512 * 131_072  # for one document
+    lazy, busy, lost = (plan(at_once(every_s), device_bytes=room).recommendation.why for every_s in (0.5, 0.15, 0.01))
+    assert "keep up" not in lazy
+    assert "Without host memory the server does not keep up at the busiest time" in busy
+    assert "Even so the server does not keep up at the busiest time" in lost
+    assert "more GPUs" in lost
+
+
+def test_where_none_is_bought_it_is_told_too_that_a_server_does_not_keep_up() -> None:
+    slow = replace(CONFIG.cost, prefill_tokens_per_s=1000.0)
+    why = plan(Workload("once", 400), cost=slow).recommendation.why
+    assert why.startswith("Buy none: no prompt begins")
+    assert "As it is the server does not keep up at the busiest time" in why
+
+
 def test_what_is_only_extrapolated_is_not_bought_where_a_replay_shows_no_gain() -> None:
     rng = Random(1)
     asked = [rng.randrange(100) for _ in range(70)]  # 560 blocks at most: the device has room for 640

@@ -56,6 +56,14 @@ def test_a_short_recording_tells_what_lru_hits_in_a_long_one(slots: int) -> None
     assert of(visits(2000)).hit_share(slots) == pytest.approx(truth, abs=0.04)
 
 
+def test_that_all_came_back_after_the_same_time_does_not_mean_that_more_will_come_later() -> None:
+    visits = [Visit(float(now_s), (now_s % 100, 1000 + now_s)) for now_s in range(500)]
+    steady = of(visits)  # one block comes back after 100 s, and one never
+    assert steady.seen_s == pytest.approx(350, rel=0.06)
+    assert steady.hit_share(1000) == pytest.approx(0.5, abs=0.01)
+    assert steady.hit_shares[-1] == pytest.approx(0.5, abs=0.01)  # two months, of which 6 minutes were seen
+
+
 def test_hits_and_room_only_grow_with_age() -> None:
     steady = of(popular(500))
     for row in (steady.ages_s, steady.hit_shares, steady.blocks):

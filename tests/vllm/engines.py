@@ -12,6 +12,7 @@ from kvtide.copy.move import BlockMover
 from kvtide.core import Copy
 from kvtide.vllm import kv_tensors
 from kvtide.vllm.options import Copying
+from kvtide.vllm.sharing import Sharing
 
 
 class ControlledEngine(CopyEngine):
@@ -127,11 +128,11 @@ class Control:
         self.setup: dict[str, Any] = {}
 
     def make(
-        self, stripes: list[kv_tensors.Stripe], blocks: int, slots: int, copying: Copying
+        self, stripes: list[kv_tensors.Stripe], blocks: int, slots: int, copying: Copying, sharing: Sharing
     ) -> tuple[CopyEngine, HostArena]:
         regions = [Region(s.memory.numpy(), s.block_stride, s.block_stride, s.offset) for s in stripes]
         cache = DeviceCache(regions, blocks=blocks)
-        arena = HostArena(slots, cache.block_bytes)
+        arena = sharing.open_arena(slots, cache.block_bytes)
         engine = self._kind(cache, arena)
         for name, value in self.setup.items():
             setattr(engine, name, value)

@@ -170,4 +170,5 @@ def engine(model: Path, mode: str | None = "eager", *, blocks: int = 64, **args:
         del started, llm
         cleanup_dist_env_and_memory()
         gc.collect()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("kvtide")]
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("kvtide")]
+    assert left == [], "threads that nobody has ended, of this engine or of what ran before it"

@@ -128,6 +128,7 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
     assert f"tiers below: disk {disk} (64 MiB), valkey unix://{store.socket}?db=0; mode eager" in text
     assert re.search(r"INFO .* kvtide: rank 0: disk tier in .*: 0 blocks found in", text), "lines of tiers are there"
     assert re.search(r"WARNING .* kvtide: rank 0: a corrupt record in", text)
+    assert re.search(r"WARNING .* kvtide: rank 0: writing to .*: FileNotFoundError", text), "as the alert says"
     assert re.search(r"kvtide hits=[\d.]+% device \+ [\d.]+% host \+ [\d.]+% tiers, stored=\d+ blocks", text)
 
 

@@ -16,13 +16,15 @@ from kvtide.errors import ConfigError
 from kvtide.vllm import options
 from kvtide.vllm.options import read_options
 from kvtide.vllm.placement import Placement, placement_of
+from kvtide.vllm.replicas import Replicas
+from kvtide.vllm.start_line import start_line
 from tests.vllm.llm import engine
 
 GIB = 2**30
 
 
-def geometry(ranks: int) -> Geometry:
-    return Geometry(groups=(FullAttention(16),), block_bytes=2**20, device_blocks=8, ranks=ranks)
+def geometry(ranks: int, parts: int | None = None) -> Geometry:
+    return Geometry(groups=(FullAttention(16),), block_bytes=2**20, device_blocks=8, ranks=ranks, parts=parts)
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, left: int, total: int) -> None:
@@ -49,6 +51,26 @@ def test_ranks_on_other_machines_are_not_compared_with_the_memory_of_this_one(mo
         read_options({"host": "24GiB"}, events=False, placement=placement).build(geometry(4))
     with pytest.raises(ConfigError, match="host='16GiB'"):
         read_options({"host": "16GiB"}, events=False, placement=Placement(0, 1, 4)).build(geometry(4))
+
+
+def test_f27_memory_that_ranks_share_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, left=10 * GIB, total=12 * GIB)
+    options = read_options({"host": "8GiB"}, events=False, placement=Placement(0, 1, 8))
+    config = options.build(geometry(8, parts=2))
+    assert (config.slots, options.bytes_here(config)) == (4096, 8 * GIB)
+    assert options.where(config) == ""
+    with pytest.raises(ConfigError, match=f"host='11GiB': expected at most the {10 * GIB} bytes"):
+        read_options({"host": "11GiB"}, events=False, placement=Placement(0, 1, 8)).build(geometry(8, parts=1))
+
+
+def test_f27_the_start_line_says_how_many_copies_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, left=10 * GIB, total=12 * GIB)
+    options = read_options({"host": "8GiB"}, events=False)
+    shared = start_line(options.build(geometry(8, parts=1)), options, Replicas(8))
+    assert "8 GiB of host memory (8192 blocks of 1 MiB, one copy for every 8 ranks, which hold the same)" in shared
+    apart = start_line(options.build(geometry(8)), options, Replicas(8, "ranks are on other machines"))
+    assert "(1024 blocks of 1 MiB on each of 8 ranks, a copy on each of 8 ranks that hold the same: ranks are" in apart
+    assert "cop" not in start_line(options.build(geometry(8)), options, Replicas())
 
 
 def test_each_engine_of_one_of_two_machines_counts_its_ranks_there() -> None:

@@ -17,11 +17,11 @@ from prometheus_client import Counter, Gauge, Histogram
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from kvtide.copy import Direction, Traffic
-from kvtide.core import NotStored
+from kvtide.core import Metrics, NotLoaded, NotStored
 from kvtide.latency import LATENCY_BOUNDS_S, Latencies
 from kvtide.tiers import TierStats, parse_tiers
 from kvtide.vllm.prometheus import PromMetrics
-from kvtide.vllm.stats import RankStats, StepStats
+from kvtide.vllm.stats import RankStats, StepStats, summary
 
 TYPES: dict[type, type] = {Gauge: Gauge, Counter: Counter, Histogram: Histogram}
 ENGINE = {"model_name": "m", "engine": "0"}
@@ -111,6 +111,15 @@ def test_there_is_an_edge_at_the_default_deadline_of_every_type(tmp_path: Path) 
         {"type": "null"},
     ]
     assert {config.deadline_ms / 1000 for config in parse_tiers(places)} <= set(LATENCY_BOUNDS_S)
+
+
+def test_the_last_line_keeps_blocks_and_tokens_apart() -> None:
+    """Some reasons have the same name on both sides."""
+    metrics = Metrics(requests=3)
+    assert summary(metrics).endswith("; blocks not stored: none; tokens not loaded: none")
+    metrics.not_stored.update({NotStored.RESET: 2, NotStored.HOST_FULL: 5})
+    metrics.not_loaded.update({NotLoaded.RESET: 64})
+    assert summary(metrics).endswith("; blocks not stored: 5 host_full, 2 reset; tokens not loaded: 64 reset")
 
 
 SEVERAL = """

@@ -11,14 +11,17 @@ import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
-from kvtide.copy import CopyEngine, Direction, Fence, Finished, HostArena, Traffic
+from kvtide.copy import CopyEngine, Direction, Fence, Finished, HostArena, Traffic, shared_memory
 from kvtide.core import Copy, Plan
+from kvtide.core.share import Share
 from kvtide.errors import CopyError
 from kvtide.vllm import kv_tensors
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
+from kvtide.vllm.sharing import Sharing
 from kvtide.vllm.step_messages import StepMetadata
 from kvtide.vllm.worker_side import WorkerSide
+from tests.vllm.meeting import Meeting, in_parallel
 
 SLOTS = 4
 FULL = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -75,9 +78,9 @@ class ToldEngine(CopyEngine):
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[ToldEngine]:
     made: list[ToldEngine] = []
 
-    def make(stripes: Any, blocks: int, slots: int, copying: Copying) -> tuple[CopyEngine, HostArena]:
+    def make(stripes: Any, blocks: int, slots: int, copying: Copying, sharing: Sharing) -> tuple[CopyEngine, HostArena]:
         made.append(ToldEngine())
-        return made[-1], HostArena(slots, 16)
+        return made[-1], sharing.open_arena(slots, 16)
 
     monkeypatch.setattr(kv_tensors, "make_copy_engine", make)
     monkeypatch.setattr(kv_tensors, "stripes_of", lambda *_: [SimpleNamespace()])
@@ -114,6 +117,46 @@ def test_the_host_tier_is_there_before_the_first_step(side: WorkerSide, engines:
 def test_f22_what_the_scheduler_says_of_the_size_counts(side: WorkerSide, engines: list[ToldEngine]) -> None:
     step(side, slots=SLOTS + 1)
     assert [engine.closed for engine in engines] == [True, False]
+
+
+def make_two_sides() -> list[WorkerSide]:
+    """Two ranks that hold the same KV."""
+    meeting = Meeting(2)
+    config = SimpleNamespace(num_blocks=8, kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
+
+    def make(rank: int) -> WorkerSide:
+        sharing = Sharing(Share(rank, 2), rank, meeting.gather)
+        return WorkerSide(rank, config, COPYING, SLOTS, {"layer": object()}, sharing=sharing)
+
+    return in_parallel(make, range(2))
+
+
+@pytest.mark.parametrize("slots", [SLOTS, SLOTS + 1])
+def test_f27_two_ranks_share_as_many_slots_as_the_scheduler_says(engines: list[ToldEngine], slots: int) -> None:
+    sides = make_two_sides()
+    in_parallel(lambda rank: step(sides[rank], slots=slots), range(2))
+    assert [side._arena.slots for side in sides] == [slots, slots]
+    sides[0]._arena.memory[slots - 1] = 7
+    assert sides[1]._arena.memory[slots - 1, 0] == 7
+    reports = [said.reports[-1] for side in sides if (said := side.take_report()) is not None]
+    assert [report.slots_ready for report in reports] == [slots, slots]
+    for side in sides:
+        side.shutdown()
+
+
+def test_f27_two_ranks_that_cannot_share_say_how_many_slots_each_has(
+    engines: list[ToldEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(offer: shared_memory.Offer) -> int:
+        raise CopyError(f"{offer.process} is out of reach")
+
+    monkeypatch.setattr(shared_memory, "find", refuse)
+    sides = make_two_sides()
+    in_parallel(lambda rank: step(sides[rank]), range(2))
+    reports = [said.reports[-1] for side in sides if (said := side.take_report()) is not None]
+    assert [report.slots_ready for report in reports] == [SLOTS // 2, SLOTS // 2]
+    for side in sides:
+        side.shutdown()
 
 
 def test_a_load_is_announced_once_it_is_certain_and_compute_waits_for_its_end(
@@ -161,6 +204,18 @@ def test_f8_a_load_that_fails_after_its_request_was_let_go_is_never_served(
     engines[0].failed = ((7, "the GPU is lost"),)
     with pytest.raises(CopyError, match="the GPU is lost"):
         side.poll()
+
+
+def test_copies_that_fail_one_after_the_other_do_not_fill_the_log(
+    side: WorkerSide, engines: list[ToldEngine], vllm_log: pytest.LogCaptureFixture
+) -> None:
+    for id_ in range(20):
+        engines[0].failed = ((id_, "no room"),)
+        step(side, Copy(id_, (1,), (0,), request_id=f"r{id_}"))
+    assert [record.getMessage() for record in vllm_log.records] == [
+        "kvtide: rank 0 could not copy: no room",
+        "kvtide: rank 0 could not copy (10 times so far): no room",
+    ]
 
 
 def test_a_lost_device_is_said_once_and_the_scheduler_hears_of_it(

@@ -47,6 +47,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     KVCacheTensor,
+    MLAAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
@@ -60,6 +61,7 @@ from kvtide.vllm.connector import KVTideConnector
 from kvtide.vllm.worker_side import WorkerSide
 from tests.support import host_of
 from tests.vllm.engines import Control
+from tests.vllm.meeting import Meeting, in_parallel
 from tests.vllm.models import write_llama
 
 LAYERS = 2
@@ -73,6 +75,12 @@ _SHAPE: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.floa
 def full(block_tokens: int = BLOCK_TOKENS, **args: Any) -> KVCacheSpec:
     """A group of full attention."""
     return FullAttentionSpec(block_size=block_tokens, **_SHAPE, **args)
+
+
+def latent() -> KVCacheSpec:
+    """A group of MLA: one vector for each token, which all tensor-parallel ranks have."""
+    shape = {**_SHAPE, "head_size": 2}
+    return MLAAttentionSpec(block_size=BLOCK_TOKENS, max_tp_shards=1, **shape)
 
 
 def sliding(window: int, block_tokens: int = BLOCK_TOKENS) -> KVCacheSpec:
@@ -115,6 +123,7 @@ class World:
         asynchronous: bool = False,
         old_worker: bool = False,
         context_parallel: int = 1,
+        tensor_parallel: int = 1,
         control: Control | None = None,
         monkeypatch: Any = None,
         engine_args: dict[str, Any] | None = None,
@@ -128,7 +137,7 @@ class World:
         if old_worker:
             monkeypatch.setattr(versions, "FAILS_BY_REQUEST", False)
         model = write_llama(path / "world-model", layers=1)
-        self.ranks = context_parallel
+        self.ranks = max(context_parallel, tensor_parallel)
         page = specs[0].page_size_bytes
         transfer = KVTransferConfig(
             kv_connector="KVTideConnector",
@@ -152,12 +161,13 @@ class World:
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = asynchronous
         config.parallel_config.decode_context_parallel_size = context_parallel
-        config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = context_parallel
+        config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = self.ranks
         self.config = config
         self.kv_cache_config = make_kv_cache_config(specs, blocks)
         self.control = control or Control()
         if monkeypatch is not None:
             monkeypatch.setattr(kv_tensors, "make_copy_engine", self.control.make)
+            monkeypatch.setattr("kvtide.vllm.connector.gather_in_group", Meeting(self.ranks).gather)
         block_size, hash_size = resolve_kv_cache_block_sizes(self.kv_cache_config, config)
         self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             vllm_config=config,
@@ -175,6 +185,7 @@ class World:
         # kv[rank][layer, block, token]: a stamp
         self.kv: list[npt.NDArray[np.uint64]] = []
         self.workers = [self._make_worker(rank) for rank in range(self.ranks)]
+        in_parallel(self._register, range(self.ranks))
         self.free_at_start = self.pool.get_num_free_blocks()
         self.tokens: dict[str, list[int]] = {}
         """Everything a request was given or has generated."""
@@ -190,11 +201,15 @@ class World:
         worker: KVTideConnector = KVConnectorFactory.create_connector(
             config=self.config, role=KVConnectorRole.WORKER, kv_cache_config=self.kv_cache_config
         )
-        tensors = self.kv_cache_config.kv_cache_tensors
-        storage = torch.zeros(tensors[0].size, dtype=torch.uint8)
-        worker.register_kv_caches({name: storage for tensor in tensors for name in tensor.layers})
-        self.kv.append(storage.numpy().view(np.uint64).reshape(LAYERS, self.kv_cache_config.num_blocks, -1))
+        memory = np.zeros(self.kv_cache_config.kv_cache_tensors[0].size, dtype=np.uint8)
+        self.kv.append(memory.view(np.uint64).reshape(LAYERS, self.kv_cache_config.num_blocks, -1))
         return worker
+
+    def _register(self, rank: int) -> None:
+        """Hand a rank its KV tensors. All ranks at a time: they may have something to say to each other."""
+        storage = torch.from_numpy(self.kv[rank].reshape(-1).view(np.uint8))
+        layers = (name for tensor in self.kv_cache_config.kv_cache_tensors for name in tensor.layers)
+        self.workers[rank].register_kv_caches(dict.fromkeys(layers, storage))
 
     # ------------------------------------------------------------------ what tests do
 
@@ -416,6 +431,8 @@ class World:
 
     def _is_sharded(self, group: int) -> bool:
         """Whether the tokens of a block lie on the ranks in turn, not on all of them."""
+        if self.config.parallel_config.decode_context_parallel_size == 1:
+            return False
         return bool(self.kv_cache_config.kv_cache_groups[group].kv_cache_spec.dcp_sharded)
 
     # ------------------------------------------------------------------ stamps

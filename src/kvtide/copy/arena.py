@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from kvtide.copy import libc
 from kvtide.copy.memory_left import memory_left
+from kvtide.core.share import ALL, Share
 from kvtide.errors import ConfigError, CopyError
 from kvtide.options import parse_count
 
@@ -20,7 +21,9 @@ class HostArena:
     """`slots` slots of `slot_bytes` bytes, zero at first. A page takes real memory once it is touched.
 
     Huge pages are used where the system has some: they are faster to read and to pin. An arena belongs to the process
-    that made it: after a fork the child has no memory there.
+    that made it: after a fork the child has no memory there. With `file` it is a mapping of that memory, which other
+    processes may map too (`shared_memory`); the descriptor may be closed afterwards. `share` tells such processes
+    apart.
 
     Examples:
         >>> with HostArena(slots=4, slot_bytes=16) as arena:
@@ -30,12 +33,15 @@ class HostArena:
 
     """
 
-    def __init__(self, slots: int, slot_bytes: int) -> None:
+    def __init__(self, slots: int, slot_bytes: int, *, file: int | None = None, share: Share = ALL) -> None:
         parse_count("slots", slots)
         parse_count("slot_bytes", slot_bytes)
         self.slots = slots
         self.slot_bytes = slot_bytes
-        self._mapping = _map(slots * slot_bytes)
+        self.shared = file is not None
+        """Whether others may have the same memory, which was placed and checked for by whoever made it."""
+        self.share = share
+        self._mapping = _map(slots * slot_bytes, file)
         flat = np.frombuffer(self._mapping, dtype=np.uint8)
         self._address = int(flat.ctypes.data)
         self._memory: npt.NDArray[np.uint8] | None = flat.reshape(slots, slot_bytes)
@@ -64,8 +70,8 @@ class HostArena:
         self.close()
 
 
-def _map(size: int) -> mmap.mmap:
-    """Map `size` bytes, or say that the machine does not have them.
+def refuse_too_much(size: int) -> None:
+    """Say so if the machine does not have `size` bytes.
 
     A mapping larger than memory often succeeds and the process is killed when the pages are touched, hours
     later. So the size is compared with what is left before it is mapped.
@@ -73,8 +79,15 @@ def _map(size: int) -> mmap.mmap:
     left = memory_left()
     if size > left.nbytes:
         raise ConfigError("host", size, left.expected)
+
+
+def _map(size: int, file: int | None) -> mmap.mmap:
     try:
-        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if file is not None:
+            mapping = mmap.mmap(file, size, flags=mmap.MAP_SHARED)
+        else:
+            refuse_too_much(size)
+            mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError("host", size, f"memory that this machine can give ({error})") from error
     # Without DONTFORK a child shares the pages, and each one that the parent writes to from then on is there twice.

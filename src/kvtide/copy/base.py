@@ -79,7 +79,7 @@ class CopyEngine(ABC):
 
     @abstractmethod
     def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
-        """Block until none of the transfers is under way, at most `timeout_s`. Returns whether it came true.
+        """Block until none of the transfers is under way, at most `timeout_s`. Returns False if time ran out.
 
         Transfers that were polled or never submitted are not under way. What ended is still reported by
         `poll`.

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtide.units import size_text
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLeft:
@@ -20,7 +22,8 @@ class MemoryLeft:
     @property
     def expected(self) -> str:
         """What to ask for instead, for a `ConfigError`."""
-        return f"at most the {self.nbytes} bytes that {self.source}"
+        exactly, roughly = f"{self.nbytes} bytes", size_text(self.nbytes)
+        return f"at most the {exactly}{f' ({roughly})' if roughly != exactly else ''} that {self.source}"
 
 
 @dataclass(frozen=True, slots=True)

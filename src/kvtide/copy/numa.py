@@ -6,13 +6,14 @@ import ctypes
 import errno
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 
 from kvtide.copy import libc
 
 _MBIND = {"x86_64": 237, "aarch64": 235}
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
-_MPOL_PREFERRED = 1
+_MPOL_PREFERRED, _MPOL_INTERLEAVE = 1, 3
 _MPOL_F_NODE, _MPOL_F_ADDR = 1, 2
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
@@ -23,10 +24,23 @@ def prefer_node(address: int, nbytes: int, node: int) -> None:
     Preferred, not bound in the kernel's sense: with MPOL_BIND the process is killed when the node is full, though
     others have memory, and an arena may well be larger than a node. Raises OSError, as where a container forbids it.
     """
-    words = (ctypes.c_ulong * (node // _WORD_BITS + 1))()
-    words[node // _WORD_BITS] = 1 << node % _WORD_BITS
+    _bind(address, nbytes, _MPOL_PREFERRED, (node,))
+
+
+def interleave_nodes(address: int, nbytes: int, nodes: Collection[int]) -> None:
+    """Let pages that are made from now on come from several nodes in turn, and from others when these are full.
+
+    For memory that GPUs of several nodes read: none of them waits for one node alone. Raises OSError.
+    """
+    _bind(address, nbytes, _MPOL_INTERLEAVE, nodes)
+
+
+def _bind(address: int, nbytes: int, mode: int, nodes: Collection[int]) -> None:
+    words = (ctypes.c_ulong * (max(nodes) // _WORD_BITS + 1))()
+    for node in nodes:
+        words[node // _WORD_BITS] |= 1 << node % _WORD_BITS
     bits = len(words) * _WORD_BITS + 1  # the kernel takes one off
-    _call(_MBIND, address, nbytes, _MPOL_PREFERRED, ctypes.addressof(words), bits, 0)
+    _call(_MBIND, address, nbytes, mode, ctypes.addressof(words), bits, 0)
 
 
 def node_of(address: int) -> int:

@@ -45,7 +45,7 @@ class BreakEven(ABC):
     def _compute_s(self, tokens: int) -> float:
         """Return the seconds that computing so many tokens is likely to take.
 
-        A line, because a step takes its time even for a few tokens: at their price many would seem dear.
+        A line, because a step takes its time even for a few tokens: at their price many would seem expensive.
         """
         s_per_token = self._compute.s_per_token
         if s_per_token is None:

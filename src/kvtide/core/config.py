@@ -35,6 +35,10 @@ class Geometry:
     ranks: int = 1
     step_tokens: int = 2048
     """Most tokens that the engine computes in one step."""
+    parts: int | None = None
+    """How many different parts a block has: ranks that hold the same bytes keep one copy on the host (F27). None: each
+    rank has a part of its own.
+    """
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -44,6 +48,8 @@ class Geometry:
             raise ConfigError("groups", f"{len(self.groups)} groups", f"at most {_GROUPS_MAX}")
         for name in ("block_bytes", "device_blocks", "ranks", "step_tokens"):
             parse_count(name, getattr(self, name))
+        if self.parts is not None and (parse_count("parts", self.parts) > self.ranks or self.ranks % self.parts):
+            raise ConfigError("parts", self.parts, f"a divisor of the {self.ranks} ranks")
         for group in self.groups:
             _check_group(group)
         largest = max(group.block_tokens for group in self.groups)
@@ -58,6 +64,11 @@ class Geometry:
                 self.device_blocks,
                 f"at least {needed}: the first boundary that all groups can resume from is at {boundary} tokens",
             )
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that one host slot takes, all parts together."""
+        return self.block_bytes * (self.parts or self.ranks)
 
 
 def _check_group(group: Group) -> None:
@@ -95,7 +106,7 @@ class OffloadConfig:
 
     geometry: Geometry
     slots: int
-    """Host slots. Every rank has as many, each of `geometry.block_bytes`."""
+    """Host slots. Every part has as many, each of `geometry.block_bytes`."""
     mode: Mode
     policy: str
     pin_budget_blocks: int
@@ -139,12 +150,12 @@ class OffloadConfig:
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory that all ranks take together."""
-        return self.slots * self.geometry.block_bytes * self.geometry.ranks
+        return self.slots * self.geometry.slot_bytes
 
 
 OPTIONS: Mapping[str, str] = {
     "host": 'host memory of one engine, in bytes or as text ("64GiB"); shared evenly by its ranks',
-    "host_per_rank": "host memory of each rank, instead of host",
+    "host_per_rank": "host memory for each rank, instead of host",
     "mode": "eager: store blocks once they are computed (default); lazy: store blocks that are about to be evicted",
     "policy": f"which block leaves the host first: {', '.join(POLICIES)} (default: prefix)",
     "admission": "which blocks are stored: all, or second-use: those that a second request asks for (default: all)",
@@ -175,14 +186,13 @@ def _min_load_tokens(value: object) -> int | None:
 
 
 def _slots(geometry: Geometry, options: Mapping[str, object]) -> int:
-    """Return the slots of each rank, from `host` or `host_per_rank`."""
+    """Return the slots of each part, from `host` or `host_per_rank`."""
     if ("host" in options) == ("host_per_rank" in options):
         raise ConfigError("host", options.get("host"), 'either host or host_per_rank, for example host="64GiB"')
-    if "host" in options:
-        name, per_slot = "host", geometry.block_bytes * geometry.ranks
-    else:
-        name, per_slot = "host_per_rank", geometry.block_bytes
-    size = parse_size(name, options[name])
-    if size < per_slot:
-        raise ConfigError(name, options[name], f"at least one block, {per_slot} bytes")
-    return size // per_slot
+    name = "host" if "host" in options else "host_per_rank"
+    shares = 1 if name == "host" else geometry.ranks
+    slots = parse_size(name, options[name]) * shares // geometry.slot_bytes
+    if not slots:
+        needed = -(-geometry.slot_bytes // shares)
+        raise ConfigError(name, options[name], f"at least one block, {needed} bytes")
+    return slots

@@ -6,7 +6,6 @@ holds everything, with one that is too small, and with kvtide in both modes. Exi
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from kvtide.commands import Arguments, command, flag
 from kvtide.demo.compare import REFERENCE, RUNS, Comparison, OnTurn, RunResult, Served, play
 from kvtide.demo.progress import shown
 from kvtide.demo.report import show
@@ -43,12 +43,8 @@ ENVIRONMENT = {
 }
 
 
-def main() -> int:
+def run(args: Arguments) -> int:
     """Run the demo."""
-    parser = argparse.ArgumentParser(prog="python -m kvtide.demo.on_vllm", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--small", action="store_true", help="a quick run")
-    args = parser.parse_args()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     settings = SMALL if args.small else SETTINGS
@@ -158,5 +154,15 @@ def _engine(settings: DemoSettings, model: Path, run: str) -> Iterator[Any]:
         gc.collect()
 
 
+COMMAND = command(
+    "python -m kvtide.demo.on_vllm",
+    text="""\
+The conversations of `kvtide demo` on real vLLM, with a small Llama of random weights: with a device pool that holds
+everything, with one that is too small, and with kvtide in both modes. Exit code 1 if any output differs.""",
+    examples="  python -m kvtide.demo.on_vllm --small --json",
+    params=[flag("--json", "print one JSON object instead of the table"), flag("--small", "a quick run")],
+    run=lambda args: sys.exit(run(args)),
+)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    COMMAND.main()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 
 CONNECTOR, SEVERAL, MODULE, ROLE = "KVTideConnector", "MultiConnector", "kvtide.vllm", "kv_both"
 _EXTRA = "kv_connector_extra_config"

@@ -14,10 +14,10 @@ from kvtide.doctor.clocks import check_clock
 from kvtide.doctor.disks import Place, check_direct_io, check_space, check_speed
 from kvtide.doctor.gpus import GpuFound, check_gpus, check_links, find_gpus
 from kvtide.doctor.hash_seed import check_hash_seed
-from kvtide.doctor.machine import Machine
+from kvtide.doctor.machine import COMMAND_TIMEOUT_S, Machine
 from kvtide.doctor.memory import check_huge_pages, check_memory, check_pinning
 from kvtide.doctor.nodes import check_numa
-from kvtide.doctor.software import check_plugin, check_python, check_vllm
+from kvtide.doctor.software import check_plugin, check_python, check_vllm, find_vllm
 from kvtide.doctor.valkey import check_valkey, check_valkey_clock
 from kvtide.doctor.wanted import Wanted, check_config, read_wanted
 from kvtide.tiers import TierConfig
@@ -49,7 +49,7 @@ def all_checks(machine: Machine, asked: Asked) -> Iterator[Check]:
     yield Check("plugin", lambda: check_plugin(machine, asked.named_module))
     yield Check("config", config)
     yield Check("hash_seed", lambda: check_hash_seed(machine, bool(wanted.tiers)))
-    yield Check("gpu", lambda: check_gpus(gpus()))
+    yield Check("gpu", lambda: check_gpus(gpus(), on_cpu=_is_on_cpu(machine)), deadline_s=COMMAND_TIMEOUT_S + 5.0)
     yield Check("link", lambda: check_links(gpus()))
     yield Check("memory", lambda: check_memory(machine, wanted))
     yield Check("pinning", lambda: check_pinning(machine, wanted))
@@ -60,6 +60,11 @@ def all_checks(machine: Machine, asked: Asked) -> Iterator[Check]:
         yield from _of_tier(tier)
     if not any(tier.type == "disk" for tier in wanted.tiers):
         yield from _of_disk(Place(Path.cwd()), "the working folder")
+
+
+def _is_on_cpu(machine: Machine) -> bool:
+    vllm = find_vllm(machine)
+    return vllm is not None and vllm.on_cpu
 
 
 def _of_tier(tier: TierConfig) -> Iterator[Check]:

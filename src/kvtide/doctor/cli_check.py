@@ -10,7 +10,6 @@ from kvtide.doctor.asked import Asked, read_asked
 from kvtide.doctor.wanted import ANY_GEOMETRY
 from kvtide.errors import ConfigError
 from kvtide.output import put
-from kvtide.schema import without_secrets
 from kvtide.vllm.options import check_options, options_schema
 
 EXIT_REFUSED = 2
@@ -57,8 +56,7 @@ def _errors(asked: Asked) -> Iterator[ConfigError]:
 
 
 def _as_json(error: ConfigError) -> dict[str, object]:
-    value = without_secrets(error.option, error.value)
-    shown = value if isinstance(value, str | int | float | None) else repr(value)
+    shown = error.value if isinstance(error.value, str | int | float | None) else repr(error.value)
     return {"option": error.option, "value": shown, "expected": error.expected}
 
 

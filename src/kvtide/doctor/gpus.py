@@ -1,4 +1,4 @@
-"""The GPUs of this machine and the links to them, by nvidia-smi or by what the kernel says of the bus."""
+"""The GPUs of this machine and the links to them: by nvidia-smi, else by the driver's files, else by the bus."""
 
 from __future__ import annotations
 
@@ -49,10 +49,13 @@ class GpuFound(NamedTuple):
 
 
 def find_gpus(machine: Machine) -> list[GpuFound]:
-    """Return the NVIDIA GPUs: those that the driver knows, or else those on the bus."""
+    """Return the NVIDIA GPUs: those that nvidia-smi lists, or else those on the bus.
+
+    Images without nvidia-smi, or where it is not in PATH, can still use a GPU that the driver knows.
+    """
     output = machine.output_of(QUERY)
     rows = [_fields(line) for line in (output or "").splitlines()]
-    found = [_from_driver(row) for row in rows if len(row) == len(_FIELDS.split(","))]
+    found = [_listed(row) for row in rows if len(row) == len(_FIELDS.split(","))]
     return found or list(_on_bus(machine))
 
 
@@ -60,7 +63,7 @@ def _fields(line: str) -> list[str]:
     return [part.strip() for part in line.split(",")]
 
 
-def _from_driver(row: Sequence[str]) -> GpuFound:
+def _listed(row: Sequence[str]) -> GpuFound:
     name, slot, mib, generation, generation_max, width, width_max = row
     size = f" ({int(mib) / 1024:.0f} GiB)" if mib.isdecimal() else ""
     domain, _, rest = slot.lower().partition(":")  # the driver writes domains with eight digits, the kernel with four
@@ -79,7 +82,14 @@ def _on_bus(machine: Machine) -> Iterator[GpuFound]:
         is_gpu = (machine.read(f"{at}/class") or "").startswith(_DISPLAY)
         if is_gpu and machine.read(f"{at}/vendor") == _NVIDIA:
             now, most = (_link(machine, at, which) for which in ("current", "max"))
-            yield GpuFound("NVIDIA GPU", path.name, now, most, answers=False)
+            model = _model_by_driver(machine, path.name)
+            yield GpuFound(model or "NVIDIA GPU", path.name, now, most, answers=model is not None)
+
+
+def _model_by_driver(machine: Machine, slot: str) -> str | None:
+    """Return what the driver calls a GPU. None: it does not know it, or this container was given none."""
+    said = re.search(r"^Model:\s*(.+)", machine.read(f"proc/driver/nvidia/gpus/{slot}/information") or "", re.MULTILINE)
+    return said[1].strip() if said and (machine.root / "dev/nvidiactl").exists() else None
 
 
 def _link(machine: Machine, at: str, which: str) -> Link:
@@ -89,19 +99,22 @@ def _link(machine: Machine, at: str, which: str) -> Link:
     )
 
 
-def check_gpus(gpus: Sequence[GpuFound]) -> Finding:
-    """Say which GPUs there are."""
+def check_gpus(gpus: Sequence[GpuFound], *, on_cpu: bool = False) -> Finding:
+    """Say which GPUs there are. `on_cpu`: this vLLM is the build for CPUs."""
+    found = ", ".join(f"{count} x {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
+    if on_cpu:
+        return ok(f"{found or 'no NVIDIA GPU'}; this vLLM is the CPU build, and needs none")
     if not gpus:
         return warning(
             "no NVIDIA GPU",
             "nothing, if vLLM's CPU build is what you want; otherwise run it on a machine with a GPU, and if this is a "
             "container, hand the GPU in (docker run --gpus all)",
         )
-    found = ", ".join(f"{count} x {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
     if not all(gpu.answers for gpu in gpus):
         return bad(
-            f"{found} on the bus, and nvidia-smi does not answer",
-            "install or reload NVIDIA's driver until nvidia-smi lists the GPU; in a container use NVIDIA's runtime",
+            f"{found} on the bus, and neither nvidia-smi nor the driver answers for it",
+            "install or reload NVIDIA's driver until nvidia-smi lists the GPU; in a container, hand the GPU in "
+            "(docker run --gpus all)",
         )
     return ok(found)
 

@@ -28,6 +28,6 @@ def check_hash_seed(machine: Machine, has_tiers: bool) -> Finding:
     fixed = source.is_file() and _FIXED_SEED in source.read_text(encoding="utf-8")
     why = unstable_keys(VLLM_DEFAULT_HASH, seed, has_fixed_seed=fixed)
     if why is None:
-        return ok(f"{found}, and this vLLM does not need it, but for --prefix-caching-hash-algo xxhash")
+        return ok(f"{found}, and this vLLM does not need it, except with --prefix-caching-hash-algo xxhash")
     reason, _, fix = why.partition(": ")
     return bad(f"{found}, and {reason}: with tiers the server would not start", fix)

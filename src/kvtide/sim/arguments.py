@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from kvtide.commands import Arguments
 from kvtide.errors import ConfigError
+from kvtide.options import one_of
 from kvtide.sim.canaries import CANARIES, Canary
 
 FRESH_SEED_BITS = 40
@@ -61,8 +62,16 @@ def duration_s(text: str) -> float:
 
 def canary_names() -> list[str]:
     """Return everything that `--canary` understands."""
-    faults = list(dict.fromkeys(entry.fault for entry in CANARIES))
-    return ["all", *faults, *(entry.name for entry in CANARIES)]
+    return ["all", *_faults(), *(entry.name for entry in CANARIES)]
+
+
+def _faults() -> list[str]:
+    return list(dict.fromkeys(entry.fault for entry in CANARIES))
+
+
+def guards_by_fault() -> dict[str, list[str]]:
+    """Return the names of the mutations, by the fault that each lets in."""
+    return {fault: [entry.name for entry in CANARIES if entry.fault == fault] for fault in _faults()}
 
 
 def canaries(name: str) -> Sequence[Canary]:
@@ -71,7 +80,7 @@ def canaries(name: str) -> Sequence[Canary]:
         return CANARIES
     chosen = [entry for entry in CANARIES if name in (entry.fault, entry.name)]
     if not chosen:
-        raise ConfigError("--canary", name, f"one of {', '.join(canary_names())}")
+        raise ConfigError("--canary", name, one_of(name, canary_names()))
     return chosen
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 import time
 from contextlib import ExitStack
 
-from kvtide.commands import Arguments, command, flag, option
+from kvtide.commands import Arguments, Suggested, command, flag, option
 from kvtide.progress import LinesNowAndThen, waiting
 from kvtide.sim.arguments import (
     canaries,
@@ -17,6 +18,7 @@ from kvtide.sim.arguments import (
     check_together,
     duration_s,
     first_seed,
+    guards_by_fault,
     job_count,
     number,
 )
@@ -57,7 +59,6 @@ EXAMPLES = """\
   kvtide simulate --world mode=lazy,ranks=2    fresh seeds of one kind
   kvtide simulate --world node=yes             several engines that share the memory of a node
 
-World options (--world name=value):
 """
 
 EXIT_CODES = """
@@ -212,19 +213,29 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
+_GUARDS = "\n".join(
+    textwrap.fill(
+        ", ".join(names), 80, initial_indent=f"  {fault:<4} ", subsequent_indent=" " * 7, break_on_hyphens=False
+    )
+    for fault, names in guards_by_fault().items()
+)
 _WORLDS = "\n".join(f"  {name:<22} {option.what}: {option.expected}" for name, option in WORLD_OPTIONS.items())
 
 COMMAND = command(
     "simulate",
     text=DESCRIPTION,
-    examples=EXAMPLES + _WORLDS + EXIT_CODES,
+    examples=f"{EXAMPLES}Guards by fault (--canary):\n{_GUARDS}\n\nWorld options (--world):\n{_WORLDS}{EXIT_CODES}",
     params=[
         option("--seeds", f"run N seeds (default: {SEEDS_DEFAULT:,})", metavar="N"),
         option("--first", "the first of them (default: drawn, and printed)", metavar="N"),
         option("--seed", "run one seed", metavar="N"),
         flag("--log", "with --seed: print what happens"),
         flag("--shrink", "with --seed: look for a smaller world that fails too"),
-        option("--canary", f"let a fault in: {', '.join(canary_names())}", metavar="FAULT"),
+        option(
+            "--canary",
+            "let a fault in, to see that it is found: all, a fault, or one of its guards (see below)",
+            Suggested(canary_names()),
+        ),
         option("--soak", "run fresh seeds for this long, such as 90s, 10m or 2h", metavar="TIME"),
         option("--jobs", "processes (default: 1; for --soak: all cores)", metavar="N"),
         option("--world", "fix a world option", metavar="NAME=VALUE", many=True),

@@ -18,11 +18,12 @@ def config_of(world: World) -> OffloadConfig:
         device_blocks=world.device_blocks,
         ranks=world.ranks,
         step_tokens=world.step_tokens,
+        parts=world.ranks // world.replicas,
     )
     return OffloadConfig.build(
         geometry,
         {
-            "host_per_rank": world.host_slots * BLOCK_BYTES,
+            "host": world.host_slots * geometry.slot_bytes,
             "mode": world.mode,
             "policy": world.policy,
             "admission": world.admission,

@@ -118,8 +118,9 @@ class SimCopyEngine(CopyEngine):
     # ------------------------------------------------------------------ the interface of copy engines
 
     def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
-        """Take a transfer that was foreseen."""
+        """Take a transfer that was foreseen, or what is this rank's share of it."""
         job = self._foreseen.pop(copy.id)
+        job.copy = copy
         if self._closed or self.device_lost or job.refused or job.raises:
             self._rank.has_news = True
             self._fault_counts["copy_refused"] += job.refused

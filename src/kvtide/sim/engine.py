@@ -12,6 +12,7 @@ from kvtide.sim.attention import first_blocks
 from kvtide.sim.clock import TICK_S, TICKS_PER_STEP
 from kvtide.sim.copies import StepFence, draw_speed
 from kvtide.sim.facade import WatchedManager
+from kvtide.sim.host import host_of_ranks
 from kvtide.sim.mailbox import Mailbox
 from kvtide.sim.pool import SimPool
 from kvtide.sim.rank import Rank
@@ -50,7 +51,8 @@ class SimEngine:
         if world.habits.tells_evicted:
             pool.on_evicted = self.manager.evicted
         self.scheduler = Scheduler(run, pool, self.manager)
-        self.ranks = [Rank(index, run) for index in range(world.ranks)]
+        host = host_of_ranks(world.ranks, world.replicas, world.host_slots)
+        self.ranks = [Rank(index, run, host[index]) for index in range(world.ranks)]
         self.watch.attach(self.manager.manager, pool, self.ranks)
         self._warm_up_tiers()
         self._mailbox = Mailbox(run, self.ranks)

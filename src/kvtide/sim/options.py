@@ -85,7 +85,11 @@ def _made_possible(world: World, overrides: Overrides) -> World:
                 raise ConfigError(name, value, f"at most {most}, the {limit.replace('_', ' ')}")
             world = replace(world, **{name: most})
     if world.node is not None:  # these are simulated for one engine
-        world = replace(world, tier=None, resets=world.resets[:RESETS_MAX], step_s=0)
+        world = replace(world, tier=None, replicas=1, resets=world.resets[:RESETS_MAX], step_s=0)
+    if world.ranks % world.replicas:
+        if "replicas" in overrides:
+            raise ConfigError("replicas", world.replicas, f"a divisor of the ranks, {world.ranks}")
+        world = replace(world, replicas=1)
     if not world.step_s:
         world = replace(world, faults=world.faults.without("silent_rank"))  # they would be waited for without end
     return world
@@ -190,6 +194,7 @@ WORLD_OPTIONS: dict[str, WorldOption] = {
     "policy": _choice("which block leaves the host first", POLICIES),
     "admission": _choice("which blocks are stored", get_args(Admission)),
     "ranks": _number("workers", 1, 4),
+    "replicas": _number("workers that hold the same bytes", 1, 4),
     "depth": _number("1: synchronous, 2: asynchronous scheduling", 1, 2),
     "step_tokens": _number("most tokens of one step", 1),
     "chunk_tokens": _number("most tokens of one request in one step", 1),

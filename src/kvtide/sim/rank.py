@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections import deque
 from collections.abc import Mapping, MutableSequence
 
 from kvtide.core.messages import Name, Plan, Report
+from kvtide.core.share import Share
 from kvtide.sim.below import DEADLINE_TICKS
 from kvtide.sim.clock import TICK_S, TICKS_PER_STEP
 from kvtide.sim.copies import SimCopyEngine, StepFence
+from kvtide.sim.host import HostSlots
 from kvtide.sim.run import Run
 from kvtide.sim.tier import SimTier
 from kvtide.sim.tokens import NOTHING
@@ -31,17 +32,19 @@ CALL_SLOTS_MAX = 2
 class Rank:
     """Computes steps in order, and lets its worker run the plans."""
 
-    def __init__(self, index: int, run: Run) -> None:
+    def __init__(self, index: int, run: Run, host: HostSlots) -> None:
+        """`host` is its part of the host slots, which other ranks may have too."""
         world = run.world
         self.index = index
         self.device = [NOTHING] * (world.device_blocks + 1)
         self.loads_moved = 0
         """Counts beginnings and ends of loads: as long as it stands still, only compute writes to `device`."""
-        self.host = array("q", [NOTHING]) * world.host_slots
-        self.slots = [memoryview(self.host)[slot : slot + 1] for slot in range(world.host_slots)] if world.tier else []
+        self.host = host.stamps
+        self.slots = host.views if world.tier else []
         """The memory of each host slot, as tiers are given it."""
         self.memories: dict[int, MutableSequence[int]] = {0: self.host}
         """Where the slots of a copy are, by its `life`."""
+        self._share = Share(index % world.replicas, world.replicas)
         self.slots_ready = world.slots_ready
         self.slots_grow = world.slots_ready < world.host_slots
         self.step_ended = 0
@@ -54,7 +57,9 @@ class Rank:
         self.copies = SimCopyEngine(self, run)
         self.tiers: list[SimTier] = []
         self.stack = self._open_stack(run) if world.tier is not None else None
-        self.worker = Worker(index, self.copies, tiers=self.stack, wait_timeout_s=WAIT_TICKS_MAX * TICK_S)
+        self.worker = Worker(
+            index, self.copies, tiers=self.stack, wait_timeout_s=WAIT_TICKS_MAX * TICK_S, share=self._share
+        )
         self.queue: deque[StepWork] = deque()
         """Steps whose compute has not begun."""
         self._clock = run.clock
@@ -78,6 +83,7 @@ class Rank:
             clock=lambda: run.clock.now * TICK_S,
             new_salt=lambda: next(salts).encode(),
             call_bytes_max=CALL_SLOTS_MAX * len(self.slots[0]),
+            share=self._share,
         )
 
     def _may_have_news(self) -> None:

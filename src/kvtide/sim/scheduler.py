@@ -114,7 +114,7 @@ class Scheduler:
 
     def _admit(self, request: SimRequest, budget: int) -> bool:
         """Give the first of the queue its blocks; False: it stays where it is."""
-        # One block for each that runs, lest the request is preempted as soon as the others go on.
+        # One block for each that runs: otherwise the request is preempted as soon as the others go on.
         spare = min(len(self.running), self._pool.num_blocks // 4)
         if self._pool.num_free <= spare:
             self._fault_counts["device_short"] += 1

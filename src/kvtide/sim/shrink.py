@@ -52,6 +52,7 @@ class Shrinker:
             kept = [other for other in self._world().faults.kinds if other != kind]
             yield self.overrides | {"faults": "+".join(kept) or NONE}
         yield from (self.overrides | {"ranks": str(ranks)} for ranks in range(1, self._world().ranks))
+        yield self.overrides | {"replicas": "1"}
         yield self.overrides | {"depth": "1"}
         yield self.overrides | {"layout": "full"}
         for habit in (field.name for field in fields(Habits) if field.type == "bool"):

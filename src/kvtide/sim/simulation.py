@@ -73,6 +73,7 @@ def simulate(world: World, *, log: bool = False) -> Result:
         counts["fetches"] += metrics.fetched_blocks
         counts["preemptions"] += metrics.preemptions
     kinds = [world.mode, world.layout, f"ranks {world.ranks}", f"depth {world.depth}"]
+    kinds += [f"replicas {world.replicas}"] if world.replicas > 1 else []
     kinds += [f"with {what}" for what, count in counts.items() if count]
     if with_node:
         kinds.append("with a node")

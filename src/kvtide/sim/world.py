@@ -19,7 +19,7 @@ from kvtide.sim.traffic import Arrival, draw_shape, draw_traffic
 WORLD_STREAM, RUN_STREAM, TIER_STREAM, TIER_RUN_STREAM = 0, 1, 3, 4
 ADMISSION_STREAM = 5
 MORE_RESETS_MAX = 8
-NEW_STREAM, TIME_STREAM = 6, 7
+NEW_STREAM, TIME_STREAM, SHARE_STREAM = 6, 7, 8
 """What was thought of later, so that older worlds are as they were but for that."""
 
 
@@ -137,6 +137,8 @@ class World:
     tier: TierWorld | None = None
     """What lies below host memory, if anything does."""
     admission: Admission = "all"
+    replicas: int = 1
+    """So many ranks, one after the other, hold the same bytes, and have one copy on the host (F27)."""
     node: NodeWorld | None = None
     """The node that has the host blocks of several engines like this one; None: it has its own."""
 
@@ -181,6 +183,7 @@ class World:
             tier=TierWorld.draw(Draw(seed, TIER_STREAM)),
             admission="second-use" if Draw(seed, ADMISSION_STREAM).chance(32) else "all",
         )
+        world = replace(world, replicas=draw_replicas(Draw(seed, SHARE_STREAM), world.ranks))
         world = _with_room(world)
         if world.tier is not None and new.chance(144):
             # A host that holds little, above tiers that hold much: so a lot is fetched.
@@ -222,7 +225,8 @@ class World:
             f"offloading {self.mode}, policy {self.policy}, admission {self.admission}, {self.host_slots} host slots "
             f"({self.slots_ready} at once), pin budget {self.pin_budget}, "
             f"loads of at least {_learned(self.min_load_tokens)} tokens",
-            f"engine     {self.ranks} ranks, depth {self.depth}, {self.device_blocks} device blocks, "
+            f"engine     {self.ranks} ranks, {self.replicas} with the same bytes, depth {self.depth}, "
+            f"{self.device_blocks} device blocks, "
             f"{self.step_tokens} tokens a step, {self.chunk_tokens} a chunk, {self.max_running} running",
             f"habits     {', '.join(habits) or 'none'}; {self.habits.host_waits_ranks} ranks waited for, "
             f"accepts less {self.habits.accept_chance}/{CHANCE_ONE}",
@@ -235,6 +239,12 @@ class World:
             f"time       {f'{self.step_s} s a step' if self.step_s else 'not told'}; "
             f"a device is lost {'never' if self.stops_at is None else f'at {self.stops_at}'}",
         ]
+
+
+def draw_replicas(draw: Draw, ranks: int) -> int:
+    """Return how many ranks share each part: as often as not, one."""
+    shared = [count for count in range(2, ranks + 1) if ranks % count == 0]
+    return draw.pick(tuple(shared)) if shared and draw.chance(128) else 1
 
 
 def _learned(tokens: int | None) -> str:

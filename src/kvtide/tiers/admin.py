@@ -21,8 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvtide.errors import ConfigError
+
 Progress = Callable[[int, int | None], None]
 """Called now and then with bytes done and, if known, bytes in all (records, where bytes are not known)."""
+
+
+class OtherFormat(ConfigError):
+    """A store that this version cannot read. It can be cleared all the same."""
 
 
 @dataclass(frozen=True, slots=True)

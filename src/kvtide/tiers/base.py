@@ -113,7 +113,7 @@ class Tier(ABC):
     def wait(self, timeout_s: float) -> bool:
         """Block until there is an answer to poll or nothing is under way, at most `timeout_s`.
 
-        Returns whether it came true.
+        Returns False if time ran out.
         """
 
     @abstractmethod

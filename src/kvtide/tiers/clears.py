@@ -8,13 +8,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvtide.tiers.base import KeyResult, Tier, Verdict
 from kvtide.tiers.log_once import LogOnce
 
-_AGAIN_S = 1.0
-"""Between two tries to clear a tier that could not be cleared."""
+_PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0
+"""Between two tries to clear a tier. After each that failed it is twice as long, because a try also removes
+what was stored since the last one, or a part of it."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Uncleared:
+    """A tier that is not cleared."""
+
+    due_s: float
+    """When it may be asked to be."""
+    pause_s: float = _PAUSE_S
+    """How long it is left alone if that fails."""
+
+    def failed(self, now_s: float) -> None:
+        """Note that it was tried."""
+        self.due_s = now_s + self.pause_s
+        self.pause_s = min(_PAUSE_MAX_S, 2 * self.pause_s)
 
 
 class Clears:
@@ -27,8 +44,8 @@ class Clears:
             LogOnce(_log, f"clearing {place}", meanwhile=f"it is tried again; by hand: kvtide tier clear {place}")
             for place in places
         ]
-        self._uncleared: dict[int, float] = {}
-        """Tiers that are not cleared, by position, and when each may be asked to be."""
+        self._uncleared: dict[int, _Uncleared] = {}
+        """By position."""
         self._tickets: dict[int, int] = {}
         """The call by which each of them is being cleared now."""
 
@@ -39,18 +56,18 @@ class Clears:
 
     def begin(self) -> None:
         """Note that all tiers are to be cleared. Calls that were made before this do not count any more."""
-        self._uncleared = dict.fromkeys(range(len(self._tiers)), self._clock())
+        self._uncleared = {index: _Uncleared(self._clock()) for index in range(len(self._tiers))}
         self._tickets.clear()
 
     def ask(self, next_ticket: Callable[[], int]) -> None:
         """Ask those tiers whose time it is."""
-        for index, due_s in self._uncleared.items():
-            if index not in self._tickets and self._clock() >= due_s:
-                self._uncleared[index] = self._clock() + _AGAIN_S
+        for index, uncleared in self._uncleared.items():
+            if index not in self._tickets and self._clock() >= uncleared.due_s:
                 ticket = next_ticket()
                 if self._tiers[index].clear(ticket):
                     self._tickets[index] = ticket
                 else:
+                    uncleared.due_s = self._clock() + _PAUSE_S
                     self._logs[index].began("it takes no more calls now")
 
     def hear(self, index: int, ticket: int, results: Sequence[KeyResult]) -> None:
@@ -63,4 +80,5 @@ class Clears:
             del self._uncleared[index]
             self._logs[index].over()
         else:
+            self._uncleared[index].failed(self._clock())
             self._logs[index].began(result.why)

@@ -10,9 +10,10 @@ import click
 
 from kvtide.commands import Arguments, Run, argument, command, flag, group, option
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
 from kvtide.output import put, tell
 from kvtide.progress import progress, waiting
+from kvtide.redaction import redacted
+from kvtide.tiers.admin import OtherFormat
 from kvtide.tiers.config import KINDS, Kind, kind_of
 from kvtide.units import size_text
 
@@ -87,8 +88,8 @@ def _agreed(kind: Kind, place: str, options: dict[str, object], shown: str) -> b
         raise ConfigError("--yes", False, f"--yes, because nobody can be asked here whether to empty {shown}")
     try:
         what = _counted(_inspected(kind, place, options))
-    except ConfigError:
-        what = "everything"  # of another format, which `clear` makes room for
+    except OtherFormat:
+        what = "everything of kvtide's"
     return click.confirm(f"Remove {what} from {shown}?", default=False, err=True)
 
 

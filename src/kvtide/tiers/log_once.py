@@ -1,9 +1,21 @@
-"""Says in the log when something stops working and when it works again: once each, not once per call."""
+"""Keeps the log short: says when something stops working and when it works again, and counts what comes often."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
+
+_POWER_OF_TEN = re.compile("10*")
+
+
+def is_worth_a_line(count: int) -> bool:
+    """Whether to say that something has happened so often: once, 10 times, 100 times and so on.
+
+    >>> [count for count in range(2000) if is_worth_a_line(count)]
+    [1, 10, 100, 1000]
+    """
+    return _POWER_OF_TEN.fullmatch(str(count)) is not None
 
 
 class LogOnce:

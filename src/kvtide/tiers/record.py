@@ -20,6 +20,7 @@ import xxhash
 
 from kvtide.tiers.base import HIT, KeyResult, TierKey, Verdict
 from kvtide.tiers.encryption import Cipher
+from kvtide.tiers.log_once import is_worth_a_line
 
 FORMAT_VERSION = 1
 """Part of every namespace, too: records of another version are never looked at."""
@@ -141,7 +142,7 @@ class Sealer:
         assert len(namespace_digest) == 16  # noqa: PLR2004 - as in the layout above
         self.namespace_digest = namespace_digest
         self._cipher = cipher
-        self._where = where
+        self.where = where
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(Reading, 0)
 
@@ -193,14 +194,16 @@ class Sealer:
         return Reading.GOOD
 
     def _note(self, reading: Reading, key: TierKey) -> None:
+        """Count it, and say so now and then: a bad disk must not fill the log."""
         with self._lock:
             self._counts[reading] += 1
-            first = self._counts[reading] == 1
-        if reading is Reading.CORRUPT:
-            _log.warning("kvtide: a corrupt record in %s, a miss: key %s", self._where, key.hex())
-        elif reading is Reading.WRONG_SECRET and first:
+            count = self._counts[reading]
+        if reading is Reading.CORRUPT and is_worth_a_line(count):
+            what = "a corrupt record" if count == 1 else f"corrupt record {count}"
+            _log.warning("kvtide: %s in %s, a miss: key %s", what, self.where, key.hex())
+        elif reading is Reading.WRONG_SECRET and count == 1:
             _log.warning(
-                "kvtide: records in %s are encrypted with another key, or not at all; they are misses", self._where
+                "kvtide: records in %s are encrypted with another key, or not at all; they are misses", self.where
             )
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from kvtide.core.config import Admission, BelowConfig
 from kvtide.core.messages import Answer, Clear, Errand, Fetch, Lookup, Name, Sink
+from kvtide.core.share import ALL, Share
 from kvtide.tiers.base import Item, KeyResult, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.clears import Clears
 from kvtide.tiers.config import TierConfig, Write, open_tiers, tier_names
@@ -98,9 +99,13 @@ def below_of(configs: Sequence[TierConfig]) -> BelowConfig | None:
 
 
 def open_stack(
-    configs: Sequence[TierConfig], namespace: Namespace, rank: int, memory: npt.NDArray[np.uint8]
+    configs: Sequence[TierConfig],
+    namespace: Namespace,
+    rank: int,
+    memory: npt.NDArray[np.uint8],
+    share: Share = ALL,
 ) -> TierStack:
-    """Open the tiers of one rank, whose host slots are the rows of `memory`."""
+    """Open the tiers of one rank, whose host slots are the rows of `memory`, some of them (`share`) or all its own."""
     tiers = open_tiers(configs, namespace, rank=rank, slot_bytes_max=memory.shape[1])
     levels = [
         Level(tier, config.deadline_ms / 1000, config.write, config.admit, config.place, name)
@@ -108,7 +113,7 @@ def open_stack(
     ]
     for tier in tiers:
         tier.register(memory.data.cast("B"))
-    return TierStack(levels, lambda slot: memoryview(memory[slot]))
+    return TierStack(levels, lambda slot: memoryview(memory[slot]), share=share)
 
 
 class TierStack:
@@ -122,13 +127,18 @@ class TierStack:
         clock: Callable[[], float] = time.monotonic,
         new_salt: Callable[[], bytes] = random_salt,
         call_bytes_max: int = CALL_BYTES_MAX,
+        share: Share = ALL,
     ) -> None:
-        """`memory` returns the bytes of a host slot; `new_salt` returns bytes that it has never returned before."""
+        """`memory` returns the bytes of a host slot; `new_salt` returns bytes that it has never returned before.
+
+        `share`: blocks that are not this rank's are another's to keep and to bring. Here they count as found.
+        """
         self._levels = tuple(levels)
         self._memory = memory
         self._clock = clock
         self._new_salt = new_salt
         self._call_bytes_max = call_bytes_max
+        self._share = share
         self._jobs: dict[int, _Job] = {}
         self._calls: dict[int, _Call] = {}
         self._last_ticket = 0
@@ -157,18 +167,25 @@ class TierStack:
             self._clears.begin()
             job.hits.add(0)
         self._clears.ask(self._next_ticket)  # before a put, which it would undo
-        if isinstance(errand, Lookup):
-            keys = [tier_key(name, self._salt) for name in errand.names]
-            for index, level in enumerate(self._levels):
-                self._call(job, index, range(len(keys)), level.tier.lookup, keys)
-        elif isinstance(errand, Fetch):
+        if not isinstance(errand, Clear):
+            own = self._share.of_names(errand.names)
+            job.hits = set(range(len(errand.names))).difference(own)
+            self._ask_tiers(job, own)
+        self._end_if_done(job)
+
+    def _ask_tiers(self, job: _Job, own: Sequence[int]) -> None:
+        errand = job.errand
+        if isinstance(errand, Fetch):
             self._descend(job, errand)
-        elif isinstance(errand, Sink):
-            items = self._items(errand, range(len(errand.slots)))
+        elif isinstance(errand, Lookup) and own:
+            keys = [tier_key(errand.names[position], self._salt) for position in own]
+            for index, level in enumerate(self._levels):
+                self._call(job, index, own, level.tier.lookup, keys)
+        elif isinstance(errand, Sink) and own:
+            items = self._items(errand, own)
             for index, level in enumerate(self._levels):
                 if level.wants(errand):
-                    self._call(job, index, range(len(items)), level.tier.put, items)
-        self._end_if_done(job)
+                    self._call(job, index, own, level.tier.put, items)
 
     def poll(self) -> tuple[tuple[Answer, ...], tuple[int, ...]]:
         """Return the answers since the last call, and the fetches that have become late. Does not block."""
@@ -178,7 +195,7 @@ class TierStack:
         return answers, late
 
     def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
-        """Block until one of these errands is over or late, at most `timeout_s`. Returns whether it came true."""
+        """Block until one of these errands is over or late, at most `timeout_s`. Returns False if time ran out."""
         waited = [id_ for id_ in ids if id_ in self._jobs]
         end_s = self._clock() + timeout_s
         while waited and not self._answers and not self._late:

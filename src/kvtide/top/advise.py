@@ -25,7 +25,7 @@ NOTABLE = 0.05
 TIER_KEYS_MIN = 500
 """With fewer lookups nothing is said about a tier."""
 UNREAD = 20
-"""Blocks stored for each one loaded, from which on most of what is stored is of no use."""
+"""Blocks stored for each one loaded, from which on most of what is stored is of no use as it is."""
 
 
 Rule = Callable[[Figures, State], Iterator[Advice]]
@@ -33,7 +33,7 @@ Rule = Callable[[Figures, State], Iterator[Advice]]
 
 def advise(shown: Figures, now: State) -> list[Advice]:
     """Return advice for a server: at least one, which may be to do nothing or to look longer."""
-    repairs = list(to_repair(shown, now))
+    repairs = list(to_repair(now))
     if repairs:
         return repairs  # what else is counted meanwhile is a consequence
     suspects = list(to_verify(shown))
@@ -137,9 +137,10 @@ def _policy(shown: Figures, now: State) -> Iterator[Advice]:
     if fill >= FULL and evicted and stored > UNREAD * max(loaded, 1.0):
         yield Advice(
             "policy",
-            "Store from the second use on (`admission=second-use`).",
+            "Store from the second use on (`admission=second-use`), or give it more host memory (`host`).",
             f"{stored:,.0f} blocks were stored and {loaded:,.0f} loaded, while {evicted:,.0f} were evicted: most of "
-            "what is stored is never asked for.",
+            "what is stored leaves before it is asked for again, or never is. Counters do not tell which: `kvtide "
+            "plan` with a trace does.",
             {"stored_blocks": stored, "loaded_blocks": loaded, "evicted_blocks": evicted},
         )
 

@@ -19,7 +19,8 @@ def alarms(server: Server) -> list[str]:
 
 
 def _of_state(now: State) -> list[str]:
-    found = [
+    found = ["a rank cannot copy any more: offloading has stopped, and the log says why"] if now.stopped_engines else []
+    found += [
         f"tier {name} is switched off on rank {', '.join(tier.off_ranks)} after failures"
         for name, tier in now.tiers.items()
         if tier.off_ranks
@@ -38,6 +39,4 @@ def _of_figures(shown: Figures | None) -> list[str]:
         for name, tier in shown.tiers.items()
         if tier.corrupt_records
     ]
-    if shown.not_stored.get("stopped"):
-        found.append("a rank cannot copy any more: offloading has stopped, and the log says why")
     return found

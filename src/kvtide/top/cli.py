@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 
 import click
-from rich.console import Console, Group
+from rich.console import Console
 
-from kvtide.commands import Arguments, Real, Whole, argument, command, flag, option
+from kvtide.commands import Arguments, Real, Whole, argument, command, flag, misused, option
 from kvtide.errors import ConfigError
 from kvtide.output import Output, put
+from kvtide.progress import waiting
 from kvtide.top.as_json import server_json
+from kvtide.top.overview import overview
 from kvtide.top.reading import metrics_url
 from kvtide.top.terminal import keyboard, show
-from kvtide.top.view import details, overview
+from kvtide.top.view import Paper, details
 from kvtide.top.watch import Watch, read_once
 from kvtide.top.web import serve
 
@@ -43,9 +46,9 @@ def run(args: Arguments) -> int:
     """Show servers once, in the terminal or as a page."""
     urls = _urls(args.url)
     if args.json and not args.once:
-        raise ConfigError("--json", True, "to be used with --once")
+        raise misused("--json works only with --once")
     if args.once and args.web is not None:
-        raise ConfigError("--web", args.web, "to be used without --once")
+        raise misused("--web does not work with --once")
     if args.once:
         return _once(urls, as_json=args.json)
     if args.web is not None:
@@ -53,8 +56,8 @@ def run(args: Arguments) -> int:
             serve(watch.servers, args.web, args.interval, _say_where)
         return 0
     console = Console()
-    if not console.is_terminal:
-        raise ConfigError("kvtide top", "no terminal", "a terminal, --web PORT, or --once")
+    if not console.is_terminal or console.is_dumb_terminal:
+        raise misused("the live view needs a terminal that can be drawn on: use --once, or --web PORT")
     with Watch(urls, args.interval) as watch, keyboard() as key:
         show(watch.servers, console, key)
     return 0
@@ -66,17 +69,19 @@ def _say_where(url: str) -> None:
 
 
 def _once(urls: Sequence[str], *, as_json: bool) -> int:
-    servers = read_once(urls)
+    with waiting("reading"):
+        servers = read_once(urls)
     if as_json:
         put(json.dumps({"servers": [server_json(server) for server in servers]}))
     else:
-        console = Console()
-        width = console.width if console.is_terminal else WIDTH_WITHOUT_TERMINAL
-        shown = Output(width=width)
+        shown = Output(width=shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 0)).columns)
+        paper = Paper(shown.width, ascii_only=shown.options.ascii_only, live=False)
         if len(servers) > 1:
-            shown.print(overview(servers, -1))
+            shown.print(overview(servers, -1, width=shown.width), "")
         for server in servers:
-            shown.print(Group(*details(server, width=width, ascii_only=shown.options.ascii_only)))
+            shown.print(*details(server, paper), sep="\n")
+            if server is not servers[-1]:
+                shown.print()
     return int(any(server.state != "up" for server in servers))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 
 import click
@@ -32,7 +31,7 @@ def run(args: Arguments) -> int:
     """Look at a server, and say what would help."""
     url = metrics_url(args.url)
     seconds = None if args.since_start else args.seconds
-    shown, now = observe(url, seconds, sys.stderr)
+    shown, now = observe(url, seconds)
     found = advise(shown, now)
     if args.json:
         put(json.dumps({"url": url, "seconds": shown.seconds, "advice": [asdict(advice) for advice in found]}))

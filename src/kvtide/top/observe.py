@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import time
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvtide.errors import ConfigError
+from kvtide.progress import progress, waiting
 from kvtide.top.figures import Figures
 from kvtide.top.history import INTERVALS_MAX, Server
 from kvtide.top.state import State
 from kvtide.top.watch import Watch, read_once
-from kvtide.units import seconds_text
 
 READINGS = 20
 """A restart between two of them costs what was counted between them."""
 
 
-def observe(url: str, seconds: float | None, progress: TextIO) -> tuple[Figures, State]:
+def observe(url: str, seconds: float | None) -> tuple[Figures, State]:
     """Return what a server did in the next `seconds`, or (None) since its start, and how it is at the end."""
     if seconds is None:
-        (server,) = read_once([url])
+        with waiting("reading"):
+            (server,) = read_once([url])
         return _usable(url, server, server.since_start)
     assert READINGS < INTERVALS_MAX
     with Watch([url], seconds / READINGS, window_s=2 * seconds) as watch:
-        server = _look(watch, seconds, progress)
+        server = _look(watch, seconds)
     return _usable(url, server, server.window)
 
 
-def _look(watch: Watch, seconds: float, progress: TextIO) -> Server:
+def _look(watch: Watch, seconds: float) -> Server:
     """Wait until all was read; a server that is not there at the beginning is not waited for."""
-    console = Console(file=progress)
-    if not console.is_terminal:
-        progress.write(f"==> looking for {seconds_text(seconds)}\n")
-        progress.flush()
-    columns = (TextColumn("looking"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as shown:
-        task = shown.add_task("looking", total=READINGS + 1)
+    with progress(lambda reading: f"{reading * seconds / READINGS:.0f} s") as advance:
         while watch.rounds() <= READINGS:
             (server,) = watch.servers()
             if server.state == "down" and server.now is None:
                 break
-            shown.update(task, completed=watch.rounds())
+            advance("looking", max(0, watch.rounds() - 1), READINGS)
             time.sleep(0.02)
     return watch.servers()[0]
 

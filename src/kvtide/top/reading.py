@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 from kvtide.top.counts import Counts, Series
 
 BYTES_MAX = 16 << 20

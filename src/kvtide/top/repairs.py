@@ -9,7 +9,7 @@ from kvtide.top.figures import Figures
 from kvtide.top.state import State
 
 
-def to_repair(shown: Figures, now: State) -> Iterator[Advice]:
+def to_repair(now: State) -> Iterator[Advice]:
     """Yield what has to be mended before anything else can be said."""
     unanswered = now.waits["transfers_unanswered"]
     if unanswered:
@@ -19,12 +19,12 @@ def to_repair(shown: Figures, now: State) -> Iterator[Advice]:
             f"{unanswered:.0f} transfers are overdue, and until their rank answers nothing is stored or loaded.",
             {"transfers_unanswered": unanswered},
         )
-    if stopped := shown.not_stored.get("stopped", 0.0):
+    if now.stopped_engines:
         yield Advice(
             "repair",
             "Restart the server: offloading has stopped. Its log says why.",
-            f"{stopped:,.0f} blocks were not stored because a rank cannot copy any more.",
-            {"not_stored_stopped": stopped},
+            "A rank cannot copy any more, so nothing is stored or loaded until then.",
+            {"stopped_engines": now.stopped_engines},
         )
     for name, tier in now.tiers.items():
         if tier.off_ranks:

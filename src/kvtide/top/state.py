@@ -50,6 +50,8 @@ class State:
     tiers: dict[str, Tier]
     waits: dict[str, float]
     """Blocks that wait to be stored or to go below, requests that wait for tiers, transfers that nobody answers for."""
+    stopped_engines: float
+    """On which a rank cannot copy any more: they serve without kvtide until the server is restarted."""
 
 
 def state(reading: Reading) -> State:
@@ -62,6 +64,7 @@ def state(reading: Reading) -> State:
         pool=_pool(reading),
         tiers={name: _tier(gauges, name) for name in gauges.by(f"{KVTIDE}tier_off", "tier")},
         waits={name: gauges.total(f"{KVTIDE}{name}") for name in names},
+        stopped_engines=gauges.total(f"{KVTIDE}stopped"),
     )
 
 

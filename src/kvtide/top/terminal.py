@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from kvtide.top.history import Server
-from kvtide.top.view import screen
+from kvtide.top.view import Paper, screen
 
 FRAME_S = 0.25
 """Keys are answered, and what was read is drawn, this soon."""
@@ -33,14 +33,8 @@ def show(servers: Callable[[], list[Server]], console: Console, key: Key, *, fra
         while frames is None or frames > 0:
             frames = None if frames is None else frames - 1
             found = servers()
-            frame = screen(
-                found,
-                chosen,
-                width=console.width,
-                clock=time.strftime("%H:%M:%S"),
-                keys="q leaves, up and down choose" if len(found) > 1 else "q leaves",
-                ascii_only=console.options.ascii_only,
-            )
+            paper = Paper(console.width, console.height, console.options.ascii_only)
+            frame = screen(found, chosen, paper=paper, clock=time.strftime("%H:%M:%S"))
             live.update(frame, refresh=True)
             pressed = key(FRAME_S)
             if pressed in LEAVE:

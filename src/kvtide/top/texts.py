@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from kvtide.units import percent_text, seconds_text, size_text
@@ -9,6 +10,11 @@ from kvtide.units import percent_text, seconds_text, size_text
 BARS = "▁▂▃▄▅▆▇█"
 ASCII_BARS = "_.:-=+*#"
 UNKNOWN = "-"
+
+
+def short_url(url: str) -> str:
+    """Return what tells a server from others."""
+    return re.sub(r"^https?://|/metrics$", "", url)
 
 
 def share_text(share: float | None) -> str:

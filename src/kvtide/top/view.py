@@ -1,9 +1,9 @@
-"""The terminal's picture of some servers, for any width from 80 columns on."""
+"""The terminal's picture of some servers: for 80 columns and more, and with less in it from 40 on."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,67 +12,75 @@ from rich.text import Text
 from kvtide.top.alarms import alarms
 from kvtide.top.figures import LEVELS, LOAD, STORE, Figures
 from kvtide.top.history import WINDOW_S, Server
+from kvtide.top.overview import overview
 from kvtide.top.state import State
-from kvtide.top.texts import bar, bytes_text, count_text, rate_text, reasons_text, share_text, sparkline, time_text
+from kvtide.top.texts import (
+    bar,
+    bytes_text,
+    count_text,
+    rate_text,
+    reasons_text,
+    share_text,
+    short_url,
+    sparkline,
+    time_text,
+)
 
 COLOURS = {"device": "blue", "host": "green", "tiers": "yellow", "computed": "dim", STORE: "cyan", LOAD: "magenta"}
-NAME_WIDTH, NUMBER_WIDTH = 9, 12
-PLACE_WIDTH, BAR_WIDTH = 14, 12
+NAME_WIDTH, NUMBER_WIDTH, GAP = 9, 12, 2
+NARROW = 60
+"""Below so many columns there is room for one number beside a curve."""
 
 
-def screen(
-    servers: Sequence[Server], chosen: int, *, width: int, clock: str, keys: str, ascii_only: bool = False
-) -> RenderableType:
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """What is drawn on."""
+
+    width: int
+    height: int = 24
+    ascii_only: bool = False
+    live: bool = True
+    """Whether there is more than one reading: curves, and numbers of the last minute."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether only the most important fits."""
+        return self.width < NARROW
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers stand in a line."""
+        return 2 if self.live and not self.narrow else 1
+
+    @property
+    def curve_width(self) -> int:
+        """The columns that are left for a curve."""
+        return max(1, self.width - NAME_WIDTH - self.numbers * NUMBER_WIDTH - GAP)
+
+
+def screen(servers: Sequence[Server], chosen: int, *, paper: Paper, clock: str) -> RenderableType:
     """Return one frame: all servers in a table if there are several, and the chosen one in detail."""
+    keys = "q leaves, up and down choose" if len(servers) > 1 and not paper.narrow else "q leaves"
     title = Table.grid(expand=True)
     title.add_column(no_wrap=True)
     title.add_column(justify="right", no_wrap=True)
     title.add_row(Text("kvtide top", "bold"), Text(f"{keys}  {clock}", "dim"))
     parts: list[RenderableType] = [title]
     if len(servers) > 1:
-        parts.append(overview(servers, chosen))
-    parts += [Text(""), *details(servers[chosen], width=width, ascii_only=ascii_only)]
+        parts.append(overview(servers, chosen, width=paper.width, rows=max(4, paper.height // 4)))
+    parts += [Text(""), *details(servers[chosen], paper)]
     return Group(*parts)
 
 
-def short_url(url: str) -> str:
-    """Return what tells a server from others."""
-    return re.sub(r"^https?://|/metrics$", "", url)
-
-
-def overview(servers: Sequence[Server], chosen: int) -> Table:
-    """Return a line for each server."""
-    table = Table(box=None, padding=(0, 1, 0, 0), expand=True, header_style="dim")
-    table.add_column("server", no_wrap=True, overflow="ellipsis", ratio=1)
-    for name in ("device", "host", "tiers", "saved", "store", "load", "pool"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for number, server in enumerate(servers):
-        mark = "> " if number == chosen else "  "
-        style = "bold" if number == chosen else ""
-        if server.state != "up":
-            table.add_row(Text(mark + short_url(server.url), style), Text(server.state, "red"), *[""] * 6)
-            continue
-        shown, now = server.window or server.since_start, server.now
-        assert shown is not None
-        assert now is not None
-        shares = [share_text(shown.tokens.share(level)) for level in LEVELS]
-        rates = [rate_text(shown.rate(shown.moved_bytes[way])) for way in (STORE, LOAD)]
-        label = Text(mark + short_url(server.url), "bold red" if alarms(server) else style)
-        table.add_row(label, *shares, time_text(shown.ttft_saved_ms), *rates, share_text(now.pool.fill))
-    return table
-
-
-def details(server: Server, *, width: int, ascii_only: bool) -> list[RenderableType]:
+def details(server: Server, paper: Paper) -> list[RenderableType]:
     """Return all that is known of one server."""
     parts: list[RenderableType] = [_headline(server)]
-    parts += [Text(f"! {alarm}", "red", no_wrap=True, overflow="ellipsis") for alarm in alarms(server)]
+    parts += [Text(f"! {alarm}", "red") for alarm in alarms(server)]
     if server.now is None or server.since_start is None:
         return parts
-    curve_width = max(10, width - NAME_WIDTH - 2 * NUMBER_WIDTH - 2)
-    parts += [_levels(server, curve_width, ascii_only), Text("")]
-    parts += [_speeds(server, curve_width, ascii_only), Text("")]
-    parts += [_fills(server.now, server.window or server.since_start, ascii_only), Text("")]
-    parts += _reasons(server.window or server.since_start)
+    parts += [_levels(server, paper), Text(""), _speeds(server, paper), Text("")]
+    parts += [_fills(server.now, server.window or server.since_start, paper), Text("")]
+    parts += _reasons(server.window or server.since_start, paper)
     return parts
 
 
@@ -89,72 +97,99 @@ def _headline(server: Server) -> Text:
     return line
 
 
-def _grid(headings: Sequence[str]) -> Table:
-    table = Table(box=None, padding=0, pad_edge=False, expand=True, header_style="dim")
-    table.add_column(headings[0], width=NAME_WIDTH, no_wrap=True)
-    for heading in headings[1:3]:
+def _when(shown: Figures | None) -> str:
+    """Say what numbers are of: as long as was really looked at."""
+    if shown is not None and shown.seconds is None:
+        return "since start"
+    return f"last {max(1.0, WINDOW_S if shown is None else shown.seconds or 0.0):.0f} s"
+
+
+def _grid(server: Server, paper: Paper, name: str, curve: str) -> Table:
+    table = Table(box=None, padding=0, pad_edge=False, expand=paper.live, header_style="dim")
+    table.add_column(name, width=NAME_WIDTH, no_wrap=True)
+    for heading in _numbers(paper, _when(server.window), "since start"):
         table.add_column(heading, width=NUMBER_WIDTH, justify="right", no_wrap=True)
-    table.add_column("", width=2)
-    table.add_column(headings[3], no_wrap=True, ratio=1)
+    table.add_column("", width=GAP)
+    table.add_column(curve if paper.live else "", no_wrap=True, overflow="ellipsis", ratio=1)
     return table
 
 
-def _levels(server: Server, curve_width: int, ascii_only: bool) -> Table:
-    table = _grid(("prompt", f"last {WINDOW_S:.0f} s", "since start", "share of prompt tokens, over time"))
+def _numbers(paper: Paper, window: str, start: str) -> list[str]:
+    """Return the numbers that there is room for, or that are known."""
+    return [window, start][:1] if paper.live and paper.narrow else [window, start][-paper.numbers :]
+
+
+def _curve(values: Sequence[float | None], paper: Paper, colour: str, top: float | None = None) -> Text:
+    return Text(
+        sparkline(values, paper.curve_width, top=top, ascii_only=paper.ascii_only) if paper.live else "", colour
+    )
+
+
+def _levels(server: Server, paper: Paper) -> Table:
+    what = "share, over time" if paper.narrow else "share of prompt tokens, over time"
+    table = _grid(server, paper, "prompt", what)
     for level in (*LEVELS, "computed"):
-        numbers = [
+        window, start = (
             share_text(shown.tokens.share(level) if shown else None) for shown in (server.window, server.since_start)
-        ]
-        curve = [point.tokens.share(level) if point else None for point in server.points]
-        line = sparkline(curve, curve_width, top=1.0, ascii_only=ascii_only)
-        table.add_row(Text(level, COLOURS[level]), *numbers, "", Text(line, COLOURS[level]))
+        )
+        curve = _curve([point.tokens.share(level) if point else None for point in server.points], paper, "", top=1.0)
+        curve.stylize(COLOURS[level])
+        table.add_row(Text(level, COLOURS[level]), *_numbers(paper, window, start), "", curve)
     return table
 
 
-def _speeds(server: Server, curve_width: int, ascii_only: bool) -> Table:
-    table = _grid(("moved", f"last {WINDOW_S:.0f} s", "since start", "bytes per second, over time"))
+def _speeds(server: Server, paper: Paper) -> Table:
+    table = _grid(server, paper, "moved", "rate, over time" if paper.narrow else "bytes per second, over time")
     window, start = server.window, server.since_start
     assert start is not None
     for way in (STORE, LOAD):
         curve = [point.rate(point.moved_bytes[way]) if point else None for point in server.points]
-        line = sparkline(curve, curve_width, ascii_only=ascii_only)
         speed = rate_text(window.rate(window.moved_bytes[way]) if window else None)
-        table.add_row(Text(way, COLOURS[way]), speed, bytes_text(start.moved_bytes[way]), "", Text(line, COLOURS[way]))
-    times = [[time_text(shown.ttft_ms if shown else None) for shown in (window, start)]]
-    times += [[time_text(shown.ttft_saved_ms if shown else None) for shown in (window, start)]]
-    table.add_row("TTFT", *times[0], "", Text("mean of requests", "dim"))
-    table.add_row("  saved", *times[1], "", Text("of each request, estimated", "dim"))
+        numbers = _numbers(paper, speed, bytes_text(start.moved_bytes[way]))
+        table.add_row(Text(way, COLOURS[way]), *numbers, "", _curve(curve, paper, COLOURS[way]))
+    times = [time_text(shown.ttft_ms if shown else None) for shown in (window, start)]
+    saved = [time_text(shown.ttft_saved_ms if shown else None) for shown in (window, start)]
+    table.add_row("TTFT", *_numbers(paper, *times), "", Text("mean of requests", "dim"))
+    estimated = "estimated" if paper.narrow else "of each request, estimated"
+    table.add_row("  saved", *_numbers(paper, *saved), "", Text(estimated, "dim"))
     return table
 
 
-def _fills(now: State, shown: Figures, ascii_only: bool) -> Table:
+def _fills(now: State, shown: Figures, paper: Paper) -> Table:
+    place_width, bar_width = (13, 5) if paper.narrow else (14, 12)
     table = Table.grid(padding=(0, 1, 0, 0), expand=True)
-    table.add_column(width=PLACE_WIDTH, no_wrap=True, overflow="ellipsis")
-    table.add_column(width=BAR_WIDTH, no_wrap=True)
+    table.add_column(width=place_width, no_wrap=True, overflow="ellipsis")
+    table.add_column(width=bar_width, no_wrap=True)
     table.add_column(width=6, justify="right", no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     pool = now.pool
-    size = f"of {bytes_text(pool.bytes)}, " if pool.bytes else ""
-    what = f"{size}{count_text(pool.slots)} slots, {count_text(pool.pinned)} pinned"
-    filled = bar(pool.fill, BAR_WIDTH, ascii_only=ascii_only)
+    size = [f"of {bytes_text(pool.bytes)}"] if pool.bytes else []
+    slots = [f"{count_text(pool.slots)} slots", f"{count_text(pool.pinned)} pinned"]
+    filled = bar(pool.fill, bar_width, ascii_only=paper.ascii_only)
+    what = ", ".join([*size, *slots][: 1 if paper.narrow else None])
     table.add_row("host pool", Text(filled, COLOURS["host"]), share_text(pool.fill), what)
     for name, tier in now.tiers.items():
         traffic = shown.tiers.get(name)
         put, got = (traffic.put_bytes, traffic.got_bytes) if traffic else (0.0, 0.0)
         facts = [f"of {bytes_text(tier.budget_bytes)}"] if tier.budget_bytes else []
         facts += [f"put {rate_text(shown.rate(put))}, got {rate_text(shown.rate(got))}"] if shown.seconds else []
-        filled = bar(tier.fill, BAR_WIDTH, ascii_only=ascii_only)
-        line = Text("OFF " if tier.off_ranks else "", "bold red").append(", ".join(facts), "not bold default")
+        filled = bar(tier.fill, bar_width, ascii_only=paper.ascii_only)
+        said = ", ".join(facts[: 1 if paper.narrow else None])
+        line = Text("OFF " if tier.off_ranks else "", "bold red").append(said, "not bold default")
         table.add_row(f"tier {name}", Text(filled, COLOURS["tiers"]), share_text(tier.fill), line)
     return table
 
 
-def _reasons(shown: Figures) -> list[RenderableType]:
-    when = f"last {WINDOW_S:.0f} s" if shown.seconds else "since start"
+def _reasons(shown: Figures, paper: Paper) -> list[RenderableType]:
     lines = [("loaded", "tokens", shown.not_loaded), ("stored", "blocks", shown.not_stored)]
     if shown.tiers or shown.not_sunk:
         lines.append(("sunk", "blocks", shown.not_sunk))
+    whole = paper.narrow or not paper.live  # in a live view lines that come and go would make the rest jump
     return [
-        Text(f"not {what} ({unit}, {when}): {reasons_text(reasons)}", no_wrap=True, overflow="ellipsis")
+        Text(
+            f"not {what} ({unit}, {_when(shown)}): {reasons_text(reasons)}",
+            no_wrap=not whole,
+            overflow="fold" if whole else "ellipsis",
+        )
         for what, unit, reasons in lines
     ]

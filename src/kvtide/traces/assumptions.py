@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from kvtide.traces.machine import Machine
+from kvtide.traces.prices import dollars_text
 from kvtide.traces.rates import Sourced
-from kvtide.units import size_text
+from kvtide.units import seconds_text, size_text
 
 
 def assumptions(machine: Machine, prices: Mapping[str, Sourced]) -> dict[str, Sourced]:
@@ -33,8 +34,24 @@ def assumptions(machine: Machine, prices: Mapping[str, Sourced]) -> dict[str, So
 def assumption_texts(taken: Mapping[str, Sourced]) -> Iterator[str]:
     """Yield a line for each."""
     for name, rate in taken.items():
-        if name.endswith("bytes_per_s"):
-            value = f"{rate.value / 1e9:.1f} GB/s"
-        else:
-            value = size_text(rate.value) if "bytes" in name else f"{rate.value:,.5g}"
-        yield f"{name.replace('_bytes_per_s', '').replace('_bytes', '').replace('_', ' ')}: {value} ({rate.text})"
+        label, shown = _SHOWN[name]
+        yield f"{label}: {shown(rate.value)} ({rate.text})"
+
+
+def _bandwidth(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.1f} GB/s"
+
+
+_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "device_bytes": ("KV memory of the device", size_text),
+    "bytes_per_token": ("KV of a token", size_text),
+    "prefill_tokens_per_s": ("prefill", lambda rate: f"{rate:,.0f} tokens/s"),
+    "decode_s_per_token": ("decode", lambda each_s: f"{seconds_text(each_s)} per token"),
+    "load_bytes_per_s": ("load", _bandwidth),
+    "store_bytes_per_s": ("store", _bandwidth),
+    "host_copy_bytes_per_s": ("copies in host memory", _bandwidth),
+    "overhead_s": ("overhead", lambda each_s: f"{seconds_text(each_s)} per request"),
+    "gpu_hour_dollars": ("a GPU", lambda price: f"{dollars_text(price)} per hour"),
+    "gib_hour_dollars": ("host memory", lambda price: f"{dollars_text(price)} per GiB and hour"),
+}
+"""How people read them."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import click
 
 from kvtide.commands import Choice, option
 from kvtide.core.config import Admission
+from kvtide.errors import ConfigError
 from kvtide.options import parse_size
+
+_PER_SECOND = re.compile(r"\s*(/\s*s|ps)$")
+_BITS = re.compile(r"bit|[0-9KMGT]i?b(/\s*s|ps)?$")
+"""A small b behind a large letter is a bit: 200Gb/s are 25GB/s."""
 
 
 def admission_option() -> click.Option:
@@ -23,5 +29,11 @@ def size(name: str, text: str) -> int:
 
 
 def rate(name: str, text: str) -> int:
-    """Read bytes per second that were given as an option."""
-    return size(name, text.removesuffix("/s"))
+    """Read bytes per second that were given as an option. Bits, as links of networks have, are refused."""
+    expected = 'bytes per second, such as "25GB/s"'
+    if _BITS.search(text):
+        raise ConfigError(name, text, f"{expected}; these are bits, of which eight are a byte")
+    try:
+        return size(name, _PER_SECOND.sub("", text))
+    except ConfigError:
+        raise ConfigError(name, text, expected) from None

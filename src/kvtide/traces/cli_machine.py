@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import click
 
-from kvtide.commands import SIZES, Arguments, File, Real, Whole, option
+from kvtide.commands import SIZES, Arguments, File, Real, Suggested, Whole, option
 from kvtide.errors import ConfigError
 from kvtide.traces.cli_common import rate, size
 from kvtide.traces.device_memory import kv_memory
 from kvtide.traces.gpus import DEFAULT_GPU, GPUS, Gpu, gpu_named
+from kvtide.traces.layer import Layer
 from kvtide.traces.machine import Machine
-from kvtide.traces.measured import Measured, measured_rates
+from kvtide.traces.measured import Measured, gpu_here, measured_rates
 from kvtide.traces.model import DEFAULT_MODEL, Model, read_model
 from kvtide.traces.rates import Sourced, derive_rates
 
@@ -34,7 +36,7 @@ def machine_options() -> list[click.Option]:
         option("--model-config", config, File()),
         option("--parameters", 'parameters of the model, such as "70B"', metavar="N"),
         option("--weights", "bytes of its weights (default: from the parameters)", metavar="SIZE"),
-        option("--gpu", gpus, metavar="NAME"),
+        option("--gpu", gpus, Suggested(tuple(GPUS))),
         option("--gpus", "GPUs that share the traffic and the weights", Whole(1), default=1),
         option("--device", device, metavar="SIZE"),
         option("--prefill", f"prefill tokens per second of each GPU, {instead}", Real()),
@@ -45,15 +47,19 @@ def machine_options() -> list[click.Option]:
     ]
 
 
-def machine_of(args: Arguments, measured: Measured | None = None) -> Machine:
-    """Return what was described. What was not is measured, if it was, or derived."""
+def machine_of(args: Arguments, measure: Callable[[Layer | None], Measured] | None = None) -> Machine:
+    """Return what was described. What was not is measured, where that is asked for and can be done, or derived."""
     model = _model(args)
-    default = args.gpu is None and model is DEFAULT_MODEL
     gpu = gpu_named(args.gpu or DEFAULT_GPU)
     link = None if args.link is None else float(rate("--link", args.link))
+    measured = None if measure is None else measure(model.layer)
+    found = None if measured is None else measured.gpu
+    if found is not None:
+        gpu = gpu_here(found, args.gpu)
+    default = args.gpu is None and found is None and model is DEFAULT_MODEL
     rates = derive_rates(gpu, model, default=default)
-    if measured is not None:
-        rates = measured_rates(rates, measured, model)
+    if found is not None:
+        rates = measured_rates(rates, found, model)
     rates = rates.given(
         prefill_tokens_per_s=args.prefill,
         decode_s_per_token=args.decode,
@@ -98,7 +104,7 @@ def _model(args: Arguments) -> Model:
         active = count * (model.active_parameters or count) / (model.parameters or count)
         name = model.name if args.model_config is not None else "a model"
         model = replace(
-            model, name=name, parameters=count, active_parameters=active, weight_bytes=count * per_parameter
+            model, name=name, parameters=count, active_parameters=active, weight_bytes=count * per_parameter, layer=None
         )
     if args.weights is not None:
         model = replace(model, weight_bytes=float(size("--weights", args.weights)))

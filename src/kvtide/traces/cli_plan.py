@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvtide.commands import SIZES, Arguments, File, Real, command, flag, option
 from kvtide.core import POLICIES
+from kvtide.errors import ConfigError
 from kvtide.options import parse_choice
 from kvtide.output import Output, put, tell
 from kvtide.progress import progress
@@ -15,8 +16,9 @@ from kvtide.traces.assumptions import assumption_texts, assumptions
 from kvtide.traces.cli_common import admission_option, size
 from kvtide.traces.cli_input import TRACE_TEXT, Input, input_of, input_options
 from kvtide.traces.cli_machine import machine_of, machine_options
+from kvtide.traces.layer import Layer
 from kvtide.traces.machine import Machine
-from kvtide.traces.measured import measure_machine
+from kvtide.traces.measured import Measured, measure_machine
 from kvtide.traces.plan import PlanConfig, PlanResult, make_plan
 from kvtide.traces.plan_page import plan_page
 from kvtide.traces.plan_report import as_json, conclusion, plan_table
@@ -46,7 +48,7 @@ def run(args: Arguments) -> int:
         figure(1, 1)  # fails now, not after the run, if it cannot be drawn
     if args.html is not None:
         check_writable("--html", args.html, (".html", ".htm"))
-    machine = _machine(args)
+    machine = machine_of(args, _measure if args.measure else None)
     prices = _prices(args, machine)
     source = input_of(args)
     config = _config(args, machine, prices, source.block_tokens)
@@ -68,25 +70,30 @@ def run(args: Arguments) -> int:
     return 0
 
 
-def _machine(args: Arguments) -> Machine:
-    if not args.measure:
-        return machine_of(args)
-    machine_of(args)  # what cannot work is refused before anything is measured
-    measured = measure_machine()
+def _measure(layer: Layer | None) -> Measured:
+    measured = measure_machine(layer)
     tell(f"kvtide: {measured.text}")
-    return machine_of(args, measured)
+    return measured
 
 
 def _prices(args: Arguments, machine: Machine) -> dict[str, Sourced]:
     """Return what an hour costs, with where that comes from."""
-    prices = {
-        "gpu_hour": Sourced(machine.gpu.dollars_per_hour, "default", f"{machine.gpu.name}, {GPU_HOUR_HOW}"),
-        "gib_hour": Sourced(GIB_HOUR, "default", GIB_HOUR_HOW),
+    gpu = machine.gpu
+    usual = {
+        "gpu_hour": (gpu.dollars_per_hour, f"{gpu.name}, {GPU_HOUR_HOW}"),
+        "gib_hour": (GIB_HOUR, GIB_HOUR_HOW),
     }
-    for name in prices:
-        value = getattr(args, name)
-        if value is not None:
-            prices[name] = Sourced(value, "given", "")
+    prices = {}
+    for name, (value, how) in usual.items():
+        given = getattr(args, name)
+        if given is not None:
+            prices[name] = Sourced(given, "given", "")
+        elif value is not None:
+            prices[name] = Sourced(value, "default", how)
+        else:
+            raise ConfigError(
+                "--gpu-hour", given, f"dollars for an hour of one {gpu.name}, whose price is not known here"
+            )
     return prices
 
 
@@ -138,7 +145,7 @@ COMMAND = command(
     params=[
         *input_options(),
         *machine_options(),
-        flag("--measure", "measure copies on this machine, and the link and speed of its GPU if it has one"),
+        flag("--measure", "measure this machine: copies in host memory, and the GPU's link, memory and prefill"),
         option("--gpu-hour", f"dollars for an hour of one GPU (default: by the GPU, {GPU_HOUR_HOW})", Real(0)),
         option(
             "--gib-hour",

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kvtide.errors import ConfigError
+from kvtide.options import one_of
 
 DEFAULT_GPU = "h200"
 _MIB = 1 << 20
@@ -23,8 +24,16 @@ class Gpu:
     memory_gb_per_s: float
     link_gb_per_s: float
     """PCIe, one way."""
-    dollars_per_hour: float
-    """Of one GPU: about what public clouds asked on demand in 2025, where offers differ by a factor of two."""
+    dollars_per_hour: float | None
+    """Of one GPU: about what public clouds asked on demand in 2025, where offers differ by a factor of two. None: who
+    plans has to say."""
+    sheet: str = ""
+    """Where these numbers come from, if not from NVIDIA."""
+
+    @property
+    def told_by(self) -> str:
+        """Where these numbers come from."""
+        return self.sheet or f"NVIDIA's data sheet of the {self.name}"
 
 
 GPUS: dict[str, Gpu] = {
@@ -42,4 +51,4 @@ def gpu_named(name: str) -> Gpu:
     for known, gpu in GPUS.items():
         if known in words:
             return gpu
-    raise ConfigError("--gpu", name, "one of " + ", ".join(GPUS))
+    raise ConfigError("--gpu", name, one_of(name, GPUS))

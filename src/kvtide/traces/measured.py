@@ -1,48 +1,40 @@
-"""Rates measured on this machine, in about a second: copies in host memory, and what its GPU can do if it has one."""
+"""Rates measured on this machine, in a few seconds: copies in host memory, and what its GPU does if it has one."""
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import Direction
-from kvtide.copy.cuda.geometry import CudaCache, CudaRegion
-from kvtide.copy.cuda.measure import measure
-from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.copy.move import BlockMover
 from kvtide.copy.regions import DeviceCache, regions_of
 from kvtide.core.messages import Copy
-from kvtide.errors import KVTideError
+from kvtide.errors import ConfigError, describe
+from kvtide.traces.gpus import Gpu, gpu_named
+from kvtide.traces.layer import Layer
+from kvtide.traces.measured_gpu import PROMPT_TOKENS, MeasuredGpu, measure_gpu
 from kvtide.traces.model import DEFAULT_MODEL, Model
 from kvtide.traces.rates import Rates, Sourced
 
 _LAYERS, _BLOCKS, _FRAGMENT_BYTES = 32, 64, 32 << 10
 """64 MiB of KV, cut as a model of 32 layers cuts it."""
 _REPEATS = 5
-_MATRIX = 8192
-_PRODUCTS = 20
-_PREFILL_SHARE = 0.76
-"""Share of the speed of large matrix products that a long prefill reaches: on an H200 575 of 754 TFLOPS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Bytes per second; without a GPU only those of the host."""
+    """Bytes per second of copies in host memory, and what the GPU does."""
 
     host_store_bytes_per_s: float
     host_load_bytes_per_s: float
-    gpu: str | None = None
-    store_bytes_per_s: float = 0.0
-    load_bytes_per_s: float = 0.0
-    flops: float = 0.0
-    """Of large matrix products in 16 bits."""
+    gpu: MeasuredGpu | None = None
+    why_no_gpu: str = ""
+    """In the words of what was tried."""
 
     @property
     def host_copy(self) -> Sourced:
@@ -54,58 +46,73 @@ class Measured:
     def text(self) -> str:
         """What was measured, and what was not."""
         host = (
-            f"copies in host memory {self.host_store_bytes_per_s / 1e9:.1f} GB/s (store) and "
+            f"measured on this machine: copies in host memory {self.host_store_bytes_per_s / 1e9:.1f} GB/s (store) and "
             f"{self.host_load_bytes_per_s / 1e9:.1f} GB/s (load)"
         )
         if self.gpu is None:
-            return (
-                f"measured on this machine: {host}; there is no GPU that torch can use: the rates of link and prefill "
-                f"are not measured"
-            )
-        return (
-            f"measured on this machine: {host}; {self.gpu}: {self.store_bytes_per_s / 1e9:.1f} GB/s to the host, "
-            f"{self.load_bytes_per_s / 1e9:.1f} GB/s from it, {self.flops / 1e12:.0f} TFLOPS of matrix products "
-            f"(the prefill rate is derived from that; no prefill was run)"
-        )
+            return f"{host}; no GPU, so link and prefill are not measured ({self.why_no_gpu})"
+        return f"{host}; {self.gpu.text}"
 
 
-def measure_machine() -> Measured:
-    """Measure what is here."""
+def measure_machine(layer: Layer | None = None) -> Measured:
+    """Measure what is here; on a GPU with this layer, or that of the usual model."""
     store, load = (_host_copies(direction) for direction in (Direction.STORE, Direction.LOAD))
-    host = Measured(store, load)
+    layer = layer or DEFAULT_MODEL.layer
+    assert layer is not None
     try:
-        gpu = TorchGpu()
-    except KVTideError:
-        return host
-    torch = importlib.import_module("torch")
-    memory = gpu.allocate(1 << 20)
-    cache = CudaCache([CudaRegion(memory.address, 4096, 4096, memory)], blocks=1)
-    rates = measure(gpu, cache)
-    return replace(
-        host,
-        gpu=str(torch.cuda.get_device_name(0)),
-        store_bytes_per_s=rates.store * 1e9,
-        load_bytes_per_s=rates.load * 1e9,
-        flops=_matrix_products(torch),
+        return Measured(store, load, measure_gpu(layer))
+    except Exception as error:  # torch has many words for "no GPU", and for "no memory left": what is here is told
+        return Measured(store, load, why_no_gpu=describe(error).splitlines()[0])
+
+
+def gpu_here(found: MeasuredGpu, named: str | None) -> Gpu:
+    """Return the GPU that was measured: with what is known of its kind, but its own memory.
+
+    Of a kind that is not known, all numbers are those that were measured, and nobody knows its price.
+    """
+    try:
+        known = gpu_named(found.name)
+    except ConfigError:
+        known = None
+    if named is not None and gpu_named(named) is not known:
+        raise ConfigError("--gpu", named, f"not to be used with --measure on another one, {found.name}")
+    if known is not None:
+        return replace(known, memory_bytes=found.memory_bytes)
+    return Gpu(
+        found.name,
+        tflops=found.flops / 1e12,
+        memory_bytes=found.memory_bytes,
+        memory_gb_per_s=found.memory_bytes_per_s / 1e9,
+        link_gb_per_s=found.load_bytes_per_s / 1e9,
+        dollars_per_hour=None,
+        sheet=f"measured on the {found.name}",
     )
 
 
-def measured_rates(rates: Rates, measured: Measured, model: Model) -> Rates:
-    """Put what was measured in place of what was derived: of the link and of computing, where there is a GPU."""
-    if measured.gpu is None:
-        return rates
+def measured_rates(rates: Rates, found: MeasuredGpu, model: Model) -> Rates:
+    """Put what was measured in place of what was derived: of the link and of computing."""
+    link = f"one large copy on the {found.name}"
+    return replace(
+        rates,
+        load_bytes_per_s=Sourced(found.load_bytes_per_s, "measured", link),
+        store_bytes_per_s=Sourced(found.store_bytes_per_s, "measured", link),
+        prefill_tokens_per_s=_prefill(found, model),
+    )
+
+
+def _prefill(found: MeasuredGpu, model: Model) -> Sourced:
+    """Return it as measured if a layer of this model was run, and as derived from the speed of another one if not."""
+    run = f"{PROMPT_TOKENS:,} tokens in {1000 * found.layer_s:.2f} ms through one"
+    if model.layer == found.layer:
+        how = f"{run} of the {found.layer.count} layers of {model.name}, by torch and no engine, on the {found.name}"
+        return Sourced(found.prefill_tokens_per_s, "measured", how)
     parameters = model.active_parameters or DEFAULT_MODEL.active_parameters
     assert parameters is not None
     how = (
-        f"{_PREFILL_SHARE:.0%} of {measured.flops / 1e12:.0f} TFLOPS measured on the {measured.gpu}, "
+        f"{run} layer of {DEFAULT_MODEL.name} measured on the {found.name}, {found.flops / 1e12:.0f} TFLOPS; "
         f"{parameters / 1e9:.3g}B parameters"
     )
-    return replace(
-        rates,
-        load_bytes_per_s=Sourced(measured.load_bytes_per_s, "measured", f"one large copy on the {measured.gpu}"),
-        store_bytes_per_s=Sourced(measured.store_bytes_per_s, "measured", f"one large copy on the {measured.gpu}"),
-        prefill_tokens_per_s=Sourced(measured.flops * _PREFILL_SHARE / (2 * parameters), "derived", how),
-    )
+    return Sourced(found.flops / (2 * parameters), "derived", how)
 
 
 def _host_copies(direction: Direction) -> float:
@@ -119,18 +126,6 @@ def _host_copies(direction: Direction) -> float:
         move()  # touches all pages
         seconds = min(_timed(move) for _ in range(_REPEATS))
     return array.nbytes / seconds
-
-
-def _matrix_products(torch: Any) -> float:
-    left = torch.randn(_MATRIX, _MATRIX, device="cuda", dtype=torch.bfloat16)
-
-    def run() -> None:
-        for _ in range(_PRODUCTS):
-            torch.matmul(left, left)
-        torch.cuda.synchronize()
-
-    run()
-    return 2 * _MATRIX**3 * _PRODUCTS / min(_timed(run) for _ in range(_REPEATS))
 
 
 def _timed(run: Callable[[], None]) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtide.errors import ConfigError
+from kvtide.traces.layer import Layer, dense_layer
 from kvtide.traces.parameters import count_parameters
 
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "fp8": 1, "int8": 1}
@@ -26,9 +27,11 @@ class Model:
     active_parameters: float | None
     """Those that a token is multiplied with: of a mixture of experts only a part."""
     weight_bytes: float | None
+    layer: Layer | None = None
+    """What it is made of, if that is known and dense."""
 
 
-DEFAULT_MODEL = Model("Llama-3.1-8B", 131_072, 8.03e9, 8.03e9, 16.06e9)
+DEFAULT_MODEL = Model("Llama-3.1-8B", 131_072, 8.03e9, 8.03e9, 16.06e9, Layer(32, 4096, 32, 8, 128, 14_336))
 """32 layers, 8 KV heads of 128 values, 16 bits."""
 
 
@@ -53,6 +56,7 @@ def read_model(config_path: str) -> Model:
         parameters,
         active,
         None if parameters is None else parameters * _weight_bytes(config, value_bytes),
+        dense_layer(fields),
     )
 
 

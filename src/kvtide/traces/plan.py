@@ -16,7 +16,7 @@ from kvtide.traces.added import AddedCurve
 from kvtide.traces.certainty import certainty
 from kvtide.traces.plan_config import PlanConfig
 from kvtide.traces.queues import Queues
-from kvtide.traces.recommendation import Outcome, Recommendation, recommendation, why_none, why_some
+from kvtide.traces.recommendation import Outcome, Recommendation, recommendation, why_late, why_none, why_some
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.recording import Recording, make_recording
 from kvtide.traces.replay import Replay, ReplayConfig
@@ -149,6 +149,7 @@ def _recommend(
     certain = certainty(
         visits, chosen_bytes=chosen.host_bytes, device_blocks=device_blocks, economy=economy, sizes=sizes
     )
+    why += why_late(before, after)
     return recommendation(chosen, why, policy=config.served_with, before=before, after=after, certain=certain)
 
 
@@ -164,7 +165,8 @@ def _ttft_s(config: PlanConfig, added: AddedCurve, size: int) -> float:
 
 
 def _outcome(result: ReplayResult) -> Outcome:
-    return Outcome(result.share(result.device_tokens), result.share(result.host_tokens), result.ttft_mean_s)
+    shares = (result.share(result.device_tokens), result.share(result.host_tokens))
+    return Outcome(*shares, result.ttft_mean_s, max(result.ttft_s, default=0.0))
 
 
 def _curves(

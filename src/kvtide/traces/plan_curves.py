@@ -13,8 +13,10 @@ _BETWEEN = 40
 """So many points are drawn between two sizes, where the curve is known everywhere."""
 _SAME = 0.0005
 """Shares that look the same when printed."""
-_UNITS = ((120.0, "min", 1 / 60), (1.0, "s", 1.0), (0.0, "ms", 1000.0))
-"""From so many seconds on, a unit, and how many of it a second has."""
+_UNITS = ((120.0, 6.0, "min", 1 / 60), (1.0, 0.0, "s", 1.0), (0.0, 0.0, "ms", 1000.0))
+"""If the longest and the shortest time have at least so many seconds, a unit, and how many of it a second has."""
+_FAR = 20
+"""Times that differ by that much would all lie on the ground but one."""
 
 
 def sizes_of(plan: PlanResult) -> list[int]:
@@ -40,8 +42,15 @@ def fine_curve(plan: PlanResult) -> list[tuple[float, float]]:
 
 def time_unit(plan: PlanResult) -> tuple[str, float]:
     """Return the unit that times to first token are drawn in, and how many of it a second has."""
-    longest_s = max(plan.ttft_without_s, *plan.ttft_s)
-    return next((unit, times) for from_s, unit, times in _UNITS if longest_s >= from_s)
+    longest_s, shortest_s = max(plan.ttft_without_s, *plan.ttft_s), min(plan.ttft_without_s, *plan.ttft_s)
+    return next(
+        (unit, times) for long_s, short_s, unit, times in _UNITS if longest_s >= long_s and shortest_s >= short_s
+    )
+
+
+def is_far_apart(plan: PlanResult) -> bool:
+    """Whether times to first token differ so much that they are drawn on a logarithmic scale."""
+    return max(plan.ttft_without_s, *plan.ttft_s) > _FAR * min(plan.ttft_without_s, *plan.ttft_s) > 0
 
 
 def compared(plan: PlanResult, policy: str) -> str:
@@ -92,6 +101,7 @@ def page_data(plan: PlanResult) -> dict[str, object]:
         ],
         "ttft": {
             "unit": unit,
+            "far_apart": is_far_apart(plan),
             "values": [times * ttft_s for ttft_s in plan.ttft_s],
             "texts": [seconds_text(ttft_s) for ttft_s in plan.ttft_s],
             "without": times * plan.ttft_without_s,

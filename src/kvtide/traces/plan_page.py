@@ -17,9 +17,8 @@ from kvtide.traces.assumptions import assumption_texts
 from kvtide.traces.plan import PlanResult, Point
 from kvtide.traces.plan_curves import compared, main_policy, page_data, sizes_of
 from kvtide.traces.plan_report import BETTER_FROM, reasons
-from kvtide.traces.prices import GIB
+from kvtide.traces.prices import GIB, dollars_text
 from kvtide.traces.rates import Sourced
-from kvtide.traces.recommendation import dollars_text
 from kvtide.units import percent_text, seconds_text, size_text
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvtide.traces.errors import TraceError
 from kvtide.traces.plan import PlanResult, Point
-from kvtide.traces.plan_curves import compared, fine_curve, is_same, main_policy, sizes_of, time_unit
+from kvtide.traces.plan_curves import compared, fine_curve, is_far_apart, is_same, main_policy, sizes_of, time_unit
 from kvtide.traces.prices import GIB
 from kvtide.traces.replay_result import ReplayResult
 from kvtide.units import percent_text, seconds_text, size_text
@@ -61,6 +61,11 @@ def draw_plan(plan: PlanResult, title: str, path: Path) -> None:
         axis.set_xlabel("host memory, GiB (log scale)")
         _mark(axis, plan.recommendation.host_bytes)
         axis.legend(frameon=False, loc="best")
+    if is_far_apart(plan):
+        right.set_yscale("log")
+        right.autoscale(axis="y")
+        right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        right.set_ylabel(f"mean time to first token, {unit} (log scale)")
     drawing.savefig(path, dpi=130, format="png")
 
 

@@ -94,9 +94,9 @@ def derive_rates(gpu: Gpu, model: Model, *, default: bool = False) -> Rates:
         "" if known else f" ({DEFAULT_MODEL.name}: {model.name} tells none)"
     )
     read_bytes = weight_bytes * (parameters / (model.parameters or parameters))
-    if gpu is GPUS[DEFAULT_GPU]:
+    if gpu.name == GPUS[DEFAULT_GPU].name:
         return _like_the_h200(kind, parameters, read_bytes, whose)
-    sheet = f"NVIDIA's data sheet of the {gpu.name}"
+    sheet = gpu.told_by
     link = f"{sheet}: {LINK_SHARE:.0%} of PCIe {gpu.link_gb_per_s:g} GB/s"
     return Rates(
         Sourced(

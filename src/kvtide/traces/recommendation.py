@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from kvtide.traces.certainty import Certainty
+from kvtide.traces.prices import dollars_text
 from kvtide.traces.steady_state import SteadyState
 from kvtide.traces.worth import Economy, Worth
 from kvtide.units import percent_text, seconds_text, size_text
 
-_CENTS_FROM = 0.1
+_LATE_S = 60.0
+"""A server where somebody waits longer than that for a first token does not keep up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,12 @@ class Outcome:
     """Loaded from host memory besides."""
     ttft_s: float
     """Mean time to first token."""
+    ttft_s_max: float = 0.0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether requests come faster than they are served, at some time."""
+        return self.ttft_s_max > _LATE_S
 
     def helps(self, before: Outcome) -> bool:
         """Whether this is better than without host memory: something is loaded, and first tokens come sooner."""
@@ -68,6 +76,22 @@ def recommendation(
     )
 
 
+def why_late(before: Outcome, after: Outcome) -> str:
+    """Say that the server does not keep up with the traffic, if it does not: then means tell little."""
+    if after.is_late:
+        even = "Even so" if after is not before else "As it is"
+        return (
+            f" {even} the server does not keep up at the busiest time, when somebody waits for a first token for "
+            f"{seconds_text(after.ttft_s_max)}: it needs more GPUs, or larger ones."
+        )
+    if before.is_late:
+        return (
+            f" Without host memory the server does not keep up at the busiest time, when somebody waits for "
+            f"{seconds_text(before.ttft_s_max)}; with it, for {seconds_text(after.ttft_s_max)} at most."
+        )
+    return ""
+
+
 def why_none(steady: SteadyState, before: Outcome, most: Worth, economy: Economy) -> str:
     """Say why no memory is worth its price. `most` is the size that comes nearest."""
     if economy.loading_is_slower:
@@ -91,9 +115,11 @@ def why_none(steady: SteadyState, before: Outcome, most: Worth, economy: Economy
 
 def why_some(chosen: Worth, following: Worth | None, before: Outcome, after: Outcome, keeps_s: float) -> str:
     """Say what the chosen size brings, and what the next one would."""
+    on_device, without = percent_text(after.device_share), percent_text(before.device_share)
+    on_device += " that the device serves" + (f" ({without} without it)" if without != on_device else "")
     sentence = (
         f"With {size_text(chosen.host_bytes)} of host memory {percent_text(after.added_share)} of prefill tokens are "
-        f"loaded instead of computed, besides {percent_text(after.device_share)} that the device serves, and a first "
+        f"loaded instead of computed, besides {on_device}, and a first "
         f"token takes {seconds_text(after.ttft_s)} on average instead of {seconds_text(before.ttft_s)}. In the long "
         f"run it keeps KV for about {seconds_text(keeps_s)} and saves {dollars_text(chosen.saved)} of GPU time per "
         f"hour for {dollars_text(chosen.price)}"
@@ -103,8 +129,3 @@ def why_some(chosen: Worth, following: Worth | None, before: Outcome, after: Out
     saved, price = following.saved - chosen.saved, following.price - chosen.price
     more = size_text(following.host_bytes - chosen.host_bytes)
     return f"{sentence}; another {more} would save {dollars_text(saved)} more for {dollars_text(price)} more."
-
-
-def dollars_text(dollars: float) -> str:
-    """Return an amount for people."""
-    return f"${dollars:.2f}" if dollars >= _CENTS_FROM else f"${dollars:.2g}"

@@ -5,20 +5,21 @@ holds, on average, the uses per second times the mean of the waits, none counted
 set). LRU keeps what is younger than some age too, so the same two numbers are its hits and its size.
 
 Ages beyond what the recording can show are extrapolated: blocks are taken to come back as they did at the last ages
-that were seen, by the same share whenever the age doubles.
+that were seen, by the same share whenever the age doubles. Of a long and a short stretch of last ages the one counts
+in which fewer came back: that all of them came back after the same time does not mean that more will come later.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtide.traces.reuse_times import AGE_RATIO, AGES_S, ReuseTimes
+from kvtide.traces.reuse_times import AGES_S, ReuseTimes
 
 SEEN_SHARE = 0.7
 """Of the recording's length: older ages have too few waits that are still open to tell."""
-TAIL_FROM = 1 / 8
+TAILS_FROM = (1 / 8, 1 / 2)
 """Of the oldest age that was seen: from there on it is looked how blocks come back, to extrapolate."""
 
 
@@ -54,23 +55,22 @@ def steady_state(times: ReuseTimes) -> SteadyState:
     oldest_s = SEEN_SHARE * times.duration_s
     left, open_waits, room_s, before_s = 1.0, times.uses, 0.0, 0.0
     ages_s, shares, rooms_s = [], [], []
-    returned = waited = 0.0
-    """Near the oldest age: blocks that came back, and those that could have, by the logarithm of age."""
+    waited: list[int] = []
+    """By age: blocks that could have come back."""
     for index, age_s in enumerate(AGES_S):
         if age_s > oldest_s or not open_waits:
             break
         room_s += left * (age_s - before_s)
         before_s = age_s
-        if age_s > TAIL_FROM * oldest_s:
-            returned += times.reused[index]
-            waited += open_waits * math.log(AGE_RATIO)
+        waited.append(open_waits)
         left *= 1 - times.reused[index] / open_waits
         open_waits -= times.reused[index] + times.cut_off[index]
         ages_s.append(age_s)
         shares.append(1 - left)
         rooms_s.append(room_s)
     seen_s = before_s if open_waits else oldest_s  # where all have come back there is nothing more to see
-    stay = AGE_RATIO ** -(returned / waited if waited else 0.0)
+    tails = [bisect_right(ages_s, share * oldest_s) for share in TAILS_FROM]
+    stay = 1 - min(_returning(times.reused[tail : len(ages_s)], waited[tail:]) for tail in tails)
     for age_s in AGES_S[len(ages_s) :]:
         room_s += left * (1 + stay) / 2 * (age_s - before_s)
         before_s = age_s
@@ -80,3 +80,8 @@ def steady_state(times: ReuseTimes) -> SteadyState:
         rooms_s.append(room_s)
     rate = times.uses_per_s
     return SteadyState(ages_s, shares, [rate * room for room in rooms_s], seen_s, rate, sum(times.reused))
+
+
+def _returning(reused: Sequence[int], waited: Sequence[int]) -> float:
+    """Return the share of what waits that comes back from one age to the next, over some ages."""
+    return sum(reused) / sum(waited) if waited else 0.0

@@ -19,6 +19,8 @@ def check_writable(option: str, path: str, suffixes: tuple[str, ...] = ()) -> No
         raise ConfigError(option, path, "a name that ends in " + " or ".join(suffixes))
     if target.is_dir():
         raise ConfigError(option, path, "a file, not a directory")
+    if target.exists() and not target.is_file():
+        return  # a device or a pipe: who opens it hears what is wrong with it
     folder = target.parent
     if not folder.is_dir():
         raise ConfigError(option, path, f"a file in an existing directory ({folder} is none)")
@@ -27,8 +29,14 @@ def check_writable(option: str, path: str, suffixes: tuple[str, ...] = ()) -> No
 
 
 def write_whole(path: str, write: Write) -> None:
-    """Let `write` write to another file in the same directory, and then give it its name."""
-    target = Path(path)
+    """Let `write` write to another file in the same directory, and then give it its name.
+
+    A device or a pipe (/dev/stdout) is written to as it is: it must not be replaced by a file.
+    """
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        write(target)
+        return
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=target.suffix)
     os.close(descriptor)
     temporary = Path(name)
@@ -37,6 +45,6 @@ def write_whole(path: str, write: Write) -> None:
         temporary.chmod(0o644)
         temporary.replace(target)
     except OSError as error:
-        raise ConfigError("file", path, f"a file that can be written ({error.strerror or error})") from None
+        raise OSError(error.errno, error.strerror or str(error), path) from None
     finally:
         temporary.unlink(missing_ok=True)

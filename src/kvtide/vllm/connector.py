@@ -9,6 +9,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvtide.core import OffloadConfig
+from kvtide.core.share import Share
 from kvtide.vllm import versions
 from kvtide.vllm.layout import read_layout
 from kvtide.vllm.log import logger, take_over_lines
@@ -17,6 +18,7 @@ from kvtide.vllm.options import Options, read_options
 from kvtide.vllm.placement import placement_of
 from kvtide.vllm.prometheus import PromMetrics
 from kvtide.vllm.scheduler_side import SchedulerSide
+from kvtide.vllm.sharing import Sharing, gather_in_group
 from kvtide.vllm.sleeping import wait_before_sleep
 from kvtide.vllm.start_line import start_line
 from kvtide.vllm.stats import StepStats
@@ -60,17 +62,20 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         layout = read_layout(self._vllm_config, self._kv_cache_config)
         config = options.build(layout.geometry)
-        logger.info(start_line(config, options))
+        logger.info(start_line(config, options, layout.replicas))
         return UnboundSchedulerSide(partial(SchedulerSide, config, layout))
 
     def _make_worker(self, options: Options) -> UnregisteredWorkerSide:
         # The same sum as the scheduler's, so that the host tier is there from the start; what counts is its word.
-        geometry = read_layout(self._vllm_config, self._kv_cache_config).geometry
+        layout = read_layout(self._vllm_config, self._kv_cache_config)
+        geometry = layout.geometry
         slots = OffloadConfig.build(geometry, options.core, options.below).slots
         tiers = tiers_opener(options.tiers, self._vllm_config, self._kv_cache_config, geometry.block_bytes)
-        rank = self._vllm_config.parallel_config.rank
+        parallel = self._vllm_config.parallel_config
+        rank, sharers = parallel.rank, layout.replicas.sharing
+        sharing = Sharing(Share(rank % sharers, sharers), rank % parallel.tensor_parallel_size, gather_in_group)
         return UnregisteredWorkerSide(
-            partial(WorkerSide, rank, self._kv_cache_config, options.copying, slots, open_tiers=tiers)
+            partial(WorkerSide, rank, self._kv_cache_config, options.copying, slots, open_tiers=tiers, sharing=sharing)
         )
 
     @property

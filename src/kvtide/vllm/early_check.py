@@ -1,8 +1,8 @@
 """Options are checked before vLLM does anything: a mistyped one costs a second, not the time to load the weights.
 
 vLLM tells a plug-in nothing of its configuration, and makes connectors when the weights are loaded. But it runs
-plug-ins before its arguments become a configuration, so the method that does this looks at kvtide's options first. They
-are checked once more, with all that is known then, when the connector is made.
+plug-ins before its arguments become a configuration, so the method that does this looks at kvtide's options first, and
+then, when it is known which engines run here, at what these need. All is checked once more when the connector is made.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from kvtide.errors import ConfigError
 from kvtide.vllm.options import check_options
+from kvtide.vllm.placement import placement_of
 
 NAME = "KVTideConnector"
 SEVERAL = "MultiConnector"
@@ -46,18 +48,60 @@ def _checking(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def checks(arguments: Any, *args: Any, **kwargs: Any) -> Any:
         check_arguments(arguments)
-        return method(arguments, *args, **kwargs)
+        config = method(arguments, *args, **kwargs)
+        check_engines(config)
+        return config
 
     checks.__dict__["checks_options"] = True  # a mark: it is not wrapped twice
     return checks
 
 
 def check_arguments(arguments: Any) -> None:
-    """Refuse options that cannot work. Tiers of several engines, which may run elsewhere, are left for later."""
+    """Refuse options that cannot work. Tiers of several engines wait for `check_engines`."""
     errors: list[ConfigError] = []
     for extra in _extras(getattr(arguments, "kv_transfer_config", None)):
         one_engine = getattr(arguments, "data_parallel_size", 1) == 1
         errors += check_options(extra if one_engine else {**extra, "tiers": []})[1]
+    _refuse(errors)
+
+
+def check_engines(config: Any) -> None:
+    """Refuse what the engines of this machine cannot have, or cannot do with vLLM's other settings."""
+    errors: dict[str, ConfigError] = {}  # by text: engines mostly say the same
+    for extra in _extras(config.kv_transfer_config):
+        errors |= {str(error): error for error in _wrong_here(extra, config)}
+    _refuse(list(errors.values()))
+
+
+def _wrong_here(extra: Mapping[str, object], config: Any) -> Iterator[ConfigError]:
+    # These import much, which processes without kvtide's options need not.
+    from kvtide.vllm.executors import refuse_unheard_ranks  # noqa: PLC0415
+    from kvtide.vllm.tiers import refuse_unstable_keys  # noqa: PLC0415
+
+    parallel = config.parallel_config
+    in_use = config.cache_config.enable_prefix_caching
+    if in_use:
+        yield from _refusal(refuse_unheard_ranks, config)
+    if "ray" in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
+        return  # Ray places engines where it likes
+    placement, first = placement_of(parallel), parallel.data_parallel_rank
+    for engine in range(first, first + parallel.data_parallel_size_local):
+        options, errors = check_options(extra, placement=replace(placement, engine=engine))
+        yield from errors
+        if options is not None and in_use:
+            yield from filter(None, [options.too_much(parallel.world_size)])
+            yield from _refusal(refuse_unstable_keys, options.tiers, config) if options.tiers else ()
+
+
+def _refusal(check: Callable[..., None], *what: object) -> list[ConfigError]:
+    try:
+        check(*what)
+    except ConfigError as error:
+        return [error]
+    return []
+
+
+def _refuse(errors: list[ConfigError]) -> None:
     if errors:
         _say_it_without_traceback()
         raise OptionsRefused(errors)

@@ -22,7 +22,7 @@ def as_vllm_events(events: list[CacheEvent], layout: Layout) -> Iterator[Any]:
             yield BlockStored(
                 block_hashes=[maybe_convert_block_hash(key) for key in event.keys],
                 parent_block_hash=None if event.parent is None else maybe_convert_block_hash(event.parent),
-                token_ids=[],  # as in vLLM's own offloading: the device's event of the same hash has told them
+                token_ids=[],  # the core does not know them; the device's event of the same hash has told them
                 block_size=layout.geometry.groups[event.group].block_tokens,
                 lora_id=None,
                 medium=MEDIUM,

@@ -11,6 +11,7 @@ import torch
 from kvtide.copy import CopyEngine, DeviceCache, Fence, HostArena, Region, ThreadedCopyEngine
 from kvtide.errors import ConfigError
 from kvtide.vllm.options import Copying
+from kvtide.vllm.sharing import ALONE, Sharing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,31 +121,41 @@ def _check_inside(memory: torch.Tensor, end: int, name: str) -> None:
         raise ConfigError("kv_caches", name, f"an allocation of at least {end} bytes, it has {memory.numel()}")
 
 
-def make_copy_engine(stripes: list[Stripe], blocks: int, slots: int, copying: Copying) -> tuple[CopyEngine, HostArena]:
+def make_copy_engine(
+    stripes: list[Stripe], blocks: int, slots: int, copying: Copying, sharing: Sharing = ALONE
+) -> tuple[CopyEngine, HostArena]:
     """Return what copies between these blocks and newly mapped host slots: the one place that looks at the device."""
     device = stripes[0].memory.device
     if device.type == "cuda":
-        return _make_cuda_engine(stripes, blocks, slots, copying)
+        return _make_cuda_engine(stripes, blocks, slots, copying, sharing)
     if device.type != "cpu":
         raise ConfigError("device", str(device), "a CPU or a CUDA device: kvtide has no copy engine for others")
     regions = [
         Region(stripe.memory.numpy(), stripe.block_stride, stripe.block_stride, stripe.offset) for stripe in stripes
     ]
     cache = DeviceCache(regions, blocks=blocks)
-    arena = HostArena(slots, cache.block_bytes)
+    arena = sharing.open_arena(slots, cache.block_bytes)
     return ThreadedCopyEngine(cache, arena, threads=copying.threads), arena
 
 
-def _make_cuda_engine(stripes: list[Stripe], blocks: int, slots: int, copying: Copying) -> tuple[CopyEngine, HostArena]:
-    from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion  # noqa: PLC0415 (only where there is a GPU)
+def _make_cuda_engine(
+    stripes: list[Stripe], blocks: int, slots: int, copying: Copying, sharing: Sharing
+) -> tuple[CopyEngine, HostArena]:
+    from kvtide.copy.cuda import (  # noqa: PLC0415 (only where there is a GPU)
+        CudaCache,
+        CudaCopyEngine,
+        CudaRegion,
+        TorchGpu,
+    )
 
     regions = [
         CudaRegion(stripe.memory.data_ptr() + stripe.offset, stripe.block_stride, stripe.block_stride, stripe.memory)
         for stripe in stripes
     ]
     cache = CudaCache(regions, blocks=blocks, device=stripes[0].memory.device.index or 0)
-    arena = HostArena(slots, cache.block_bytes)
-    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes), arena
+    gpu = TorchGpu(cache.device)
+    arena = sharing.open_arena(slots, cache.block_bytes, gpu.local_node())
+    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes, gpu=gpu), arena
 
 
 def fence(stripes: list[Stripe]) -> Fence | None:

@@ -11,6 +11,9 @@ from kvtide.core import ChunkedLocal, FullAttention, Geometry, Group, SlidingWin
 from kvtide.errors import ConfigError
 from kvtide.vllm import versions
 from kvtide.vllm.executors import refuse_unheard_ranks
+from kvtide.vllm.replicas import Replicas, replicas_of
+
+NONE_ALIKE = Replicas()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Layout:
     """Speculative decoding computes the last block of each hit again."""
     reserves_room: bool = True
     """vLLM admits a request only when there is room for its whole prompt (`scheduler_reserve_full_isl`)."""
+    replicas: Replicas = NONE_ALIKE
 
 
 def read_layout(vllm_config: Any, kv_cache_config: Any) -> Layout:
@@ -38,16 +42,19 @@ def read_layout(vllm_config: Any, kv_cache_config: Any) -> Layout:
     if any(versions.is_host_resident(kv_cache_config.kv_cache_groups[index]) for index in ids):
         raise ConfigError("kv_connector", "HiSparse", "a KV cache whose blocks are all on the device")
     groups = tuple(_group(kv_cache_config.kv_cache_groups[index].kv_cache_spec, sizes[index]) for index in ids)
+    ranks = vllm_config.parallel_config.world_size
+    replicas = replicas_of(vllm_config, kv_cache_config)
     geometry = Geometry(
         groups=groups,
         block_bytes=versions.block_bytes(kv_cache_config),
         device_blocks=kv_cache_config.num_blocks - 1,  # block 0 is the null block
-        ranks=vllm_config.parallel_config.world_size,
+        ranks=ranks,
+        parts=ranks // replicas.sharing if replicas.sharing > 1 else None,
         step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
     )
     drops = versions.drops_last_block(vllm_config)
     reserves = vllm_config.scheduler_config.scheduler_reserve_full_isl
-    return Layout(geometry, ids, boundary, hash_tokens, drops, reserves)
+    return Layout(geometry, ids, boundary, hash_tokens, drops, reserves, replicas)
 
 
 def _group(spec: Any, block_tokens: int) -> Group:

@@ -148,19 +148,36 @@ class Options:
         """
         config = OffloadConfig.build(geometry, self.core, self.below)
         here = self.bytes_here(config)
-        name = "host" if "host" in self.core else "host_per_rank"
-        left, total, engines = memory_left(), memory_limit(), self.placement.engines_here
+        left = memory_left()
         if here > left.nbytes:
-            raise ConfigError(name, self.core[name], left.expected)
-        if here * engines > total:
-            what = f"at most the {total} bytes there are for {engines} engines (--data-parallel-size) together"
-            raise ConfigError(name, self.core[name], f"{what}, each of which takes {here}")
+            raise self._refused_size(left.expected)
+        if (never := self._never(here)) is not None:
+            raise never
         return config
+
+    def too_much(self, ranks: int) -> ConfigError | None:
+        """Refuse a size for which all memory of this machine is not enough: known before the KV cache is."""
+        host = self.core.get("host")
+        per_rank = parse_size("host", host) // ranks if host else parse_size("host", self.core["host_per_rank"])
+        return self._never(per_rank * self.placement.here(ranks))
+
+    def _never(self, here: int) -> ConfigError | None:
+        total, engines = memory_limit(), self.placement.engines_here
+        if here * engines <= total:
+            return None
+        if engines == 1:
+            return self._refused_size(f"at most the {total} bytes that this machine has")
+        what = f"at most the {total} bytes there are for {engines} engines (--data-parallel-size) together"
+        return self._refused_size(f"{what}, each of which takes {here}")
+
+    def _refused_size(self, expected: str) -> ConfigError:
+        name = "host" if "host" in self.core else "host_per_rank"
+        return ConfigError(name, self.core[name], expected)
 
     def bytes_here(self, config: OffloadConfig) -> int:
         """Return the host memory that this engine takes of this machine: its other ranks may be elsewhere."""
         geometry = config.geometry
-        return config.slots * geometry.block_bytes * self.placement.here(geometry.ranks)
+        return config.host_bytes * self.placement.here(geometry.ranks) // geometry.ranks
 
     def where(self, config: OffloadConfig) -> str:
         """Say for the log what of it is on this machine, and that other engines take as much. Empty: it is alone."""

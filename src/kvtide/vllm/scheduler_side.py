@@ -30,8 +30,12 @@ class SchedulerSide:
         self.group_ids = layout.group_ids
         self._layout = layout
         self._device = VLLMDevicePool(pool, layout, walked=config.mode == "lazy")
-        # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come.
-        self.manager = OffloadManager(config, self._device, slots_ready=0 if versions.on_gpu() else None)
+        # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come. And
+        # where ranks should share it, they say how much there is: less, if they cannot.
+        waits = versions.on_gpu() or layout.replicas.sharing > 1
+        self.manager = OffloadManager(config, self._device, slots_ready=0 if waits else None)
+        self._is_informed = not waits
+        """Whether the workers were asked how many slots there are: a short first request is over before they say so."""
         cache_manager = cache_manager or versions.find_cache_manager(pool)
         self._requests = Requests(self.manager, self._device, layout)
         self._loads = LoadEnds(self.manager, self._requests, layout, cache_manager)
@@ -101,6 +105,7 @@ class SchedulerSide:
     def plan(self, step: Any) -> StepMetadata:
         """Return what the workers have to do in this step."""
         self._is_reset = False
+        self._is_informed = True
         self._requests.step(step)
         self._idle = step.total_num_scheduled_tokens == 0
         overdue = self._overdue.let_time_pass()  # here: vLLM does not call `report` when no worker has anything to say
@@ -135,7 +140,7 @@ class SchedulerSide:
     @property
     def busy(self) -> bool:
         """Whether an idle engine has to go on stepping."""
-        return bool(self._loads.unannounced) or self.manager.busy
+        return bool(self._loads.unannounced) or self.manager.busy or not self._is_informed
 
     def frees_soon(self) -> bool:
         """Whether waiting for copies makes room on the device."""

@@ -12,18 +12,20 @@ import kvtide
 from kvtide.core import OffloadConfig
 from kvtide.units import size_text
 from kvtide.vllm.options import Options
+from kvtide.vllm.replicas import Replicas
 
 _GIT_TIMEOUT_S = 2.0
 _COMMIT_CHARS = 9
 
 
-def start_line(config: OffloadConfig, options: Options) -> str:
-    """Return the line: version, host memory, tiers, and how they are used."""
+def start_line(config: OffloadConfig, options: Options, replicas: Replicas) -> str:
+    """Return the line: version, host memory, copies, tiers, and how they are used."""
     geometry = config.geometry
-    ranks = "" if geometry.ranks == 1 else f" on each of {geometry.ranks} ranks"
+    parts = geometry.parts or geometry.ranks
+    ranks = "" if parts == 1 else f" on each of {geometry.ranks} ranks"
     return (
         f"kvtide {version_text()}: {size_text(config.host_bytes)} of host memory{options.where(config)} "
-        f"({config.slots} blocks of {size_text(geometry.block_bytes)}{ranks}), "
+        f"({config.slots} blocks of {size_text(geometry.block_bytes)}{ranks}{replicas}), "
         f"tiers below: {', '.join(tier.shown for tier in options.tiers) or 'none'}; "
         f"mode {config.mode}, policy {config.policy}, admission {config.admission}, "
         f"{geometry.device_blocks} device blocks, at most {config.pin_budget_blocks} of them pinned by stores, "

@@ -124,12 +124,15 @@ def _counts(metrics: Metrics) -> dict[str, int]:
 
 def summary(metrics: Metrics) -> str:
     """Say in one line what it was all good for."""
-    reasons = {reason.value: count for reason, count in (metrics.not_stored + metrics.not_loaded).items()}
     return (
         f"{metrics.requests} requests, {metrics.loaded_tokens} tokens loaded, {metrics.stored_blocks} blocks stored, "
         f"{metrics.evicted_blocks} evicted, {metrics.loads_failed} loads and {metrics.stores_failed} stores failed; "
-        f"not stored (blocks) or not loaded (tokens): {reasons or 'none'}"
+        f"blocks not stored: {_reasons(metrics.not_stored)}; tokens not loaded: {_reasons(metrics.not_loaded)}"
     )
+
+
+def _reasons(counts: Counter[Any]) -> str:
+    return ", ".join(f"{count} {reason.value}" for reason, count in counts.most_common() if count) or "none"
 
 
 class RankStats(_Totals):

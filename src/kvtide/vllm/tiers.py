@@ -12,6 +12,7 @@ import numpy.typing as npt
 import vllm.v1.core.kv_cache_utils as cache_utils
 from vllm.version import __version__
 
+from kvtide.core.share import Share
 from kvtide.errors import ConfigError
 from kvtide.tiers import Namespace, TierConfig, hashing_part, unstable_keys
 from kvtide.tiers.stack import TierStack, open_stack
@@ -22,11 +23,13 @@ from kvtide.vllm.weights import weights_part
 TEXT_CHARS_MAX = 400
 """Of parts that name every layer: large models have many."""
 
-OpenTiers = Callable[[int, npt.NDArray[np.uint8], Callable[[], str]], TierStack | None]
-"""Opens the tiers of a rank, from the rank, its host slots as rows of bytes, and what says what is where in a slot."""
+OpenTiers = Callable[[int, npt.NDArray[np.uint8], Callable[[], str], Share], TierStack | None]
+"""Opens the tiers of a rank, from the rank, its host slots as rows of bytes, what says what is where in a slot, and
+which of the blocks in these slots are the rank's own.
+"""
 
 
-def no_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str]) -> None:
+def no_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share) -> None:
     """Open nothing: there is nothing below host memory."""
 
 
@@ -38,9 +41,9 @@ def tiers_opener(
         return no_tiers
     refuse_unstable_keys(configs, vllm_config)
 
-    def open_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str]) -> TierStack:
+    def open_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share) -> TierStack:
         namespace = namespace_of(vllm_config, kv_cache_config, block_bytes, layout())
-        return open_stack(configs, namespace, rank, memory)
+        return open_stack(configs, namespace, rank, memory, share)
 
     return open_tiers
 

@@ -9,11 +9,13 @@ from typing import Any
 from kvtide.copy import Direction
 from kvtide.core import Plan, Report
 from kvtide.errors import CopyError
+from kvtide.tiers.log_once import is_worth_a_line
 from kvtide.units import size_text
 from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.load_news import LoadNews
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
+from kvtide.vllm.sharing import ALONE, Sharing
 from kvtide.vllm.stats import RankStats, StepStats
 from kvtide.vllm.step_messages import StepMetadata, WorkerMetadata
 from kvtide.vllm.tiers import OpenTiers, no_tiers
@@ -36,11 +38,13 @@ class WorkerSide:
         kv_caches: Mapping[str, Any],
         *,
         open_tiers: OpenTiers = no_tiers,
+        sharing: Sharing = ALONE,
     ) -> None:
         """`slots` is what the scheduler is expected to say in the first step; `kv_caches` are vLLM's KV tensors.
 
-        `open_tiers` opens what is below host memory, once that is mapped.
+        `open_tiers` opens what is below host memory, once that is mapped. `sharing`: with whom that is shared.
         """
+        self._sharing = sharing
         self._open_tiers = open_tiers
         self._rank = rank
         self._kv_cache_config = kv_cache_config
@@ -53,6 +57,7 @@ class WorkerSide:
         self._has_stored = False
         """Whether the host may hold something that the scheduler relies on."""
         self._off = False
+        self._failures = 0
         self._off_said = False
         self._reports: list[Report] = []
         self._stats = RankStats(rank)
@@ -64,12 +69,23 @@ class WorkerSide:
         self._slots = slots
         self._kv_caches = kv_caches
         self._stripes = kv_tensors.stripes_of(kv_caches, self._kv_cache_config)
-        self._engine, self._arena = kv_tensors.make_copy_engine(self._stripes, blocks, slots, self._copying)
+        self._engine, self._arena = kv_tensors.make_copy_engine(
+            self._stripes, blocks, slots, self._copying, self._sharing
+        )
+        share = self._arena.share
         layout = partial(kv_tensors.layout_of, kv_caches, self._stripes, blocks)
-        tiers = self._open_tiers(self._rank, self._arena.memory, layout)
-        self._worker = Worker(self._rank, self._engine, tiers=tiers, wait_timeout_s=STORE_WAIT_S)
-        size = self._arena.slots * self._arena.slot_bytes
-        logger.info("kvtide: rank %d maps %d slots, %s of host memory", self._rank, slots, size_text(size))
+        tiers = self._open_tiers(self._rank, self._arena.memory, layout, share)
+        self._worker = Worker(
+            self._rank,
+            self._engine,
+            tiers=tiers,
+            wait_timeout_s=STORE_WAIT_S,
+            share=share,
+            slots=self._arena.slots if self._sharing.share.count > 1 else None,
+        )
+        size = size_text(self._arena.slots * self._arena.slot_bytes)
+        whose = f", as {share.count} ranks together" if share.count > 1 else ""
+        logger.info("kvtide: rank %d maps %d slots, %s of host memory%s", self._rank, self._arena.slots, size, whose)
 
     def register(self, kv_caches: Mapping[str, Any]) -> WorkerSide:
         """Take vLLM's KV tensors, once more.
@@ -164,12 +180,18 @@ class WorkerSide:
             if transfer_id in self.loads.certain:
                 # The forward pass that reads its blocks is issued, and nothing that the device says is worth anything.
                 raise CopyError(f"the load of a request that runs already has failed: {why}")
-            if not self._off:
-                logger.warning("kvtide: rank %d could not copy: %s", self._rank, why)
+            self._tell_failure(why)
             self.loads.failed(transfer_id)
         stats = self._worker.stats
         self._stats.copied(Direction.STORE, stats.store)
         self._stats.copied(Direction.LOAD, stats.load)
+
+    def _tell_failure(self, why: str) -> None:
+        """Say that a copy failed. Where many fail, few lines say so."""
+        self._failures += 1
+        if not self._off and is_worth_a_line(self._failures):
+            so_far = "" if self._failures == 1 else f" ({self._failures} times so far)"
+            logger.warning("kvtide: rank %d could not copy%s: %s", self._rank, so_far, why)
 
     def take_report(self) -> WorkerMetadata | None:
         """Return what the scheduler side has to hear."""

@@ -1,7 +1,8 @@
 """A GPU that exists only in the tests: streams run in any order that their events allow, chosen by a seed.
 
-Device memory is numpy memory, addressed by its real addresses. Nothing issued runs at once: every look at an event
-runs a few operations of randomly chosen streams. So an engine that forgets an event gets wrong bytes with some seeds.
+Device memory is numpy memory, addressed by its real addresses. Commands are issued by `run`, and nothing issued runs at
+once: every look at an event runs a few operations of randomly chosen streams. So an engine that forgets an event gets
+wrong bytes with some seeds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,9 @@ import numpy.typing as npt
 
 from kvtide.copy.base import Direction
 from kvtide.copy.cuda.geometry import Tiling
-from kvtide.copy.cuda.gpu import Addresses, DeviceMemory, Event, Gpu, Mover, Stream
+from kvtide.copy.cuda.gpu import Addresses, Commands, DeviceMemory, Event, Gap, Gpu, Mover, Stream
+from kvtide.copy.cuda.issuing import Gaps
+from kvtide.copy.cuda.ranges import turns
 
 
 class LostError(RuntimeError):
@@ -91,6 +95,67 @@ class FakeMemory:
         self.address = int(array.ctypes.data)
 
 
+class FakeCommands:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self._commands: list[Callable[[Gaps], None]] = []
+
+    def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses, gap: Gap | None = None) -> None:
+        for turn in turns(sizes, gap.turn_bytes if gap is not None else 1 << 60):
+            self._commands.append(partial(self._issue_copies, stream, to[turn], source[turn], sizes[turn]))
+            if gap is not None:
+                self._leave(stream, gap)
+
+    def _issue_copies(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses, _: Gaps) -> None:
+        with self._gpu.call("copy"):
+            for one in zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True):
+                self._gpu.check_inside(one[0], one[2])
+                self._gpu.check_inside(one[1], one[2])
+                self._gpu.known(stream).operations.append(Operation(partial(_memmove, *one)))
+
+    def _leave(self, stream: Stream, gap: Gap) -> None:
+        between = FakeCommands(self._gpu)
+        between.record(stream, gap.our_turn)
+        between.wait(gap.other, gap.our_turn)
+        between.record(gap.other, gap.their_turn)
+        between.wait(stream, gap.their_turn)
+        self._commands.append(lambda gaps: between.run(gaps) if gaps[0] else None)
+
+    def record(self, stream: Stream, event: Event) -> None:
+        assert isinstance(event, FakeEvent)
+        self._commands.append(lambda _: event.record(stream))
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        self._commands.append(lambda _: self._gpu.known(stream).wait_event(event))
+
+    def synchronize(self, event: Event) -> None:
+        assert isinstance(event, FakeEvent)
+        self._commands.append(lambda _: event.synchronize())
+
+    def fetch(self, stream: Stream, to: DeviceMemory, pinned: Addresses) -> None:
+        def issue(_: Gaps) -> None:
+            with self._gpu.call("fetch"):
+                self._gpu.check_reachable(int(pinned.ctypes.data), pinned.nbytes)
+                self._gpu.check_reachable(to.address, pinned.nbytes)
+                work = partial(_memmove, to.address, int(pinned.ctypes.data), pinned.nbytes)
+                self._gpu.known(stream).operations.append(Operation(work))
+
+        self._commands.append(issue)
+
+    def move(self, stream: Stream, work: Operation) -> None:
+        def issue(_: Gaps) -> None:
+            with self._gpu.call("move"):
+                self._gpu.known(stream).operations.append(work)
+
+        self._commands.append(issue)
+
+    def run(self, gaps: Gaps) -> None:
+        self._gpu.calls["run"] += bool(self._commands)
+        commands, self._commands = self._commands, []
+        for command in commands:
+            command(gaps)
+
+
 class FakeGpu(Gpu):
     def __init__(self, seed: int = 0, *, pin_limit_bytes: int = 1 << 40) -> None:
         self.calls: Counter[str] = Counter()
@@ -127,6 +192,9 @@ class FakeGpu(Gpu):
     def enter(self, stream: Stream | None = None) -> None:
         self._current.stream = stream
 
+    def prove(self) -> None:
+        self.calls["prove"] += 1
+
     def stream(self) -> FakeStream:
         with self._lock:
             self._streams.append(FakeStream(self))
@@ -148,27 +216,24 @@ class FakeGpu(Gpu):
         self.adopt(memory)
         return memory
 
-    def copy(self, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses) -> None:
-        with self.call("copy"):
-            copies = list(zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True))
-            for one in copies:
-                self._check_inside(one[0], one[2])
-                self._check_inside(one[1], one[2])
-                self.known(stream).operations.append(Operation(lambda one=one: _memmove(*one)))  # type: ignore[misc]
-
-    def fetch(self, to: DeviceMemory, pinned: Addresses) -> None:
-        with self.call("fetch"):
-            self._check_reachable(int(pinned.ctypes.data), pinned.nbytes)
-            self._check_reachable(to.address, pinned.nbytes)
-            copy = (to.address, int(pinned.ctypes.data), pinned.nbytes)
-            self.known(None).operations.append(Operation(lambda: _memmove(*copy)))
+    def commands(self) -> FakeCommands:
+        return FakeCommands(self)
 
     def mover(self, direction: Direction, tiling: Tiling, table: DeviceMemory) -> Mover:
-        def move(index: DeviceMemory, *, first: int, pairs: int, rows_at: int, row_bytes: int, scattered: bool) -> None:
-            with self.call("move"):
-                rows = Rows(index.address, first, pairs, rows_at, row_bytes, scattered)
-                work = Operation(lambda: self._move_tiles(direction, tiling, table.address, rows))
-                self.known(None).operations.append(work)
+        def move(
+            commands: Commands,
+            stream: Stream,
+            index: DeviceMemory,
+            *,
+            first: int,
+            pairs: int,
+            rows_at: int,
+            row_bytes: int,
+            scattered: bool,
+        ) -> None:
+            assert isinstance(commands, FakeCommands)
+            rows = Rows(index.address, first, pairs, rows_at, row_bytes, scattered)
+            commands.move(stream, Operation(lambda: self._move_tiles(direction, tiling, table.address, rows)))
 
         return move
 
@@ -221,17 +286,17 @@ class FakeGpu(Gpu):
     def _move_tiles(self, direction: Direction, tiling: Tiling, table_at: int, rows: Rows) -> None:
         """The numpy twin of `kernels.move_tiles`, with every address checked."""
         for row, region, nbytes in twin(tiling, table_at, rows):
-            self._check_reachable(row, nbytes)
-            self._check_reachable(region, nbytes)
+            self.check_reachable(row, nbytes)
+            self.check_reachable(region, nbytes)
             to, source = (row, region) if direction is Direction.STORE else (region, row)
             _memmove(to, source, nbytes)
 
-    def _check_inside(self, address: int, nbytes: int) -> None:
+    def check_inside(self, address: int, nbytes: int) -> None:
         """A copy by DMA must not reach over two registrations."""
         if self._reachable_bytes(address) < nbytes:
             raise AssertionError(f"{nbytes} bytes at {address:#x} are not inside one allocation or registration")
 
-    def _check_reachable(self, address: int, nbytes: int) -> None:
+    def check_reachable(self, address: int, nbytes: int) -> None:
         """A kernel sees addresses; where a registration ends is all the same to it."""
         while nbytes > 0:
             reach = self._reachable_bytes(address)

@@ -14,6 +14,7 @@ import pytest
 
 from kvtide.copy import Direction, Finished, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route
+from kvtide.copy.cuda.lane import Lane
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
 from tests.contracts.copy_contract import LOAD, PATIENCE_S, STORE, MovingContract, Rig, Shape
@@ -123,6 +124,25 @@ def rig_content(rig: Rig) -> tuple[list[bytes], list[bytes]]:
     )
 
 
+def test_each_lane_has_the_gpu_proved_before_its_kernels_and_goes_on_if_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[tuple[str, str]] = []
+
+    def note(method: str, *_: object) -> None:
+        order.append((threading.current_thread().name, method))
+        raise RuntimeError("does not work")
+
+    monkeypatch.setattr(FakeGpu, "prove", partial(note, "prove"))
+    monkeypatch.setattr(Lane, "enter", partial(note, "enter"))
+    rig = FakeRig(Shape())
+    for way in (STORE, LOAD):
+        assert rig.run(way, Copy(1, (0,), (0,))).done == (1,)
+    assert rig.engine.close(PATIENCE_S)
+    for way in Direction:
+        assert [method for name, method in order if name == f"kvtide-{way.value}"] == ["prove", "enter"]
+
+
 @pytest.mark.parametrize("route", Route)
 @pytest.mark.parametrize("shared", [True, False])
 def test_buffers_are_reused_hundreds_of_times_without_a_mix_up(route: Route, shared: bool) -> None:
@@ -152,6 +172,32 @@ def test_what_was_in_gpu_memory_may_be_gone_after_the_engine_was_told(route: Rou
     assert rig.run(direction, copy).done == (1,)
     for block, slot in zip(copy.blocks, copy.slots, strict=True):
         assert rig.read_block(block) == rig.read_slot(slot)
+    assert rig.engine.close(PATIENCE_S)
+
+
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize("direction", Direction)
+def test_f31_a_transfer_of_many_chunks_is_issued_in_one_call(route: Route, direction: Direction) -> None:
+    """Its thread runs Python, for which it takes the GIL from an engine that launches kernels, once for all of it."""
+    shape = Shape(blocks=300, slots=300, fragments=(48, 64))
+    rig = FakeRig(shape, route=route, staging_bytes=shape.block_bytes)
+    before = rig.gpu.calls["run"]
+    assert rig.run(direction, Copy(1, tuple(range(300)), tuple(range(300)))).done == (1,)
+    assert rig.gpu.calls["run"] == before + 1
+    assert rig.engine.close(PATIENCE_S)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_what_was_lost_from_gpu_memory_is_fetched_again_though_the_first_fetch_failed(direction: Direction) -> None:
+    rig = FakeRig(MIXED)
+    assert rig.run(direction, Copy(0, (0,), (1,))).done == (0,)
+    rig.engine.device_memory_goes()
+    for memory in rig.gpu.allocated:
+        memory[:] = 0xEE
+    rig.gpu.failing["fetch"] = RuntimeError("out of luck")
+    assert rig.run(direction, Copy(1, (3,), (0,))).failed == ((1, "RuntimeError: out of luck"),)
+    assert rig.run(direction, Copy(2, (3,), (0,))).done == (2,)
+    assert rig.read_block(3) == rig.read_slot(0)
     assert rig.engine.close(PATIENCE_S)
 
 
@@ -254,7 +300,7 @@ def test_stores_and_loads_that_have_far_to_go_are_not_certain() -> None:
     assert rig.engine.close(PATIENCE_S)
 
 
-@pytest.mark.parametrize("call", ["copy", "move", "record", "wait_event", "synchronize"])
+@pytest.mark.parametrize("call", ["copy", "fetch", "move", "record", "wait_event", "synchronize"])
 @pytest.mark.parametrize("direction", Direction)
 def test_f15_whatever_call_fails_the_transfer_fails_and_later_ones_work(call: str, direction: Direction) -> None:
     rig = FakeRig(Shape(blocks=40, slots=40))

@@ -4,9 +4,11 @@ import threading
 
 import pytest
 
-from kvtide.copy import HostArena
+from kvtide.copy import HostArena, libc
+from kvtide.copy.cuda import pinning
 from kvtide.copy.cuda.pinning import Pinner
 from kvtide.core.messages import Copy
+from kvtide.core.share import Share
 from tests.contracts.copy_contract import PATIENCE_S, STORE, Shape
 from tests.copy.cuda.fake_gpu import FakeGpu
 from tests.copy.cuda.test_engine import FakeRig
@@ -42,6 +44,36 @@ def test_f20_the_tier_grows_piece_by_piece() -> None:
     assert sorted(gpu.pinned.values()) == [2 * MIB, 4 * MIB, 4 * MIB]
     assert pinner.close(PATIENCE_S)
     assert not gpu.pinned
+
+
+def pages_made(monkeypatch: pytest.MonkeyPatch, share: Share) -> list[int]:
+    """Pin an arena of which others have a mapping too; return the pages in the order in which they are made."""
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(libc, "madvise", lambda address, nbytes, _: made.append((address, nbytes)))
+    monkeypatch.setattr(pinning, "_POPULATING_THREADS", 1)
+    arena = HostArena(slots=9, slot_bytes=MIB, share=share)
+    pinner = Pinner(FakeGpu(), arena, piece_bytes=8 * MIB)
+    assert pinner.wait(PATIENCE_S)
+    assert pinner.close(PATIENCE_S)
+    assert [nbytes for _, nbytes in made] == [2 * MIB] * 4 + [MIB]
+    return [(address - int(arena.memory.ctypes.data)) // (2 * MIB) for address, _ in made]
+
+
+def test_f27_processes_that_pin_the_same_memory_begin_elsewhere_in_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pages_made(monkeypatch, Share(0, 2)) == [0, 1, 2, 3, 4]
+    assert pages_made(monkeypatch, Share(1, 2)) == [2, 3, 0, 1, 4]
+    assert pages_made(monkeypatch, Share(7, 8)) == [3, 0, 1, 2, 4]
+
+
+def test_several_threads_make_every_page_of_a_piece_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(libc, "madvise", lambda address, _nbytes, _advice: made.append(address))
+    arena = HostArena(slots=13, slot_bytes=MIB)
+    pinner = Pinner(FakeGpu(), arena, piece_bytes=6 * MIB)
+    assert pinner.wait(PATIENCE_S)
+    assert pinner.close(PATIENCE_S)
+    first = int(arena.memory.ctypes.data)
+    assert sorted(made) == [first + page * 2 * MIB for page in range(7)]
 
 
 def test_f20_slots_that_are_pinned_are_served_and_the_others_fail_their_transfer() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from kvtide.copy import HostArena, libc, numa
+from kvtide.copy import HostArena, libc, numa, shared_memory
 from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 from tests.contracts.copy_contract import PATIENCE_S
@@ -77,6 +78,20 @@ def test_the_whole_arena_is_bound_before_its_first_page_is_made(
     assert gpu.bound == [(arena.memory.ctypes.data, 6 * MIB, 1)]
     assert gpu.done == ["bind", "make", "pin", "make", "pin", "make", "pin"]
     assert not warnings(caplog)
+
+
+def test_memory_that_others_have_too_is_not_bound_by_each_of_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = PlacedGpu(monkeypatch)
+    offer = shared_memory.make(2 * MIB)
+    pinner = Pinner(gpu, HostArena(slots=2, slot_bytes=MIB, file=offer.descriptor), piece_bytes=2 * MIB)
+    assert pinner.wait(PATIENCE_S)
+    assert pinner.usable_slots == 2
+    assert not gpu.bound
+    assert not warnings(caplog)
+    assert pinner.close(PATIENCE_S)
+    os.close(offer.descriptor)
 
 
 def test_what_the_system_forbids_is_one_line_and_the_arena_is_used(

@@ -281,6 +281,33 @@ def test_a_read_that_fails_is_a_result_and_the_next_one_works(
     store.close()
 
 
+def test_the_log_says_once_why_blocks_are_not_kept_or_read_and_when_they_are_again(
+    filled: Path, broken: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = disk_store(filled)
+    wanted = [Item(key(number), room()) for number in range(BLOCKS)]
+    broken("pwritev", errno.EIO)
+    store.put(items(range(100, 110)))
+    store.put(items(range(100, 110)))
+    monkeypatch.undo()
+    store.put(items(range(5)))  # they are known, so this shows nothing
+    assert len(caplog.records) == 1
+    store.put(items(range(100, 110)))
+    broken("preadv", errno.EIO)
+    store.get(wanted)
+    store.get(wanted)
+    monkeypatch.undo()
+    store.get(wanted)
+    why = "OSError: [Errno 5] Input/output error"
+    assert [record.getMessage().replace(f" {filled}/rank-0-of-1", "") for record in caplog.records] == [
+        f"kvtide: writing to: {why}; blocks are not kept there",
+        "kvtide: writing to: works again",
+        f"kvtide: reading: {why}; what cannot be read is computed instead",
+        "kvtide: reading: works again",
+    ]
+    store.close()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_errors_now_and_then_never_bring_wrong_bytes_or_more_than_the_budget(
     tmp_path: Path, seed: int, broken: Callable[..., None]

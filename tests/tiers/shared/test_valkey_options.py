@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 from kvtide.tiers.config import parse_tiers
 from kvtide.tiers.valkey import open_tier
 from tests.tiers.shared.support import valkey_config

@@ -8,5 +8,6 @@ from __future__ import annotations
 from kvtide.copy.cuda.engine import CudaCopyEngine
 from kvtide.copy.cuda.geometry import CudaCache, CudaRegion, tensor_regions
 from kvtide.copy.cuda.measure import Rates, Route
+from kvtide.copy.cuda.torch_gpu import TorchGpu
 
-__all__ = ["CudaCache", "CudaCopyEngine", "CudaRegion", "Rates", "Route", "tensor_regions"]
+__all__ = ["CudaCache", "CudaCopyEngine", "CudaRegion", "Rates", "Route", "TorchGpu", "tensor_regions"]

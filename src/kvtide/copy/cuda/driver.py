@@ -1,8 +1,4 @@
-"""Calls of the CUDA driver, by ctypes: those that torch does not have, and those in which it lets go of the GIL.
-
-Calls that may take long let go of the GIL here too. Those that only put something into a queue keep it: a thread that
-gives it away for a microsecond has to wait until the one that took it, which launches the model's kernels, lets go
-again. An engine that stored 2 GB had its main thread stopped 430 times.
+"""Calls of the CUDA driver, by ctypes: those that torch does not have, and lists of commands (see `issuing`).
 
 All but `current_context` and `use_context` want a current context.
 """
@@ -11,47 +7,41 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+import logging
+import subprocess
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from kvtide.copy.cuda import issuing
+from kvtide.copy.cuda.issuing_in_python import in_python
+from kvtide.errors import CopyError, describe
 
-from kvtide.errors import CopyError
-
+_LOG = logging.getLogger(__name__)
 _REGISTER_PORTABLE, _REGISTER_MAPPED = 1, 2
 _CAPTURE_RELAXED = 2
-_ORDER_STREAM = 1
-
-
-class _Attributes(ctypes.Structure):
-    """How a batch of copies may be carried out."""
-
-    _fields_ = (
-        ("source_order", ctypes.c_int),
-        ("source_hint", ctypes.c_int * 2),
-        ("destination_hint", ctypes.c_int * 2),
-        ("flags", ctypes.c_uint),
-    )
 
 
 class Driver:
-    """Checked calls into libcuda."""
+    """Checked calls into libcuda. `in_c=False` issues commands from Python, to compare with."""
 
-    def __init__(self, library: Any = None) -> None:
+    def __init__(self, *, in_c: bool = True, library: Any = None) -> None:
         self._library = library or _load(ctypes.CDLL)
-        quick = library or _load(ctypes.PyDLL)
-        self._copy = quick.cuMemcpyAsync
-        self._copy.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
-        self._record = quick.cuEventRecord
-        self._record.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        self._wait = quick.cuStreamWaitEvent
-        self._wait.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
-        self._batch = getattr(self._library, "cuMemcpyBatchAsync", None)
-        """Missing in drivers before CUDA 12.8."""
-        # Stream order: without it a copy may read its source before the kernel that fills it has run (F6).
-        self._attributes = _Attributes(source_order=_ORDER_STREAM)
-        self._attributes_from = ctypes.c_size_t(0)
+        self._issue_from_python = in_python(self._library, library or _load(ctypes.PyDLL))
+        self._issue = self._issue_from_python
+        self.in_c = False
+        """Commands are issued by C, which launches kernels itself."""
+        if in_c:
+            try:
+                self._issue, self.in_c = issuing.in_c(self._library), True
+            except (OSError, subprocess.SubprocessError) as error:
+                self.issue_from_python(error)
+
+    def issue_from_python(self, error: Exception) -> None:
+        """Issue from Python from now on, because C does not work, and say so."""
+        self._issue, self.in_c = self._issue_from_python, False
+        _LOG.warning(
+            "copies are issued from Python, which slows down whoever launches kernels: C cannot, %s", describe(error)
+        )
 
     def current_context(self) -> int:
         """Return the context that is current in this thread; 0 for none."""
@@ -68,40 +58,16 @@ class Driver:
         mode = ctypes.c_int(_CAPTURE_RELAXED)
         self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
-    def copy(self, stream: int, to: int, source: int, nbytes: int) -> None:
-        """Issue one copy."""
-        self._check("cuMemcpyAsync", self._copy(to, source, nbytes, stream))
-
-    def record(self, event: int, stream: int) -> None:
-        """Put an event behind what was issued on a stream."""
-        self._check("cuEventRecord", self._record(event, stream))
-
-    def wait(self, stream: int, event: int) -> None:
-        """Let what is issued next on a stream begin after an event."""
-        self._check("cuStreamWaitEvent", self._wait(stream, event, 0))
-
-    def copy_batch(
-        self, stream: int, to: npt.NDArray[np.int64], source: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-    ) -> None:
-        """Issue many copies, in one call where the driver can."""
-        if self._batch is None:
-            for one in zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True):
-                self.copy(stream, *one)
-            return
-        arrays = [np.ascontiguousarray(array, dtype=np.int64) for array in (to, source, sizes)]
-        failed_at = ctypes.c_size_t(0)
-        self._check(
-            "cuMemcpyBatchAsync",
-            self._batch(
-                *(ctypes.c_void_p(array.ctypes.data) for array in arrays),
-                ctypes.c_size_t(len(sizes)),
-                ctypes.byref(self._attributes),
-                ctypes.byref(self._attributes_from),
-                ctypes.c_size_t(1),
-                ctypes.byref(failed_at),
-                ctypes.c_void_p(stream),
-            ),
-        )
+    def issue(self, words: Sequence[int], gaps: issuing.Gaps, launches: Sequence[issuing.Launch]) -> None:
+        """Issue a list of commands, up to the first that fails."""
+        failed_at, code = self._issue(words, gaps, launches)
+        if code == issuing.MALFORMED:
+            raise CopyError(f"a command is malformed: {list(words[failed_at : failed_at + 10])}")
+        if code:
+            begins = [at for at, *_ in issuing.commands(words)]
+            kind = issuing.Kind(words[failed_at])
+            which = f"command {begins.index(failed_at) + 1} of {len(begins)}, {kind.name.lower()}"
+            self._check(f"{issuing.CALLS[kind]} ({which})", code)
 
     def pin(self, address: int, nbytes: int) -> None:
         """Register host memory for DMA and kernels, for all contexts."""
@@ -118,9 +84,12 @@ class Driver:
 
     def _check(self, name: str, code: int) -> None:
         if code:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
-            raise CopyError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
+            raise CopyError(f"{name}: {self._told('cuGetErrorName', code)}, {self._told('cuGetErrorString', code)}")
+
+    def _told(self, by: str, code: int) -> str:
+        text = ctypes.c_char_p()
+        getattr(self._library, by)(ctypes.c_int(code), ctypes.byref(text))
+        return text.value.decode() if text.value else f"error {code}"
 
 
 @functools.cache

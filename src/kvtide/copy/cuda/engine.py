@@ -81,7 +81,9 @@ class CudaCopyEngine(CopyEngine):
         self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
         self._threads = [
-            threading.Thread(target=self._run, args=(direction, lane), name=f"kvtide-{direction.value}", daemon=False)
+            threading.Thread(
+                target=self._run, args=(direction, lane, gpu), name=f"kvtide-{direction.value}", daemon=False
+            )
             for direction, lane in self._lanes.items()
         ]
         self._start_threads()
@@ -126,7 +128,7 @@ class CudaCopyEngine(CopyEngine):
     def share(self, *, compute: bool) -> None:
         """Let small copies of others in between. See `CopyEngine.share`."""
         for lane in self._lanes.values():
-            lane.shared = compute
+            lane.gaps[0] = compute
 
     def device_memory_goes(self) -> None:
         """Remember to fetch again what has to be in GPU memory. See `CopyEngine.device_memory_goes`."""
@@ -171,10 +173,11 @@ class CudaCopyEngine(CopyEngine):
             f"one fragment at a time {rates.store_fragments:.1f} and {rates.load_fragments:.1f} (0: not measured)"
         )
 
-    def _run(self, direction: Direction, lane: Lane) -> None:
+    def _run(self, direction: Direction, lane: Lane, gpu: Gpu) -> None:
         """Issue transfers until the engine is closed. No transfer, whatever it raises, ends the thread (F15)."""
-        with contextlib.suppress(Exception):  # what fails here fails again with the first transfer, and is reported
-            lane.enter()
+        for prepare in (gpu.prove, lane.enter):
+            with contextlib.suppress(Exception):  # what fails here fails again with the first transfer, and is reported
+                prepare()
         while (job := self._jobs.next(direction)) is not None:
             self._issue(lane, job)
 

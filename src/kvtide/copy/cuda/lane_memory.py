@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtide.copy.cuda.geometry import Tiling
-from kvtide.copy.cuda.gpu import DeviceMemory, Event, Gpu, Stream
+from kvtide.copy.cuda.gpu import Commands, DeviceMemory, Event, Gpu, Stream
+from kvtide.copy.cuda.issuing import NO_GAPS
 from kvtide.copy.ids import Ids
 
 PAIRS_MAX = 16 << 10
@@ -55,22 +56,25 @@ class LaneMemory:
         self.table_lost = False
         """GPU memory was given back, and taken again: the table has to be fetched before the next transfer."""
 
-    def restore_table(self) -> None:
-        """Fetch the table again, on the thread's current stream, if it was lost."""
+    def restore_table(self, stream: Stream) -> None:
+        """Fetch the table again, if it was lost."""
         if self.table_lost:
+            commands = self._gpu.commands()
+            commands.fetch(stream, self.table, self._table_on_host)
+            commands.run(NO_GAPS)
             self.table_lost = False
-            self._gpu.fetch(self.table, self._table_on_host)
 
-    def fetch_index(self, block_ids: Ids, slot_ids: Ids, current: Stream) -> Index:
-        """Bring the pairs of a transfer to GPU memory, on the thread's current stream."""
+    def fetch_index(self, commands: Commands, stream: Stream, block_ids: Ids, slot_ids: Ids) -> Index:
+        """Bring the pairs of a transfer to GPU memory. All commands that fetched others were issued."""
         index = self.indexes.pop(0)
         self.indexes.append(index)
-        index.fetched.synchronize()
+        if not index.fetched.query():  # hardly ever, and to wait is to let go of the GIL
+            index.fetched.synchronize()
         rows = index.host[: len(block_ids)]
         rows[:, 0] = block_ids
         rows[:, 1] = slot_ids
-        self._gpu.fetch(index.device, rows)
-        index.fetched.record(current)
+        commands.fetch(stream, index.device, rows)
+        commands.record(stream, index.fetched)
         return index
 
     def _allocate(self, nbytes: int) -> DeviceMemory:
@@ -88,5 +92,7 @@ class LaneMemory:
         table, address = self._table_on_host, self.table.address
         table[:] = tiles.table
         table[0] -= address // tiles.element_bytes
-        self._gpu.copy(copies, *np.array([[address], [table.ctypes.data], [table.nbytes]], dtype=np.int64))
+        commands = self._gpu.commands()
+        commands.copy(copies, *np.array([[address], [table.ctypes.data], [table.nbytes]], dtype=np.int64))
+        commands.run(NO_GAPS)
         copies.synchronize()

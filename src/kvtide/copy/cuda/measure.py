@@ -10,6 +10,7 @@ import numpy as np
 from kvtide.copy.base import Direction
 from kvtide.copy.cuda.geometry import CudaCache
 from kvtide.copy.cuda.gpu import Addresses, Gpu, Stream
+from kvtide.copy.cuda.issuing import NO_GAPS
 
 _SAMPLE_BYTES = 32 << 20
 _REPEATS = 10
@@ -65,8 +66,10 @@ def measure(gpu: Gpu, cache: CudaCache) -> Rates:
 
 def _gbps(gpu: Gpu, stream: Stream, to: Addresses, source: Addresses, sizes: Addresses) -> float:
     begin, end = gpu.event(timing=True), gpu.event(timing=True)
-    begin.record(stream)
-    gpu.copy(stream, to, source, sizes)
-    end.record(stream)
+    commands = gpu.commands()
+    commands.record(stream, begin)
+    commands.copy(stream, to, source, sizes)
+    commands.record(stream, end)
+    commands.run(NO_GAPS)
     end.synchronize()
     return float(sizes.sum()) / max(begin.elapsed_time(end), 1e-6) / 1e6

@@ -20,7 +20,8 @@ class Placement:
     Memory in the wrong place works too, so nothing here fails: a line in the log says what could not be done.
     """
 
-    def __init__(self, gpu: Gpu, address: int, nbytes: int) -> None:
+    def __init__(self, gpu: Gpu, address: int, nbytes: int, *, bind: bool = True) -> None:
+        """`bind`: false for memory that others have too, who may be next to another node."""
         self.node: int | None = None
         """What the pages are bound to."""
         self.far_bytes = 0
@@ -29,7 +30,7 @@ class Placement:
         if cpus:  # clearing pages is faster from near, too
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, cpus)
-        if len(numa.nodes()) > 1:
+        if bind and len(numa.nodes()) > 1:
             self._bind(gpu.local_node(), address, nbytes)
 
     def _bind(self, node: int | None, address: int, nbytes: int) -> None:

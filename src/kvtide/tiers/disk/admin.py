@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.disk.aligned import PAGE
 from kvtide.tiers.disk.file_io import read_all

@@ -18,6 +18,7 @@ from kvtide.tiers.disk.reader import Reader
 from kvtide.tiers.disk.segment import Segment
 from kvtide.tiers.disk.segments import Segments
 from kvtide.tiers.disk.writer import Writer
+from kvtide.tiers.log_once import LogOnce
 from kvtide.tiers.record import Sealer, stored_key
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class DiskBackend(Backend):
         self._index = Index()
         self._reader = Reader(self._index, sealer, mode)
         self._writer = Writer(sealer, mode)
+        self._reads = LogOnce(_log, f"reading {sealer.where}", meanwhile="what cannot be read is computed instead")
+        self._writes = LogOnce(_log, f"writing to {sealer.where}", meanwhile="blocks are not kept there")
         self._appending = threading.Lock()
         # All that follows is read and written under this lock; what is under the index's lock is not waited for.
         self._active: Segment | None = None
@@ -85,7 +88,9 @@ class DiskBackend(Backend):
 
     def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
-        return self._reader.get(items)
+        results = self._reader.get(items)
+        _tell(self._reads, results, works=HIT in results)
+        return results
 
     def put(self, items: Sequence[Item]) -> list[KeyResult]:
         """Keep bytes under their keys, at the end of the segment that is being filled."""
@@ -93,6 +98,7 @@ class DiskBackend(Backend):
         results = [HIT] * len(items)
         for run in self._reserve(items, known, results):
             self._write(run, items, results)
+        _tell(self._writes, results, works=not all(known))
         return results
 
     def clear(self) -> KeyResult:
@@ -228,6 +234,15 @@ class DiskBackend(Backend):
             _log.warning(
                 "kvtide: the disk has less room than the tier's size, which goes on with what it has: %s", error
             )
+
+
+def _tell(log: LogOnce, results: Sequence[KeyResult], *, works: bool) -> None:
+    """Say in the log why a call failed, once. `works`: if none of its results did, that shows that all is well."""
+    failure = next((result.why for result in results if result.verdict is Verdict.FAILED), None)
+    if failure is not None:
+        log.began(failure)
+    elif works:
+        log.over()
 
 
 def _problem(do: Callable[[], None]) -> OSError | None:

@@ -28,22 +28,21 @@ class IoMode(enum.Enum):
 
 
 def probe(folder: Path) -> IoMode:
-    """Try whether direct I/O works in a folder."""
+    """Try whether direct I/O works in a folder, and leave nothing there."""
     path = folder / "probe.tmp"
     try:
         file = open_file(path, IoMode.DIRECT, create=True)
-    except OSError:
-        return IoMode.BUFFERED
-    try:
-        page = aligned(PAGE)
-        write_all(file, [page], 0)
-        works = read_all(file, [page], 0) == PAGE
+        try:
+            page = aligned(PAGE)
+            write_all(file, [page], 0)
+            works = read_all(file, [page], 0) == PAGE
+        finally:
+            os.close(file)
     except OSError:
         works = False
     finally:
-        os.close(file)
         with contextlib.suppress(OSError):
-            path.unlink()
+            path.unlink()  # some file systems make the file, and only then refuse
     return IoMode.DIRECT if works else IoMode.BUFFERED
 
 

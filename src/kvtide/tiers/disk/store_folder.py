@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtide.errors import ConfigError
+from kvtide.tiers.admin import OtherFormat
 from kvtide.tiers.disk.lock import LOCK_NAME
 from kvtide.tiers.disk.segments import find_segments, stat_of
 from kvtide.tiers.record import FORMAT_VERSION
@@ -93,7 +94,7 @@ def check_format(option: str, root: Path) -> None:
     """Refuse a store of another format version."""
     found = stored_format(option, root)
     if found not in (None, FORMAT_VERSION):
-        raise ConfigError(
+        raise OtherFormat(
             option,
             str(root),
             f"a store of format {FORMAT_VERSION}, and this one has format {found or 'unknown'}: choose another folder, "

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.mooncake.names import ALL_MANIFESTS, ALL_RECORDS

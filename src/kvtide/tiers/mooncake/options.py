@@ -8,7 +8,8 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import Field
 
 from kvtide.errors import ConfigError
-from kvtide.options import parse_size, redacted
+from kvtide.options import parse_size
+from kvtide.redaction import redacted
 from kvtide.schema import SIZE, Read, one_of, text
 from kvtide.tiers.config import THREADS, TierConfig
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from valkey.exceptions import ResponseError
 
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.batches import batches

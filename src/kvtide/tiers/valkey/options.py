@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from pydantic import Field, PrivateAttr, model_validator
 
 from kvtide.errors import ConfigError
-from kvtide.options import redacted
+from kvtide.redaction import redacted
 from kvtide.schema import SIZE, Read, text, whole
 from kvtide.tiers.config import THREADS, TierConfig
 
@@ -83,7 +83,8 @@ class ValkeyConfig(TierConfig):
         default=None, description="ACL user", json_schema_extra={"default_text": "the server's default user"}
     )
     password_file: Annotated[str | None, _file("the password")] = Field(
-        default=None, description="file with the password. In the URL it works too, and is shown nowhere"
+        default=None,
+        description="file with the password. In the URL it works too, where whoever lists processes reads it",
     )
     password_env: Annotated[str | None, text("the name of an environment variable")] = Field(
         default=None, description="environment variable with the password"

@@ -87,16 +87,19 @@ function roundUp(value) {
   const unit = 10 ** Math.floor(Math.log10(value));
   return unit * [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find(times => times * unit >= value * (1 - 1e-9));
 }
-function plot(id, yLabel, highest, series, columns, hook) {
+// `lowest`: what the scale begins with, if it is not to begin with 0 but to be logarithmic.
+function plot(id, yLabel, highest, series, columns, hook, lowest) {
   const box = document.getElementById(id), near = Math.SQRT2 ** .5;
   const top = highest > 0 ? roundUp(highest) : 1;
+  const yScale = lowest ? {distr: 3, log: 10, range: () => [lowest, top]} : {range: () => [0, top]};
+  const some = splits => splits.map(value => value === null ? "" : short(value));
   return new uPlot({
     width: box.clientWidth, height: box.clientHeight, padding: [24, 14, 0, 0], legend: {show: false}, cursor: {show: false},
-    scales: {x: {time: false, distr: 3, log: 2, range: () => [first / near, last * near]}, y: {range: () => [0, top]}},
+    scales: {x: {time: false, distr: 3, log: 2, range: () => [first / near, last * near]}, y: yScale},
     axes: [
       axis("host memory, GiB (log scale)", {splits: sizeTicks, filter: (u, splits) => splits, size: 32,
         values: (u, splits) => splits.map(size => short(size))}),
-      axis(yLabel, {size: 46, values: (u, splits) => splits.map(value => short(value))}),
+      axis(lowest ? yLabel + " (log scale)" : yLabel, {size: 46, values: (u, splits) => some(splits)}),
     ],
     series: [{}, ...series],
     hooks: {draw: [hook]},
@@ -115,15 +118,17 @@ const most = Math.max(...data.policies.flatMap(policy => policy.shares.map((shar
 const gainPlot = plot("gain", "added, % of prompt tokens", most, data.policies.map((_, index) => curve(index)), [grid, ...curves],
   u => { errors(u); mark(u, main.shares[slider.value], "p0"); });
 const ttftLine = {label: "TTFT", stroke: () => colour("p0"), width: 3, points: {show: true, size: 6, fill: () => colour("p0")}};
-const slowest = 1.1 * Math.max(ttft.without, ...ttft.values);
+const slowest = 1.1 * Math.max(ttft.without, ...ttft.values), fastest = Math.min(ttft.without, ...ttft.values);
+const ground = ttft.far_apart ? 10 ** Math.floor(Math.log10(fastest)) : 0;
 const ttftPlot = plot("ttft", `time to first token, ${ttft.unit}`, slowest, [ttftLine], [sizes, ttft.values], u => {
-  const y = u.valToPos(ttft.without, "y", true), {left, width} = u.bbox;
+  const y = u.valToPos(ttft.without, "y", true), {left, top, width} = u.bbox, scale = uPlot.pxRatio;
+  const below = y - top < 22 * scale;  // above it is what is recommended
   u.ctx.save();
   line(u, left, y, left + width, y, "soft", [], 1);
   mark(u, ttft.values[slider.value], "p0");
-  text(u, `without host memory: ${ttft.without_text}`, left + width, y - 10 * uPlot.pxRatio, "right", "soft");
+  text(u, `without host memory: ${ttft.without_text}`, left + width, y + (below ? 11 : -10) * scale, "right", "soft");
   u.ctx.restore();
-});
+}, ground);
 
 function read() {
   const index = Number(slider.value);

@@ -1,0 +1,84 @@
+"""Two ranks that hold the same KV, on real vLLM: one copy on the host, written once, loaded by both (F27)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtide.demo.random_model import Shape, write_llama
+from tests.vllm.fixtures import PROMPTS
+from tests.vllm.llm import Result, engine
+from tests.vllm.test_round_trip import assert_same, hit
+
+EXPECTED = [hit(tokens) for tokens in PROMPTS[:4]]
+HOST = "4MiB"
+
+
+@pytest.fixture(scope="module")
+def one_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("one-head"), Shape(kv_heads=1))
+
+
+@pytest.fixture(scope="module")
+def alone(one_head: Path) -> dict[str, Any]:
+    """What one rank says, and takes."""
+    with engine(one_head, options={"host": HOST}) as offloading:
+        results = offloading.generate(*PROMPTS[:4])
+        offloading.drain()
+        config = offloading.side.config
+        cached = offloading.manager.gauges().slots_cached
+        return {"results": results, "slots": config.slots, "host_bytes": config.host_bytes, "slots_cached": cached}
+
+
+@pytest.fixture(scope="module")
+def said(one_head: Path) -> Any:
+    """Run in a process of its own: worker processes and their environment are none of this one's business."""
+    command = [sys.executable, "-m", "tests.vllm.same_kv", str(one_head), HOST]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def results(said: Any) -> list[Result]:
+    return [Result(tuple(tokens), tuple(logprobs), 0) for tokens, logprobs in said["results"]]
+
+
+def test_f27_two_ranks_say_what_one_says_computed_and_loaded(said: Any, alone: dict[str, Any]) -> None:
+    for turn in ("computed", "loaded"):
+        assert_same(results(said[turn]), alone["results"])
+        assert said[turn]["failed"] == [0, 0]
+    assert said["loaded"]["cached"] == EXPECTED
+    assert said["loaded"]["loaded_tokens"] == sum(EXPECTED)
+
+
+def test_f27_the_host_memory_of_two_ranks_is_that_of_one(said: Any, alone: dict[str, Any]) -> None:
+    assert (said["slots"], said["host_bytes"]) == (alone["slots"], alone["host_bytes"])
+    assert said["computed"]["slots_cached"] == alone["slots_cached"]
+    ranks = said["computed"]["ranks"]
+    assert [(rank["slots"], rank["bytes"]) for rank in ranks] == [(alone["slots"], alone["host_bytes"])] * 2
+    assert len({rank["inode"] for rank in ranks}) == 1, "it is the same memory"
+    assert all("memfd:kvtide (deleted)" in rank["path"] for rank in ranks)
+    assert sum(rank["proportional_bytes"] for rank in ranks) <= alone["host_bytes"]
+
+
+def test_f27_every_byte_is_written_once_and_loaded_by_both(said: Any) -> None:
+    stored_bytes = said["computed"]["slots_cached"] * said["block_bytes"]
+    assert sum(rank["stored_bytes"] for rank in said["computed"]["ranks"]) == stored_bytes
+    assert all(rank["stored_bytes"] > stored_bytes // 4 for rank in said["computed"]["ranks"])
+    loaded_bytes = sum(EXPECTED) // said["block_tokens"] * said["block_bytes"]
+    assert [rank["loaded_bytes"] for rank in said["loaded"]["ranks"]] == [loaded_bytes] * 2
+
+
+@pytest.mark.parametrize("turn", ["computed", "loaded"])
+def test_f27_the_bytes_on_the_host_are_those_of_either_rank(said: Any, turn: str) -> None:
+    first, second = said[turn]["ranks"]
+    assert first["on_host"] == second["on_host"]
+    assert len(first["on_host"]) == said["computed"]["slots_cached"]
+    for rank in (first, second):
+        assert set(rank["on_host"]) <= set(rank["on_device"])
