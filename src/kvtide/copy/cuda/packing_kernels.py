@@ -8,7 +8,8 @@ Only largest exponents and ranks of escapes go across lanes. Hardly any lane has
 turns: in each, a lane has one at most.
 """
 
-# No `from __future__ import annotations`: Triton reads them.
+# No `from __future__ import annotations`: Triton reads annotations, and what it does not know it refuses, hence the
+# functions without types.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
