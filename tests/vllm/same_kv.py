@@ -23,7 +23,7 @@ os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
 def look(_worker: Any) -> dict[str, Any]:
     """Say what one rank has on its device and on the host."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415
+    from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415 (in a worker)
 
     side = get_kv_transfer_group()._worker
     arena, stripes = side._arena, side._stripes
@@ -61,7 +61,7 @@ def _digest(content: bytes) -> str:
 def main() -> None:
     model, host = sys.argv[1:]
     from tests.vllm.fixtures import PROMPTS  # noqa: PLC0415 (the environment has to be set first)
-    from tests.vllm.llm import BLOCK_TOKENS, engine  # noqa: PLC0415
+    from tests.vllm.llm import BLOCK_TOKENS, engine  # noqa: PLC0415 (likewise)
 
     said: dict[str, Any] = {}
     with engine(Path(model), tensor_parallel_size=2, options={"host": host}) as offloading:

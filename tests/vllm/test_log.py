@@ -62,7 +62,7 @@ def test_what_vllm_does_not_show_is_not_shown(vllm_log: pytest.LogCaptureFixture
 def test_people_with_a_handler_of_their_own_keep_their_lines(vllm_log: pytest.LogCaptureFixture) -> None:
     theirs: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: theirs.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: theirs.append(record.getMessage())  # type: ignore[method-assign]  # a handler in one line
     logging.getLogger("kvtide").addHandler(handler)
     take_over_lines(0)
     TIERS.warning("kvtide: once")

@@ -75,8 +75,8 @@ def check_engines(config: Any) -> None:
 
 def _wrong_here(extra: Mapping[str, object], config: Any) -> Iterator[ConfigError]:
     # These import much, which processes without kvtide's options need not.
-    from kvtide.vllm.executors import refuse_unheard_ranks  # noqa: PLC0415
-    from kvtide.vllm.tiers import refuse_unstable_keys  # noqa: PLC0415
+    from kvtide.vllm.executors import refuse_unheard_ranks  # noqa: PLC0415 (they import vLLM, which imports us)
+    from kvtide.vllm.tiers import refuse_unstable_keys  # noqa: PLC0415 (they import vLLM, which imports us)
 
     parallel = config.parallel_config
     in_use = config.cache_config.enable_prefix_caching

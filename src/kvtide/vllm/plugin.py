@@ -11,7 +11,7 @@ __all__ = ["NAME", "register"]
 def register() -> None:
     """Register the connector with vLLM. vLLM calls this in every process, and sometimes more than once."""
     from vllm.config import KVTransferConfig  # noqa: PLC0415 (only vLLM calls this)
-    from vllm.distributed.kv_transfer.kv_connector.factory import (  # noqa: PLC0415
+    from vllm.distributed.kv_transfer.kv_connector.factory import (  # noqa: PLC0415 (only vLLM calls this)
         KVConnectorFactory,
     )
 

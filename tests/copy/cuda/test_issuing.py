@@ -70,7 +70,7 @@ class Library:
     def cuGetErrorName(self, code: Any, text: Any) -> None:  # noqa: N802 - the driver's name
         text._obj.value = {700: b"CUDA_ERROR_ILLEGAL_ADDRESS"}.get(code.value)
 
-    def cuGetErrorString(self, code: Any, text: Any) -> None:  # noqa: N802
+    def cuGetErrorString(self, code: Any, text: Any) -> None:  # noqa: N802 - the driver's name
         text._obj.value = {700: b"an illegal memory access was encountered"}.get(code.value)
 
 

@@ -22,7 +22,7 @@ else:
 
 
 @jit(do_not_specialize=["first", "pairs", "tiles", "rows_at", "row_stride"])
-def move_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - Triton reads what it is told of types
+def move_tiles(  # noqa: PLR0917 - Triton reads what it is told of types
     anchor,
     table,
     index,
@@ -69,7 +69,7 @@ def move_tiles(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - Triton reads 
 
 
 @jit(do_not_specialize=["source_at", "count"])
-def fetch_numbers(to, source_at: int64, count, LANES: constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def fetch_numbers(to, source_at: int64, count, LANES: constexpr):  # noqa: N803
     """Copy `count` numbers to the beginning of `to`, from `source_at`, counted in numbers from there."""
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     live = at < count

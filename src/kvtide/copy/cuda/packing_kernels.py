@@ -8,7 +8,8 @@ Only largest exponents and ranks of escapes go across lanes. Hardly any lane has
 turns: in each, a lane has one at most.
 """
 
-# No `from __future__ import annotations`: Triton reads them.
+# No `from __future__ import annotations`: Triton reads annotations, and what it does not know it refuses, hence
+# functions without types (see pyproject.toml).
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ else:
 
 
 @jit()
-def _largest(words):  # type: ignore[no-untyped-def]
+def _largest(words):
     """Return the largest exponent of each row of words."""
     return tl.max(tl.maximum(words & 0x7F800000, words << 16 & 0x7F800000), axis=1) >> 23
 
 
 @jit()
-def _codes(words, largest):  # type: ignore[no-untyped-def]
+def _codes(words, largest):
     """Return the codes of both halves of each word."""
     exponents = words >> 7 & 0x00FF00FF
     below = (largest * 0x00010001)[:, None] - exponents
@@ -41,12 +42,12 @@ def _codes(words, largest):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def _signs(words):  # type: ignore[no-untyped-def]
+def _signs(words):
     return words >> 8 & 0x00800080 | words & 0x007F007F
 
 
 @jit()
-def _escapes(codes):  # type: ignore[no-untyped-def]
+def _escapes(codes):
     """Return, for each word of codes, a 1 where one is 15, how many there are, and how many are in lanes before."""
     escaped = codes & codes >> 1 & codes >> 2 & codes >> 3 & 0x11111111
     count = (escaped * 0x11111111 >> 28).to(tl.int32)
@@ -54,14 +55,14 @@ def _escapes(codes):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def _next_escape(escaped):  # type: ignore[no-untyped-def]
+def _next_escape(escaped):
     """Return the first escape of each lane: whether it is in the second two groups, and by how much it is shifted."""
     place = ((escaped & -escaped).to(tl.float32).to(tl.uint32, bitcast=True) >> 23) - 127 >> 2
     return (place & 2) != 0, (place & 1) * 8 + (place & 4) * 4
 
 
 @jit()
-def _values(signs, codes, largest, escapes):  # type: ignore[no-untyped-def]
+def _values(signs, codes, largest, escapes):
     """Return words of two values each from what each half has of them. Nothing is carried from half to half."""
     special = codes + 0x7FF27FF2 >> 15 & 0x00010001
     exponents = ((largest * 0x00010001 | 0x01000100)[:, None] - codes) & 0x00FF00FF & ~(special * 255) | escapes
@@ -69,7 +70,7 @@ def _values(signs, codes, largest, escapes):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def _store_two(to, lane, length, signs, codes, largest, escapes):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+def _store_two(to, lane, length, signs, codes, largest, escapes):  # noqa: PLR0917
     """Write two groups, from the low ends of what is given."""
     for group in tl.static_range(2):
         words = _values(
@@ -82,7 +83,7 @@ def _store_two(to, lane, length, signs, codes, largest, escapes):  # type: ignor
 
 
 @jit(do_not_specialize=["first", "pairs", "tiles", "rows_at", "row_stride"])
-def pack_blocks(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - Triton reads what it is told of types
+def pack_blocks(  # noqa: PLR0917 - Triton reads what it is told of types
     anchor,
     byte_anchor,
     table,
@@ -150,7 +151,7 @@ def pack_blocks(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - Triton reads
 
 
 @jit(do_not_specialize=["first", "pairs", "tiles", "rows_at", "row_stride"])
-def unpack_blocks(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+def unpack_blocks(  # noqa: PLR0917
     anchor,
     byte_anchor,
     table,
