@@ -83,7 +83,7 @@ class Bench:
             assert self.engine.submit(direction, copy)
         assert self.engine.wait([copy.id for _, copy in copies], 60)
         spent_s = time.perf_counter() - begin_s
-        done, failed = self.engine.poll()
+        done, failed, _ = self.engine.poll()
         assert len(done) == len(copies), failed
         return len(WAYS[way]) * self.half * self.cache.block_bytes / spent_s / 1e9
 

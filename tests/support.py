@@ -376,14 +376,25 @@ class World:
             if (rank, name) in below:
                 yield position
 
-    def run(self, copy: Copy, *, ranks: Iterable[int] | None = None, why: str | None = None) -> Outcome:
-        """Copy on some ranks (those that are left) and report it; `why`: the copy fails, with half the bytes moved."""
+    def run(
+        self,
+        copy: Copy,
+        *,
+        ranks: Iterable[int] | None = None,
+        why: str | None = None,
+        not_kept: tuple[int, ...] = (),
+    ) -> Outcome:
+        """Copy on some ranks (those that are left) and report it.
+
+        `why`: the copy fails, with half the bytes moved. `not_kept`: slots that there is no place for.
+        """
         pending = self.pending[copy.id]
         reports = []
         for rank in sorted(pending.ranks_left if ranks is None else ranks):
             self._move(pending, rank, half=why is not None)
             pending.ranks_left.discard(rank)
-            reports.append(Report(rank, failed=((copy.id, why),)) if why else Report(rank, done=(copy.id,)))
+            done = Report(rank, done=(copy.id,), not_kept=((copy.id, not_kept),) if not_kept else ())
+            reports.append(Report(rank, failed=((copy.id, why),)) if why else done)
         if not pending.ranks_left:
             del self.pending[copy.id]
         return self.report(*reports)

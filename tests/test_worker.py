@@ -248,6 +248,19 @@ def test_bytes_and_seconds_are_counted_per_direction() -> None:
     assert (stats.done, stats.failed, stats.waits_expired, stats.engine_errors) == (2, 1, 0, 0)
 
 
+def test_what_there_was_no_place_for_is_said_with_the_store_that_it_belongs_to() -> None:
+    class Full(NullCopyEngine):
+        def poll(self) -> Finished:
+            done = super().poll().done
+            return Finished(done, not_kept=((1, (0,)), (9, (4,))))
+
+    worker = Worker(0, Full())
+    worker.start(Plan(1, stores=(Copy(1, (3, 4), (0, 1)),)))
+    report = worker.poll()
+    assert (report.done, report.not_kept) == ((1,), ((1, (0,)),))
+    assert not worker.poll()
+
+
 class GrowingEngine(NullCopyEngine):
     """Has more and more slots."""
 

@@ -97,9 +97,10 @@ class Worker:
     def poll(self) -> Report:
         """Say what ended since the last call, each transfer once. Does not block."""
         done: tuple[int, ...] = ()
+        not_kept: tuple[tuple[int, tuple[int, ...]], ...] = ()
         failed, self._failed = self._failed, {}
         try:
-            done, engine_failed = self._engine.poll()
+            done, engine_failed, not_kept = self._engine.poll()
         except Exception as error:
             self._engine_errors += 1
             self.stop(f"the copy engine broke: {describe(error)}")
@@ -113,7 +114,8 @@ class Worker:
         self._done_count += len(done)
         self._failed_count += len(failed)
         answers, late = self._tiers.poll() if self._tiers is not None else ((), ())
-        return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), answers, late)
+        not_kept = tuple(pair for pair in not_kept if pair[0] in done)
+        return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), answers, late, not_kept)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until no copy is under way, so that device memory may be given back. Returns False if time ran out."""

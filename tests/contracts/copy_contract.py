@@ -120,7 +120,7 @@ class ReportingContract(ABC):
             seen: list[int] = []
             while len(seen) < 50:
                 assert rig.engine.wait(range(50), PATIENCE_S)
-                done, failed = rig.engine.poll()
+                done, failed, _ = rig.engine.poll()
                 assert not failed
                 seen += done
             assert sorted(seen) == list(range(50))
@@ -285,7 +285,7 @@ class MovingContract(ReportingContract):
             _fill(rig, random.Random(0))
             slots = _slots(rig)
             for id_ in range(5):
-                done, failed = rig.run(STORE, Copy(id_, (1,), (2,)), broken)
+                done, failed, _ = rig.run(STORE, Copy(id_, (1,), (2,)), broken)
                 assert not done
                 assert [id_] == [id_ for id_, _ in failed]
                 assert "the bus is on fire" in failed[0][1]
@@ -311,7 +311,7 @@ class MovingContract(ReportingContract):
         with self.rig() as rig:
             _fill(rig, random.Random(0))
             before = _blocks(rig), _slots(rig)
-            done, failed = rig.run(direction, Copy(4, blocks, slots))
+            done, failed, _ = rig.run(direction, Copy(4, blocks, slots))
             assert (done, [id_ for id_, why in failed if why]) == ((), [4])
             assert (_blocks(rig), _slots(rig)) == before
             assert rig.run(direction, Copy(5, (0,), (0,))) == Finished(done=(5,))
@@ -332,7 +332,7 @@ class MovingContract(ReportingContract):
                 assert rig.engine.submit(STORE, Copy(id_, (0,), (id_ % 9,)), gate.after)
             assert gate.reached.wait(PATIENCE_S)
             assert not rig.engine.close(0.0), "a copy still runs"
-            done, failed = rig.engine.poll()
+            done, failed, _ = rig.engine.poll()
             assert not done
             assert failed, "those that had not begun"
             gate.open()

@@ -87,7 +87,7 @@ def test_f15_the_thread_outlives_whatever_the_move_raises(
         patch.setattr(BlockMover, "move", broken)
         engine.submit(Direction.STORE, Copy(1, (0,), (0,)))
         assert engine.wait([1], PATIENCE_S)
-    done, failed = engine.poll()
+    done, failed, _ = engine.poll()
     assert not done
     assert failed[0][0] == 1
     assert type(error).__name__ in failed[0][1]

@@ -96,6 +96,17 @@ def test_a_report_after_the_end_is_unknown() -> None:
     assert metrics.reports_unknown == 1
 
 
+def test_what_any_rank_did_not_keep_is_not_kept_and_second_reports_of_a_rank_change_nothing() -> None:
+    ledger, (transfer, other), _ = started(ranks=2, count=2)
+    assert isinstance(transfer, StoreEntry)
+    assert isinstance(other, StoreEntry)
+    ledger.settle(Report(1, done=(transfer.id,), not_kept=((transfer.id, (5, 7)),)))
+    ledger.settle(Report(1, done=(transfer.id,), not_kept=((transfer.id, (6,)),)))
+    ledger.settle(Report(-1, done=(transfer.id,), not_kept=((transfer.id, (8,)), (99, (9,)))))
+    assert ledger.settle(Report(0, done=(transfer.id,), not_kept=((transfer.id, (4,)),))) == [transfer]
+    assert (transfer.not_kept, transfer.failure, other.not_kept) == ({4, 5, 7}, None, set())
+
+
 def test_transfers_are_listed_oldest_first() -> None:
     ledger, transfers, _ = started(ranks=1, count=3)
     ledger.settle(Report(0, done=(transfers[0].id,)))

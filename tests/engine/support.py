@@ -138,8 +138,8 @@ class FaultyCopyEngine(CopyEngine):
         return True
 
     def poll(self) -> Finished:
-        done, failed = self.inner.poll()
-        self._held.append(Finished(done, (*failed, *self._failed)))
+        done, failed, not_kept = self.inner.poll()
+        self._held.append(Finished(done, (*failed, *self._failed), not_kept))
         self._failed = []
         return self._held.pop(0) if len(self._held) > self.delay_polls else Finished()
 

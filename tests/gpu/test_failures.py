@@ -70,7 +70,7 @@ def test_f15_a_call_that_the_driver_refuses_is_a_failed_transfer(
     for way in Direction:
         assert rig.run(way, Copy(0, (0,), (0,))).done == (0,)
     setattr(gpu, fault, True)
-    done, failed = rig.run(direction, Copy(1, everything, everything))
+    done, failed, _ = rig.run(direction, Copy(1, everything, everything))
     assert (done, [id_ for id_, why in failed if why]) == ((), [1])
     if fault == "bad_copy":
         assert "CUDA_ERROR_" in failed[0][1]
@@ -109,7 +109,7 @@ def test_a_lost_device_is_reported_once_and_nothing_hangs() -> None:
         taken = [rig.engine.submit(way, Copy(i, (i,), (i,)), event.wait) for i, way in enumerate((STORE, LOAD) * 3)]
         ids = [i for i, yes in enumerate(taken) if yes]
         assert rig.engine.wait(ids, 30), "hangs"
-        done, failed = rig.engine.poll()
+        done, failed, _ = rig.engine.poll()
         assert not done and sorted(i for i, _ in failed) == ids, (done, failed)
         assert rig.engine.lost, failed
         assert not rig.engine.submit(STORE, Copy(9, (0,), (0,)))

@@ -51,7 +51,7 @@ def test_f20_slots_are_served_while_the_rest_is_being_pinned() -> None:
     early = rig.engine.usable_slots
     assert rig.run(STORE, Copy(1, tuple(range(16)), tuple(range(16)))).done == (1,)
     assert np.array_equal(rig.arena.memory[:16], rig.blocks_on_host())
-    done, failed = rig.run(STORE, Copy(2, (0,), (shape.slots - 1,)))
+    done, failed, _ = rig.run(STORE, Copy(2, (0,), (shape.slots - 1,)))
     assert done or "not pinned" in failed[0][1]
     assert rig.engine.pinning.wait(PATIENCE_S)
     assert early < rig.engine.usable_slots == shape.slots

@@ -46,7 +46,7 @@ def _torture(*, store_fenced: bool, load_fenced: bool, route: Route) -> tuple[in
         loads = Copy(2 * value + 1, ids[LOADED], ids[LOADED])
         assert rig.engine.submit(STORE, stores, event.wait if store_fenced else None)
         assert rig.engine.submit(LOAD, loads, event.wait if load_fenced else None)
-        done, failed = rig.finish(2 * value, 2 * value + 1)
+        done, failed, _ = rig.finish(2 * value, 2 * value + 1)
         assert (sorted(done), failed) == ([2 * value, 2 * value + 1], ())
         compute.synchronize()
         wrong_stores += bool((rig.arena.memory[STORED] != value).any())

@@ -36,7 +36,7 @@ FOUND = [
 """Seed, policy (so that a new policy does not change the world) and what was wrong."""
 
 
-OLD_FAULTS = "+".join(kind for kind in FAULT_KINDS if kind not in ("copy_refused", "copy_raises"))
+OLD_FAULTS = "+".join(kind for kind in FAULT_KINDS if kind not in ("copy_refused", "copy_raises", "not_kept"))
 OLD_ENGINES: dict[str, str] = dict.fromkeys(
     (
         "keys_when_scheduled",

@@ -36,6 +36,8 @@ class Finished(NamedTuple):
     done: tuple[int, ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
     """Pairs of transfer id and why it failed."""
+    not_kept: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Pairs of a store that is done and host slots of it that there was no place for: they hold nothing."""
 
 
 @dataclass(frozen=True, slots=True)

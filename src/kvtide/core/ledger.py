@@ -51,6 +51,8 @@ class StoreEntry(CopyEntry):
     filled: bool = True
     life: int = 0
     """See `Copy`."""
+    not_kept: set[int] = field(default_factory=set)
+    """Slots that some rank had no place for, though the copy is done: a key is visible if every rank has it (F10)."""
 
     def as_copy(self) -> Copy:
         """Return what workers are told."""
@@ -224,6 +226,7 @@ class Ledger:
 
         A failed transfer too waits for all ranks: until then the others may be reading or writing its blocks.
         """
+        self._hear_not_kept(report)
         heard = [self._hear(report.rank, transfer_id, None) for transfer_id in report.done]
         heard += [self._hear(report.rank, transfer_id, why) for transfer_id, why in report.failed]
         heard += [self._hear(report.rank, answer.id, None, answer) for answer in report.answers]
@@ -232,6 +235,13 @@ class Ledger:
     def get(self, transfer_id: int) -> Entry | None:
         """Return a transfer that some rank has not reported."""
         return self._in_flight.get(transfer_id) or self._overdue.get(transfer_id)
+
+    def _hear_not_kept(self, report: Report) -> None:
+        """Take note of what a rank could not keep, unless it has reported that store before."""
+        for transfer_id, slots in report.not_kept:
+            store = self.get(transfer_id)
+            if isinstance(store, StoreEntry) and report.rank >= 0 and store.ranks_left >> report.rank & 1:
+                store.not_kept.update(slots)
 
     def _hear(self, rank: int, transfer_id: int, failure: str | None, answer: Answer | None = None) -> Entry | None:
         """Tick off one rank; return the transfer when it was the last one."""

@@ -132,6 +132,8 @@ class Report:
     """Errands that are over. Each is answered once by each rank."""
     late: tuple[int, ...] = ()
     """Fetches that are past their deadline. They go on, but nobody should wait for them."""
+    not_kept: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Pairs of a store that is `done` and host slots of it that this rank had no place for: they hold nothing."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to say."""

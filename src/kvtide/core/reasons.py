@@ -32,6 +32,8 @@ class NotStored(str, Enum):
     """The node that keeps host blocks is not there, or went away before it had answered."""
     NODE_LATE = "node_late"
     """The node that keeps host blocks did not say in time where to store it."""
+    UNPACKED_FULL = "unpacked_full"
+    """It does not pack (`packing`), and on some rank the place for such blocks is full."""
 
 
 class NotLoaded(str, Enum):

@@ -41,6 +41,8 @@ class Job:
     seen: list[int] = field(default_factory=list)
     """What was at the source when the copy began."""
     begun: bool = False
+    not_kept: frozenset[int] = frozenset()
+    """Stores: slots that there will be no place for."""
 
     @property
     def is_certain(self) -> bool:
@@ -83,6 +85,7 @@ class SimCopyEngine(CopyEngine):
         self._foreseen: dict[int, Job] = {}
         self._done: list[int] = []
         self._failed: list[tuple[int, str]] = []
+        self._not_kept: list[tuple[int, tuple[int, ...]]] = []
         self._stored = self._loaded = 0
         self._closed = False
 
@@ -129,6 +132,8 @@ class SimCopyEngine(CopyEngine):
                 raise CopyCrash("the driver does not answer")
             return False
         self.unfinished[copy.id] = job
+        if job.is_store and self._run.world.faults.not_kept:
+            job.not_kept = frozenset(slot for slot in copy.slots if self._run.happens("not_kept"))
         fence = self.fence_of(job, after)
         if fence <= self._rank.step_ended:
             self._clock.after(job.delay_ticks, self._begin, job)
@@ -144,8 +149,9 @@ class SimCopyEngine(CopyEngine):
         """Return what has ended."""
         if self.broken:
             raise CopyCrash(BROKEN)
-        finished = Finished(tuple(self._done), tuple(self._failed))
+        finished = Finished(tuple(self._done), tuple(self._failed), tuple(self._not_kept))
         self._done.clear()
+        self._not_kept.clear()
         self._failed.clear()
         return finished
 
@@ -239,7 +245,9 @@ class SimCopyEngine(CopyEngine):
         source, read, target, written = self._ends_of(job)
         self._rank.loads_moved += not job.is_store
         for here, there, seen in zip(read, written, job.seen, strict=True):
-            target[there] = seen if source[here] == seen else TORN
+            target[there] = TORN if source[here] != seen or there in job.not_kept else seen
+        if job.not_kept:
+            self._not_kept.append((job.copy.id, tuple(sorted(job.not_kept))))
         self._over(job, None)
 
     def _ends_of(self, job: Job) -> tuple[Memory, tuple[int, ...], Memory, tuple[int, ...]]:

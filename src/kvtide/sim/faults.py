@@ -34,11 +34,13 @@ class Faults:
     """A step's compute takes longer than the host waits for it."""
     silent_rank: int = 0
     """What a rank has to say of a transfer never comes, or the transfer hangs. Only where time is told."""
+    not_kept: int = 0
+    """A rank has no place for some blocks of a store that is done otherwise."""
 
     @classmethod
     def draw(cls, draw: Draw) -> Faults:
         """Draw a chance for each kind: never, seldom or often. What was thought of later is drawn later."""
-        later = ("silent_rank", "copy_refused", "copy_raises")
+        later = ("silent_rank", "copy_refused", "copy_raises", "not_kept")
         return cls(**{kind: draw.pick((0, 0, 0, 6, 24, 80)) for kind in FAULT_KINDS if kind not in later})
 
     def without(self, *kinds: str) -> Faults:

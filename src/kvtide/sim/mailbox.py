@@ -70,7 +70,7 @@ class Mailbox:
         self._fault_counts["silent_rank"] += 1
         if self._draw.chance(64):  # what nobody believes any more comes after all
             self._late.append((SILENT_STEPS_MAX, report))
-        arriving.append(replace(report, done=(), failed=(), answers=(), late=()))
+        arriving.append(replace(report, done=(), failed=(), answers=(), late=(), not_kept=()))
 
     def _send(self, report: Report, arriving: list[Report]) -> None:
         delay_steps = self._draw.skewed(1, 6) if self._happens("lost_report") else 0

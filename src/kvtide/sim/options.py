@@ -86,6 +86,7 @@ def _made_possible(world: World, overrides: Overrides) -> World:
             world = replace(world, **{name: most})
     if world.node is not None:  # these are simulated for one engine
         world = replace(world, tier=None, replicas=1, resets=world.resets[:RESETS_MAX], step_s=0)
+        world = replace(world, faults=world.faults.without("not_kept"))
     if world.ranks % world.replicas:
         if "replicas" in overrides:
             raise ConfigError("replicas", world.replicas, f"a divisor of the ranks, {world.ranks}")

@@ -198,6 +198,8 @@ class World:
             refused, raises = late.pick((0, 6, 24)), late.pick((0, 6, 24))
             faults = replace(world.faults, copy_refused=refused, copy_raises=raises)
             world = replace(world, faults=faults, breaks=late.chance(128))
+        if late.chance(64):
+            world = replace(world, faults=replace(world.faults, not_kept=late.pick((6, 24, 80, 200))))
         clears_fail = world.habits.clears_fail and world.tier is not None
         if not world.habits.resets_while_loading and not clears_fail:
             return world

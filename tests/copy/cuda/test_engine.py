@@ -305,7 +305,7 @@ def test_stores_and_loads_that_have_far_to_go_are_not_certain() -> None:
 def test_f15_whatever_call_fails_the_transfer_fails_and_later_ones_work(call: str, direction: Direction) -> None:
     rig = FakeRig(Shape(blocks=40, slots=40))
     rig.gpu.failing[call] = RuntimeError("out of luck")
-    done, failed = rig.run(direction, Copy(1, tuple(range(40)), tuple(range(40))))
+    done, failed, _ = rig.run(direction, Copy(1, tuple(range(40)), tuple(range(40))))
     assert (done, failed) == ((), ((1, "RuntimeError: out of luck"),))
     for id_, way in enumerate((direction, STORE, LOAD), start=2):
         assert rig.run(way, Copy(id_, (0, 1), (0, 1))) == Finished(done=(id_,))
@@ -351,7 +351,7 @@ def test_a_lost_device_fails_everything_once_and_refuses_more(
     assert rig.engine.submit(STORE, Copy(2, (1,), (1,)))
     rig.gpu.lost = True
     gate.open()
-    done, failed = rig.finish(0, 1, 2)
+    done, failed, _ = rig.finish(0, 1, 2)
     assert not done
     assert [id_ for id_, _ in sorted(failed)] == [0, 1, 2]
     assert all("illegal memory access" in why for _, why in failed)

@@ -83,7 +83,7 @@ def test_f20_slots_that_are_pinned_are_served_and_the_others_fail_their_transfer
     assert rig.engine.usable_slots == 16
     assert rig.run(STORE, Copy(1, (3,), (15,))).done == (1,)
     assert rig.read_slot(15) == rig.read_block(3)
-    done, failed = rig.run(STORE, Copy(2, (3,), (16,)))
+    done, failed, _ = rig.run(STORE, Copy(2, (3,), (16,)))
     assert not done
     assert "slot 16 is not pinned" in failed[0][1]
     rig.engine.pinning.pinned_bytes = 5 * MIB

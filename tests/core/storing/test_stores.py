@@ -177,6 +177,51 @@ def test_transfers_of_one_prefix_may_end_in_any_order() -> None:
     assert world.cached_blocks(A) == list(range(6)), "the children that came first protect their parents"
 
 
+# ---------------------------------------------------------------------- without a place
+
+
+@pytest.mark.parametrize("lost", [[0], [7], [2, 3, 5], list(range(8))])
+def test_f10_blocks_that_one_rank_had_no_place_for_are_not_visible_and_are_counted(lost: list[int]) -> None:
+    world = World(ranks=2, pin_budget=32)
+    computed(world, A)
+    plan = world.plan()
+    slots = [slot for copy in plan.stores for slot in copy.slots]
+    for copy in plan.stores:
+        world.run(copy, ranks=[1])
+        missing = tuple(slots[at] for at in lost if slots[at] in copy.slots)
+        world.run(copy, ranks=[0], not_kept=missing)
+    stored = [at for at in range(8) if at not in lost]
+    assert world.cached_blocks(A) == stored
+    assert world.manager.metrics.not_stored == {NotStored.UNPACKED_FULL: len(lost)}
+    assert world.manager.metrics.stored_blocks == len(stored)
+    gauges = world.manager.gauges()
+    assert (gauges.slots_writing, gauges.slots_pinned, gauges.store_pins) == (0, 0, 0)
+    assert gauges.slots_free == gauges.slots - len(stored)
+
+
+def test_what_follows_a_block_without_a_place_is_offered_once_that_has_one() -> None:
+    world = World(pin_budget=32)
+    request = computed(world, A)
+    (copy,) = world.plan().stores
+    world.run(copy, not_kept=copy.slots[3:4])
+    assert world.cached_blocks(A) == [0, 1, 2, 4, 5, 6, 7]
+    world.finish(request)
+    world.drain()
+    world.fill_device()
+    assert world.match(world.add("t", [*A, "x"])).tokens == 32
+
+
+def test_a_chain_continues_a_block_that_is_kept_when_its_first_ones_are_not() -> None:
+    world = World(pin_budget=32, host_blocks=9)
+    world.serve("a", A)
+    longer = computed(world, text("a", 40), "b")
+    (copy,) = world.plan().stores
+    world.run(copy, not_kept=copy.slots[:1])
+    assert world.manager.gauges().slots_pinned == 0, "the block before it is kept no longer"
+    world.finish(longer)
+    world.drain()
+
+
 # ---------------------------------------------------------------------- pin budget
 
 

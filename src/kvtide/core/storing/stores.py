@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from kvtide.core.chain import Chain
 from kvtide.core.config import OffloadConfig
@@ -30,6 +31,7 @@ class Stores:
     ) -> None:
         groups = config.geometry.groups
         # In lazy mode the tail of a prefix is stored first, while its head is still on the device.
+        self._block_tokens = [group.block_tokens for group in groups]
         self._needs_prefix = [config.mode == "eager" and isinstance(group, FullAttention) for group in groups]
         self._budget = config.pin_budget_blocks
         self._backlog_max = config.geometry.device_blocks
@@ -162,15 +164,37 @@ class Stores:
         if store.failure is not None:
             self._metrics.stores_failed += 1
         kept = store.failure is None and not store.abandoned
+        if kept and store.not_kept:
+            self._give_up_not_kept(store)
         heard = self._index.settle(store.chains, kept=kept)
         if kept:
             if heard:
-                self._metrics.stored_blocks += len(store.blocks)
+                self._metrics.stored_blocks += sum(map(len, store.chains))
             else:
-                self.lose(NotStored.NODE_AWAY, len(store.blocks))
+                self.lose(NotStored.NODE_AWAY, sum(map(len, store.chains)))
             return
         for chain in store.chains:
             self._hand_on(chain, store)
+
+    def _give_up_not_kept(self, store: StoreEntry) -> None:
+        """Abandon the blocks that some rank had no place for. Another try would end in the same way: they are lost."""
+        parts = [part for chain in store.chains for part in self._cut(chain, store.not_kept)]
+        lost = [part for part in parts if not store.not_kept.isdisjoint(part.slots)]
+        store.chains = [part for part in parts if store.not_kept.isdisjoint(part.slots)]
+        self._index.settle(lost, kept=False)
+        self.lose(NotStored.UNPACKED_FULL, sum(map(len, lost)))
+
+    def _cut(self, chain: Chain, not_kept: set[int]) -> Iterator[Chain]:
+        """Cut a chain where blocks that were not kept begin or end. A shared index settles all of a run."""
+        if chain.life or not_kept.isdisjoint(chain.slots):
+            yield chain
+            return
+        for _, run in groupby(range(len(chain)), key=lambda at: chain.slots[at] in not_kept):
+            first, *rest = run
+            part = chain.part(first, first + 1 + len(rest), self._block_tokens[chain.group])
+            part.slots = chain.slots[first : first + len(part)]
+            part.anchor = chain.anchor if first == 0 else None
+            yield part
 
     def reset(self) -> None:
         """Let everything that waits or is in flight come to nothing.

@@ -14,7 +14,7 @@ from kvtide.core.host_pool import HostPool
 from kvtide.core.ledger import Entry, Ledger, LoadEntry, StoreEntry
 from kvtide.core.loading.loads import Loads
 from kvtide.core.manager import OffloadManager
-from kvtide.core.messages import Copy
+from kvtide.core.messages import Copy, Report
 from kvtide.core.requests import State
 from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Patches, around, canary, returning
@@ -113,6 +113,27 @@ def loading_is_not_stale() -> Patches:
             request.stale = request.state is State.RUNNING
 
     return [around(OffloadManager, "reset", forgetful)]
+
+
+@canary("F10", "a block is visible that some rank had no place for", "I3", "I6")
+def not_kept_visible() -> Patches:
+    return [returning(Ledger, "_hear_not_kept")]
+
+
+@canary("F10", "a block is visible when the last rank has kept it, whatever others have", "I3", "I6")
+def last_rank_keeps_it() -> Patches:
+    def only_the_last(hear: Callable[..., None], self: Ledger, report: Report) -> None:
+        for transfer_id, _ in report.not_kept:
+            store = self.get(transfer_id)
+            if isinstance(store, StoreEntry):
+                store.not_kept.clear()
+        hear(self, report)
+        for transfer_id in set(report.done).difference(dict(report.not_kept)):
+            store = self.get(transfer_id)
+            if isinstance(store, StoreEntry):
+                store.not_kept.clear()
+
+    return [around(Ledger, "_hear_not_kept", only_the_last)]
 
 
 @canary("F10", "a transfer counts as done when one rank says so", "I1", "I2", "I3", "I4", "I5", "I6", "I8")

@@ -231,8 +231,13 @@ class CompletenessChecker(Checker):
         fetches = [flight for flight in settled if flight.kind == "fetch" and (flight.missed or flight.orphaned)]
         unkept = sum(len(flight.slots) for flight in fetches)
         relied_on = sum(map(_relied_on_in_vain, fetches))
+        done = [flight for flight in stores if not flight.failed and not flight.orphaned]
+        not_kept = sum(len(flight.missed) for flight in done)
+        counted = self._losses.new_of(NotStored.UNPACKED_FULL)
+        if counted != not_kept:
+            raise Violation("I6", f"some rank did not keep {not_kept} blocks, and {counted} are counted as such")
         reset = self._losses.new_of(NotStored.RESET)
-        lost = self._losses.new() - reset
+        lost = self._losses.new() - reset - counted
         gauges = self.observed.gauges
         again = gauges.backlog_blocks - self._backlog
         right = failed <= again + lost <= failed + unkept and void <= reset <= void + unkept

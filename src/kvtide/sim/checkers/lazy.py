@@ -55,8 +55,9 @@ class LazyChecker(Checker):
     def reported(self, outcome: Outcome) -> None:
         """The same holds for a store that failed as often as it is tried: it was looked at as long as that went on."""
         for flight in self.observed.settled:
-            if flight.is_store and flight.failed:
-                self._given_up.update(flight.stamps)
+            if flight.is_store:
+                lost = range(len(flight.stamps)) if flight.failed else flight.missed
+                self._given_up.update(flight.stamps[position] for position in lost)
 
     def plan_made(self, plan: Plan) -> None:
         """Look at the queue, if nothing is in the way."""

@@ -206,12 +206,19 @@ class Observed:
         for report in reports:
             if not self.all_ranks >> report.rank & 1:
                 continue
+            for transfer_id, slots in report.not_kept:
+                self._hear_not_kept(report.rank, transfer_id, slots)
             for transfer_id in report.done:
                 self._hear(report.rank, transfer_id, failed=False)
             for transfer_id, _ in report.failed:
                 self._hear(report.rank, transfer_id, failed=True)
             for answer in report.answers:
                 self._hear(report.rank, answer.id, failed=False, hits=answer.hits)
+
+    def _hear_not_kept(self, rank: int, transfer_id: int, slots: tuple[int, ...]) -> None:
+        flight = self.flights.get(transfer_id)
+        if flight is not None and flight.is_store and flight.ranks_left >> rank & 1:
+            flight.missed.update(flight.slots.index(slot) for slot in slots)
 
     def _hear(self, rank: int, transfer_id: int, *, failed: bool, hits: tuple[int, ...] | None = None) -> None:
         flight = self.flights.get(transfer_id)
