@@ -263,7 +263,7 @@ class MovingContract(ReportingContract):
             assert rig.engine.submit(STORE, Copy(1, (0,), (0,)), gate.after)
             assert not rig.engine.wait([1], 0.0)
             assert rig.engine.poll() == Finished()
-            late = bytes(range(rig.shape.block_bytes))
+            late = random.Random(1).randbytes(rig.shape.block_bytes)
             rig.write_block(0, late)
             gate.open()
             assert rig.finish(1).done == (1,)

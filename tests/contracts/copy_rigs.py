@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from kvtide.copy import CopyEngine, HostArena
+from kvtide.copy.packing import TILE_VALUES, BlockPacking
+from kvtide.copy.unpacked import UnpackedRows
 from tests.contracts.copy_contract import Rig, Shape
 
 
@@ -22,6 +26,41 @@ class ArenaRig(Rig):
 
     def write_slot(self, slot: int, content: bytes) -> None:
         self.arena.memory[slot] = np.frombuffer(content, np.uint8)
+
+
+def in_tiles(shape: Shape) -> Shape:
+    """Return a shape like this one whose fragments are whole tiles of packed blocks."""
+    return replace(shape, fragments=tuple(2 * TILE_VALUES * min(4, 1 + size // 64) for size in shape.fragments))
+
+
+class PackedSlots:
+    """Packed slots, and rows for what does not pack, as bytes of whole blocks."""
+
+    def __init__(self, shape: Shape, rows: int | None = None) -> None:
+        self.packing = BlockPacking(shape.fragments)
+        self.arena = HostArena(shape.slots, self.packing.packed_bytes)
+        self.unpacked = UnpackedRows(HostArena(rows or shape.slots, shape.block_bytes), shape.slots)
+
+    def read(self, slot: int) -> bytes:
+        row = int(self.unpacked.rows_of(np.array([slot]))[0])
+        if row >= 0:
+            content: bytes = self.unpacked.arena.memory[row].tobytes()
+            return content
+        return self.packing.unpack(self.arena.memory[[slot]]).tobytes()
+
+    def write(self, slot: int, content: bytes) -> None:
+        self.unpacked.forget([slot])
+        rows, fits = self.packing.pack(np.frombuffer(content, np.uint8)[None])
+        if fits[0]:
+            self.arena.memory[slot] = rows[0]
+        else:
+            assert self.unpacked.place([slot]) == []
+            row = int(self.unpacked.rows_of(np.array([slot]))[0])
+            self.unpacked.arena.memory[row] = np.frombuffer(content, np.uint8)
+
+    def close(self) -> None:
+        self.arena.close()
+        self.unpacked.arena.close()
 
 
 class ArrayRig(ArenaRig):

@@ -64,9 +64,11 @@ class TestTwoThreadsAndJoinedRegions(ThreadsContract):
     joined = True
 
 
-def _engine(blocks: int = 4, slots: int = 4, fragment: int = 64, **options: int) -> ThreadedCopyEngine:
+def _engine(
+    blocks: int = 4, slots: int = 4, fragment: int = 64, *, threads: int = 1, max_transfers: int = 1024
+) -> ThreadedCopyEngine:
     cache = DeviceCache(regions_of(np.zeros((2, blocks, fragment), np.uint8), block_axis=1), blocks=blocks)
-    return ThreadedCopyEngine(cache, HostArena(slots, 2 * fragment), **options)
+    return ThreadedCopyEngine(cache, HostArena(slots, 2 * fragment), threads=threads, max_transfers=max_transfers)
 
 
 class Unprintable(BaseException):

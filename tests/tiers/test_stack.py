@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from kvtide.copy import HostArena
+from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Answer, Clear, Fetch, Lookup, Sink
 from kvtide.core.share import ALL, Share
 from kvtide.tiers.base import HIT, MISS, CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
-from kvtide.tiers.stack import Level, TierStack, random_salt, tier_key
+from kvtide.tiers.stack import Elsewhere, Level, TierStack, random_salt, tier_key
 
 NAMES = ((0, b"a"), (0, b"b"), (1, b"a"))
 SLOTS = (2, 0, 1)
@@ -89,11 +91,22 @@ class ScriptedTier(Tier):
 class Bench:
     """A stack of scripted tiers over three slots, and a clock that stands still."""
 
-    def __init__(self, *levels: Level, new_salt: Callable[[], bytes] = random_salt, share: Share = ALL) -> None:
+    def __init__(
+        self,
+        *levels: Level,
+        new_salt: Callable[[], bytes] = random_salt,
+        share: Share = ALL,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self.memory = np.zeros((3, 4), dtype=np.uint8)
         self.now_s = 100.0
         self.stack = TierStack(
-            levels, lambda slot: memoryview(self.memory[slot]), clock=lambda: self.now_s, new_salt=new_salt, share=share
+            levels,
+            lambda slot: memoryview(self.memory[slot]),
+            clock=lambda: self.now_s,
+            new_salt=new_salt,
+            share=share,
+            elsewhere=elsewhere,
         )
 
     def hits(self, errand: Lookup | Fetch | Sink | Clear) -> tuple[int, ...] | None:
@@ -123,6 +136,20 @@ def record(tier: ScriptedTier, *positions: int) -> None:
 
 def test_groups_have_keys_of_their_own() -> None:
     assert len({tier_key(name) for name in NAMES}) == 3
+
+
+def test_a_block_that_is_not_in_its_slot_does_not_sink_and_a_slot_that_is_fetched_to_has_its_own(
+    near: ScriptedTier,
+) -> None:
+    unpacked = UnpackedRows(HostArena(2, 8), 3)
+    assert unpacked.place([SLOTS[1]]) == []
+    bench = Bench(Level(near), elsewhere=unpacked)
+    assert bench.hits(Sink(1, NAMES, SLOTS)) == (0, 2)
+    assert bench.hits(Sink(2, NAMES[1:2], SLOTS[1:2])) == ()
+    record(near, 1)
+    assert bench.hits(Fetch(3, NAMES[1:2], SLOTS[1:2])) == (0,)
+    assert SLOTS[1] not in unpacked
+    assert bench.hits(Sink(4, NAMES, SLOTS)) == (0, 1, 2)
 
 
 def test_without_tiers_every_errand_is_answered_at_once() -> None:

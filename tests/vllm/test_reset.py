@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from kvtide.copy import Direction, threads
-from kvtide.copy.move import BlockMover
+from kvtide.copy.move import BlockMover, Moved
 from kvtide.core import Copy, NotLoaded, NotStored
 from kvtide.errors import StillCopying
 from kvtide.vllm import sleeping
@@ -278,13 +278,14 @@ class Gate:
         gate = self
 
         class Gated(BlockMover):
-            def move(self, direction: Direction, copy: Copy) -> None:
+            def move(self, direction: Direction, copy: Copy) -> Moved:
                 gate.copying += 1
                 gate.begun += 1
                 gate.reached.set()
                 assert gate.open.wait(60)
-                super().move(direction, copy)
+                moved = super().move(direction, copy)
                 gate.copying -= 1
+                return moved
 
         return Gated(*args)
 

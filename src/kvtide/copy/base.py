@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.latency import Latencies
 
@@ -46,8 +47,13 @@ class Traffic:
 
     transfers: int = 0
     bytes: int = 0
+    """What went from one memory to the other."""
     seconds: Latencies = field(default_factory=Latencies)
     """Spent copying, without waiting in the queue or for fences. Copies that run at a time add up."""
+    saved_bytes: int = 0
+    """So many less than the blocks have, because they were packed."""
+    unpacked_blocks: int = 0
+    """Stores: blocks that do not pack."""
 
     @property
     def busy_s(self) -> float:
@@ -129,6 +135,11 @@ class CopyEngine(ABC):
     @property
     def lost(self) -> str | None:
         """Why nothing can be copied any more, ever, or None."""
+        return None
+
+    @property
+    def unpacked(self) -> UnpackedRows | None:
+        """Where blocks are that do not pack. None: blocks are not packed."""
         return None
 
     def slots_ready(self) -> int | None:

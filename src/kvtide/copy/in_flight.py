@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvtide.copy.base import Direction, Fence, Finished, Traffic
+from kvtide.copy.move import Moved
 from kvtide.core.messages import Copy
 
 _ORPHAN_CHECK_S = 1.0
@@ -24,6 +25,8 @@ class Job:
     ended: bool = False
     why: str | None = None
     """Why it failed; None while it runs and when it is done."""
+    not_kept: tuple[int, ...] = ()
+    """Of a store that is done: slots that there was no place for."""
 
 
 JobT = TypeVar("JobT", bound=Job)
@@ -60,6 +63,7 @@ class InFlight(Generic[JobT]):
         return Finished(
             done=tuple(job.copy.id for job in ended if job.why is None),
             failed=tuple((job.copy.id, job.why) for job in ended if job.why is not None),
+            not_kept=tuple((job.copy.id, job.not_kept) for job in ended if job.not_kept and job.why is None),
         )
 
     def find(self, ids: Iterable[int] | None) -> list[JobT]:
@@ -84,12 +88,17 @@ class InFlight(Generic[JobT]):
             orphaned = not wanted.wait(_ORPHAN_CHECK_S) and not threading.main_thread().is_alive()
         return None
 
-    def count(self, job: JobT, moved_bytes: int, busy_s: float) -> None:
+    def count(self, job: JobT, moved: Moved, busy_s: float) -> None:
         """Add a transfer that is done to the traffic of its direction."""
         before = self.traffic[job.direction]
         self.traffic[job.direction] = Traffic(
-            before.transfers + 1, before.bytes + moved_bytes, before.seconds.plus(busy_s)
+            before.transfers + 1,
+            before.bytes + moved.nbytes,
+            before.seconds.plus(busy_s),
+            before.saved_bytes + moved.saved_bytes,
+            before.unpacked_blocks + moved.unpacked_blocks,
         )
+        job.not_kept = moved.not_kept
 
     def end(self, job: JobT, why: str | None) -> None:
         """Say that a transfer is done, or why it failed: the next poll reports it."""

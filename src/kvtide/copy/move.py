@@ -24,7 +24,7 @@ a quiet machine, unless it says otherwise; repeat before tuning by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,18 @@ _RUN_BYTES_MIN = 128 << 10
 _VOID_BYTES_MAX = 1 << 10
 
 
+class Moved(NamedTuple):
+    """What became of a transfer that did not fail."""
+
+    nbytes: int = 0
+    saved_bytes: int = 0
+    """So many bytes less than the blocks have, because they were packed."""
+    unpacked_blocks: int = 0
+    """Stores: blocks that do not pack."""
+    not_kept: tuple[int, ...] = ()
+    """Stores: slots that there was no place for."""
+
+
 class BlockMover:
     """Copies blocks between a device cache and a host arena, in the thread that calls. Keeps no state."""
 
@@ -53,17 +65,18 @@ class BlockMover:
         self._slots = arena.slots
         self._spans = [_SpanViews(span, device.blocks, arena) for span in device.spans]
 
-    def move(self, direction: Direction, copy: Copy) -> None:
+    def move(self, direction: Direction, copy: Copy) -> Moved:
         """Move all blocks of `copy`. Where one does not exist, raises CopyError before any byte has moved."""
         blocks, slots = checked_ids(copy, blocks=self._blocks, slots=self._slots)
         if not len(blocks):
-            return
+            return Moved()
         runs = list(_runs(blocks, slots))
         for span in self._spans:
             if span.row_bytes * len(blocks) >= _RUN_BYTES_MIN * len(runs):
                 span.move_runs(direction, runs)
             else:
                 span.move_scattered(direction, blocks, slots)
+        return Moved(self.block_bytes * len(blocks))
 
 
 class _SpanViews:

@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterable
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.copy.in_flight import InFlight, Job
-from kvtide.copy.move import BlockMover
+from kvtide.copy.move import BlockMover, Moved
+from kvtide.copy.packed_move import PackedBlockMover
+from kvtide.copy.packing.codec import Codec, compiled
 from kvtide.copy.regions import DeviceCache
+from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
 
+Mover = BlockMover | PackedBlockMover
 _LOADS_FIRST = (Direction.LOAD, Direction.STORE)
 
 
@@ -22,12 +26,27 @@ class ThreadedCopyEngine(CopyEngine):
     """Copies in `threads` threads beside compute. At most `max_transfers` are in flight.
 
     Loads go first: a request waits for each of them, and nobody waits for a store.
+
+    With `unpacked`, blocks are bfloat16 and packed: slots have the size of packed blocks, and what does not pack goes
+    there. `codec` makes what packs, in a thread of the engine.
     """
 
-    def __init__(self, device: DeviceCache, arena: HostArena, *, threads: int = 1, max_transfers: int = 1024) -> None:
+    def __init__(
+        self,
+        device: DeviceCache,
+        arena: HostArena,
+        *,
+        threads: int = 1,
+        max_transfers: int = 1024,
+        unpacked: UnpackedRows | None = None,
+        codec: Callable[[], Codec] = compiled,
+    ) -> None:
         parse_count("threads", threads)
         parse_count("max_transfers", max_transfers)
-        self._mover: BlockMover | None = BlockMover(device, arena)
+        self._mover: Mover | None = (
+            BlockMover(device, arena) if unpacked is None else PackedBlockMover(device, arena, unpacked, codec)
+        )
+        self._unpacked = unpacked
         self._changed = threading.Condition()
         self._in_flight = InFlight(Job, max_transfers)
         """Read and written under the condition's lock."""
@@ -71,12 +90,17 @@ class ThreadedCopyEngine(CopyEngine):
         self._mover = None  # its views keep the arena's memory from being given back
         return True
 
+    @property
+    def unpacked(self) -> UnpackedRows | None:
+        """Where blocks are that do not pack. See `CopyEngine.unpacked`."""
+        return self._unpacked
+
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""
         with self._changed:
             return self._in_flight.traffic[direction]
 
-    def _run(self, mover: BlockMover) -> None:
+    def _run(self, mover: Mover) -> None:
         """Copy until the engine is closed. No transfer, whatever it raises, ends the thread (F15)."""
         while (job := self._next()) is not None:
             begin_s = time.perf_counter()
@@ -84,26 +108,25 @@ class ThreadedCopyEngine(CopyEngine):
                 if job.after is not None:
                     job.after()
                     begin_s = time.perf_counter()
-                mover.move(job.direction, job.copy)
+                moved = mover.move(job.direction, job.copy)
             except BaseException as error:  # even SystemExit: there is nobody behind this frame to tell
                 self._finish(job, why=describe(error))
             else:
-                moved_bytes = mover.block_bytes * len(job.copy.blocks)
-                self._finish(job, moved_bytes=moved_bytes, busy_s=time.perf_counter() - begin_s)
+                self._finish(job, moved=moved, busy_s=time.perf_counter() - begin_s)
 
     def _next(self) -> Job | None:
         with self._changed:
             return self._in_flight.next(_LOADS_FIRST, self._changed)
 
-    def _finish(self, job: Job, *, why: str | None = None, moved_bytes: int = 0, busy_s: float = 0.0) -> None:
+    def _finish(self, job: Job, *, why: str | None = None, moved: Moved | None = None, busy_s: float = 0.0) -> None:
         with self._changed:
-            if why is None:
-                self._in_flight.count(job, moved_bytes, busy_s)
+            if moved is not None:
+                self._in_flight.count(job, moved, busy_s)
             self._in_flight.end(job, why)
             self._changed.notify_all()
 
 
-def _started(run: Callable[[BlockMover], None], mover: BlockMover, name: str) -> threading.Thread:
+def _started(run: Callable[[Mover], None], mover: Mover, name: str) -> threading.Thread:
     # Not a daemon: those are stopped at exit in the middle of whatever they do.
     thread = threading.Thread(target=run, args=(mover,), name=name, daemon=False)
     thread.start()

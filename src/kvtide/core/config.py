@@ -39,6 +39,8 @@ class Geometry:
     """How many different parts a block has: ranks that hold the same bytes keep one copy on the host (F27). None: each
     rank has a part of its own.
     """
+    host_block_bytes: int | None = None
+    """Bytes of host memory that a block takes on one rank, if it is packed there. None: `block_bytes`."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -50,6 +52,8 @@ class Geometry:
             parse_count(name, getattr(self, name))
         if self.parts is not None and (parse_count("parts", self.parts) > self.ranks or self.ranks % self.parts):
             raise ConfigError("parts", self.parts, f"a divisor of the {self.ranks} ranks")
+        if self.host_block_bytes is not None:
+            parse_count("host_block_bytes", self.host_block_bytes)
         for group in self.groups:
             _check_group(group)
         largest = max(group.block_tokens for group in self.groups)
@@ -68,7 +72,7 @@ class Geometry:
     @property
     def slot_bytes(self) -> int:
         """Bytes that one host slot takes, all parts together."""
-        return self.block_bytes * (self.parts or self.ranks)
+        return (self.host_block_bytes or self.block_bytes) * (self.parts or self.ranks)
 
 
 def _check_group(group: Group) -> None:
@@ -106,7 +110,7 @@ class OffloadConfig:
 
     geometry: Geometry
     slots: int
-    """Host slots. Every part has as many, each of `geometry.block_bytes`."""
+    """Host slots. Every part has as many."""
     mode: Mode
     policy: str
     pin_budget_blocks: int

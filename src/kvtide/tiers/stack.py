@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -104,8 +104,13 @@ def open_stack(
     rank: int,
     memory: npt.NDArray[np.uint8],
     share: Share = ALL,
+    *,
+    elsewhere: Elsewhere | None = None,
 ) -> TierStack:
-    """Open the tiers of one rank, whose host slots are the rows of `memory`, some of them (`share`) or all its own."""
+    """Open the tiers of one rank, whose host slots are the rows of `memory`, some of them (`share`) or all its own.
+
+    `elsewhere`: slots whose block is not in them, because it does not pack. Such blocks do not sink.
+    """
     tiers = open_tiers(configs, namespace, rank=rank, slot_bytes_max=memory.shape[1])
     levels = [
         Level(tier, config.deadline_ms / 1000, config.write, config.admit, config.place, name)
@@ -113,7 +118,17 @@ def open_stack(
     ]
     for tier in tiers:
         tier.register(memory.data.cast("B"))
-    return TierStack(levels, lambda slot: memoryview(memory[slot]), share=share)
+    return TierStack(levels, lambda slot: memoryview(memory[slot]), share=share, elsewhere=elsewhere)
+
+
+class Elsewhere(Protocol):
+    """Slots whose block is not in them."""
+
+    def __contains__(self, slot: int) -> bool:
+        """Whether a slot is one of them."""
+
+    def forget(self, slots: Iterable[int]) -> None:
+        """Slots are about to be written to, and will have their blocks themselves."""
 
 
 class TierStack:
@@ -128,6 +143,7 @@ class TierStack:
         new_salt: Callable[[], bytes] = random_salt,
         call_bytes_max: int = CALL_BYTES_MAX,
         share: Share = ALL,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """`memory` returns the bytes of a host slot; `new_salt` returns bytes that it has never returned before.
 
@@ -139,6 +155,7 @@ class TierStack:
         self._new_salt = new_salt
         self._call_bytes_max = call_bytes_max
         self._share = share
+        self._elsewhere = elsewhere
         self._jobs: dict[int, _Job] = {}
         self._calls: dict[int, _Call] = {}
         self._last_ticket = 0
@@ -176,16 +193,23 @@ class TierStack:
     def _ask_tiers(self, job: _Job, own: Sequence[int]) -> None:
         errand = job.errand
         if isinstance(errand, Fetch):
+            if self._elsewhere is not None:
+                self._elsewhere.forget(errand.slots)
             self._descend(job, errand)
         elif isinstance(errand, Lookup) and own:
             keys = [tier_key(errand.names[position], self._salt) for position in own]
             for index, level in enumerate(self._levels):
                 self._call(job, index, own, level.tier.lookup, keys)
-        elif isinstance(errand, Sink) and own:
+        elif isinstance(errand, Sink) and (own := self._sinkable(errand, own)):
             items = self._items(errand, own)
             for index, level in enumerate(self._levels):
                 if level.wants(errand):
                     self._call(job, index, own, level.tier.put, items)
+
+    def _sinkable(self, sink: Sink, own: Sequence[int]) -> Sequence[int]:
+        """Return those whose bytes are in their slots. Records of a namespace all have one size."""
+        elsewhere = self._elsewhere
+        return own if elsewhere is None else [at for at in own if sink.slots[at] not in elsewhere]
 
     def poll(self) -> tuple[tuple[Answer, ...], tuple[int, ...]]:
         """Return the answers since the last call, and the fetches that have become late. Does not block."""

@@ -128,7 +128,7 @@ def _host_copies(direction: Direction) -> float:
     return array.nbytes / seconds
 
 
-def _timed(run: Callable[[], None]) -> float:
+def _timed(run: Callable[[], object]) -> float:
     begin_s = time.perf_counter()
     run()
     return max(1e-9, time.perf_counter() - begin_s)

@@ -11,10 +11,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvtide.core import OffloadConfig
 from kvtide.core.share import Share
 from kvtide.vllm import versions
-from kvtide.vllm.layout import read_layout
+from kvtide.vllm.layout import Layout, read_layout
 from kvtide.vllm.log import logger, take_over_lines
 from kvtide.vllm.null_sides import NullSchedulerSide, NullWorkerSide, UnboundSchedulerSide, UnregisteredWorkerSide
 from kvtide.vllm.options import Options, read_options
+from kvtide.vllm.packing import with_packing
 from kvtide.vllm.placement import placement_of
 from kvtide.vllm.prometheus import PromMetrics
 from kvtide.vllm.scheduler_side import SchedulerSide
@@ -60,14 +61,14 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def _make_scheduler(self, options: Options) -> UnboundSchedulerSide:
         # A failed load costs time, not the request. vLLM reads this after the connector was made.
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
-        layout = read_layout(self._vllm_config, self._kv_cache_config)
+        layout, options = self._read_layout(options)
         config = options.build(layout.geometry)
         logger.info(start_line(config, options, layout.replicas))
         return UnboundSchedulerSide(partial(SchedulerSide, config, layout))
 
     def _make_worker(self, options: Options) -> UnregisteredWorkerSide:
         # The same sum as the scheduler's, so that the host tier is there from the start; what counts is its word.
-        layout = read_layout(self._vllm_config, self._kv_cache_config)
+        layout, options = self._read_layout(options)
         geometry = layout.geometry
         slots = OffloadConfig.build(geometry, options.core, options.below).slots
         tiers = tiers_opener(options.tiers, self._vllm_config, self._kv_cache_config, geometry.block_bytes)
@@ -77,6 +78,10 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         return UnregisteredWorkerSide(
             partial(WorkerSide, rank, self._kv_cache_config, options.copying, slots, open_tiers=tiers, sharing=sharing)
         )
+
+    def _read_layout(self, options: Options) -> tuple[Layout, Options]:
+        layout = read_layout(self._vllm_config, self._kv_cache_config)
+        return with_packing(layout, options, self._kv_cache_config)
 
     @property
     def requires_kv_delivery(self) -> bool:

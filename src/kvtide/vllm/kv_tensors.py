@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from kvtide.copy import CopyEngine, DeviceCache, Fence, HostArena, Region, ThreadedCopyEngine
+from kvtide.copy.packing import whole_tiles_bytes
+from kvtide.copy.unpacked import UnpackedRows, rows_for
 from kvtide.errors import ConfigError
 from kvtide.vllm.options import Copying
 from kvtide.vllm.sharing import ALONE, Sharing
@@ -134,8 +136,18 @@ def make_copy_engine(
         Region(stripe.memory.numpy(), stripe.block_stride, stripe.block_stride, stripe.offset) for stripe in stripes
     ]
     cache = DeviceCache(regions, blocks=blocks)
-    arena = sharing.open_arena(slots, cache.block_bytes)
-    return ThreadedCopyEngine(cache, arena, threads=copying.threads), arena
+    arena, unpacked = _open_host(cache.block_bytes, slots, copying, sharing)
+    return ThreadedCopyEngine(cache, arena, threads=copying.threads, unpacked=unpacked), arena
+
+
+def _open_host(
+    block_bytes: int, slots: int, copying: Copying, sharing: Sharing, node: int | None = None
+) -> tuple[HostArena, UnpackedRows | None]:
+    """Map host slots and, where blocks are packed, the place of those that do not pack."""
+    if not copying.packed:
+        return sharing.open_arena(slots, block_bytes, node), None
+    unpacked = UnpackedRows(HostArena(rows_for(slots), block_bytes), slots)
+    return HostArena(slots, whole_tiles_bytes([block_bytes])), unpacked
 
 
 def _make_cuda_engine(
@@ -154,8 +166,8 @@ def _make_cuda_engine(
     ]
     cache = CudaCache(regions, blocks=blocks, device=stripes[0].memory.device.index or 0)
     gpu = TorchGpu(cache.device)
-    arena = sharing.open_arena(slots, cache.block_bytes, gpu.local_node())
-    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes, gpu=gpu), arena
+    arena, unpacked = _open_host(cache.block_bytes, slots, copying, sharing, gpu.local_node())
+    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes, gpu=gpu, unpacked=unpacked), arena
 
 
 def fence(stripes: list[Stripe]) -> Fence | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from kvtide.copy.memory_left import memory_left, memory_limit
 from kvtide.core import OPTIONS, POLICIES, BelowConfig, Geometry, OffloadConfig
 from kvtide.core.config import Admission, Mode
 from kvtide.errors import ConfigError
-from kvtide.options import parse_count, parse_size
+from kvtide.options import parse_choice, parse_count, parse_size
 from kvtide.schema import FLAG, SIZE, WRITTEN_SIZE, OptionsModel, Read, meaning, one_of, read_model, whole
 from kvtide.tiers import TierConfig
 from kvtide.tiers.config import KINDS, kind_of, read_tiers
@@ -24,6 +24,8 @@ from kvtide.vllm.placement import Placement
 ALONE = Placement()
 DP_RANK = "{dp_rank}"
 """In a path: the number of the engine."""
+Packing = Literal["auto", "on", "off"]
+DEFAULT_PACKING: Packing = "off"
 DEFAULT_HOST = "8GiB"
 """What SimpleCPUOffloadConnector takes when nobody says how much."""
 
@@ -79,6 +81,11 @@ class ConnectorOptions(OptionsModel):
         description="on a GPU: memory of one staging buffer, of which each direction has two; smaller ones are slower "
         "beside large matrix products",
     )
+    packing: Annotated[str, one_of(*get_args(Packing))] = Field(
+        default=DEFAULT_PACKING,
+        description="whether KV in bf16 is kept in three quarters of its bytes, on the host and below, without losing "
+        "a bit: `on`, `off`, or `auto`: where that is possible; see [Packing](#packing)",
+    )
     cpu_bytes_to_use: Annotated[int | None, SIZE] = Field(default=None, description="another name for `host`")
     cpu_bytes_to_use_per_rank: Annotated[int | None, SIZE] = Field(
         default=None, description="another name for `host_per_rank`; goes before `cpu_bytes_to_use`"
@@ -123,6 +130,8 @@ class Copying:
     """On a CPU."""
     staging_bytes: int
     """On a GPU, of each buffer."""
+    packed: bool = False
+    """Whether blocks are packed on the host: decided when the KV cache is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +143,7 @@ class Options:
     copying: Copying
     tiers: tuple[TierConfig, ...] = ()
     placement: Placement = ALONE
+    packing: Packing = DEFAULT_PACKING
 
     @property
     def below(self) -> BelowConfig | None:
@@ -212,7 +222,8 @@ def check_options(
     if events:
         core.setdefault("events", True)
     copying = Copying(found.copy_threads, parse_size("staging", found.staging))
-    return Options(core, copying, tuple(tiers), placement), []
+    packing: Packing = parse_choice("packing", found.packing, get_args(Packing))
+    return Options(core, copying, tuple(tiers), placement, packing), []
 
 
 def options_schema() -> dict[str, object]:

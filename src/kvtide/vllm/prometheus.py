@@ -64,6 +64,10 @@ COUNTERS = {
     ),
     "transfers": Number("Transfers between device and host, per rank.", {"direction": DIRECTIONS}),
     "transfer_bytes": Number("Bytes moved between device and host, all ranks together.", {"direction": DIRECTIONS}),
+    "packing_saved_bytes": Number(
+        "Bytes that were not moved, because blocks are packed, all ranks together.", {"direction": DIRECTIONS}
+    ),
+    "unpacked_blocks": Number("Blocks that were stored and do not pack, all ranks together."),
 }
 GAUGES = {
     **_of_the_core(Gauges),

@@ -159,6 +159,9 @@ class RankStats(_Totals):
         self._count(self._stats, f"transfers/{label}", now.transfers)
         self._count(self._stats, f"transfer_bytes/{label}", now.bytes)
         self._add_seconds(self._stats, f"transfer_seconds/{label}", now.seconds)
+        self._count(self._stats, f"packing_saved_bytes/{label}", now.saved_bytes)
+        if direction is Direction.STORE:
+            self._count(self._stats, "unpacked_blocks", now.unpacked_blocks)
 
     def _add_tier(self, tier: str, now: TierStats) -> None:
         stats = self._stats

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy.typing as npt
 import vllm.v1.core.kv_cache_utils as cache_utils
 from vllm.version import __version__
 
+from kvtide.copy.packing import VERSION
+from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.share import Share
 from kvtide.errors import ConfigError
 from kvtide.tiers import Namespace, TierConfig, hashing_part, unstable_keys
@@ -20,16 +23,20 @@ from kvtide.vllm import versions
 from kvtide.vllm.settings import draft_model_of, settings_of, shortened, text_of
 from kvtide.vllm.weights import weights_part
 
+PACKED = ("kvtide.packing", f"bf16/{VERSION}")
+"""Part of the namespace of packed blocks, so that they never meet plain ones, or those of another version."""
 TEXT_CHARS_MAX = 400
 """Of parts that name every layer: large models have many."""
 
-OpenTiers = Callable[[int, npt.NDArray[np.uint8], Callable[[], str], Share], TierStack | None]
-"""Opens the tiers of a rank, from the rank, its host slots as rows of bytes, what says what is where in a slot, and
-which of the blocks in these slots are the rank's own.
+OpenTiers = Callable[[int, npt.NDArray[np.uint8], Callable[[], str], Share, UnpackedRows | None], TierStack | None]
+"""Opens the tiers of a rank, from the rank, its host slots as rows of bytes, what says what is where in a slot, which
+of the blocks in these slots are the rank's own, and where blocks are that do not pack (None: they are not packed).
 """
 
 
-def no_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share) -> None:
+def no_tiers(
+    rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share, unpacked: UnpackedRows | None
+) -> None:
     """Open nothing: there is nothing below host memory."""
 
 
@@ -41,9 +48,13 @@ def tiers_opener(
         return no_tiers
     refuse_unstable_keys(configs, vllm_config)
 
-    def open_tiers(rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share) -> TierStack:
+    def open_tiers(
+        rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share, unpacked: UnpackedRows | None
+    ) -> TierStack:
         namespace = namespace_of(vllm_config, kv_cache_config, block_bytes, layout())
-        return open_stack(configs, namespace, rank, memory, share)
+        if unpacked is not None:
+            namespace = replace(namespace, settings=(*namespace.settings, PACKED))
+        return open_stack(configs, namespace, rank, memory, share, elsewhere=unpacked)
 
     return open_tiers
 

@@ -74,7 +74,7 @@ class WorkerSide:
         )
         share = self._arena.share
         layout = partial(kv_tensors.layout_of, kv_caches, self._stripes, blocks)
-        tiers = self._open_tiers(self._rank, self._arena.memory, layout, share)
+        tiers = self._open_tiers(self._rank, self._arena.memory, layout, share, self._engine.unpacked)
         self._worker = Worker(
             self._rank,
             self._engine,

@@ -17,6 +17,7 @@ from kvtide.copy.cuda.lane import Lane
 from kvtide.copy.cuda.measure import Rates, Route, measure
 from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.cuda.torch_gpu import TorchGpu
+from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError, describe
 from kvtide.options import parse_count
@@ -52,9 +53,11 @@ class CudaCopyEngine(CopyEngine):
         max_transfers: int = 1024,
         route: Route | None = None,
         gpu: Gpu | None = None,
+        unpacked: UnpackedRows | None = None,
     ) -> None:
         _check(device, arena, staging_bytes, staging_buffers, max_transfers)
         gpu = gpu or TorchGpu(device.device)
+        self._unpacked = unpacked
         self._jobs = Jobs(device.block_bytes, max_transfers)
         self._lanes: dict[Direction, Lane] = {}
         try:
@@ -99,6 +102,11 @@ class CudaCopyEngine(CopyEngine):
     def slots_ready(self) -> int | None:
         """Return how far pinning has come. See `CopyEngine.slots_ready`."""
         return self.usable_slots
+
+    @property
+    def unpacked(self) -> UnpackedRows | None:
+        """Where blocks are that do not pack. See `CopyEngine.unpacked`."""
+        return self._unpacked
 
     @property
     def lost(self) -> str | None:

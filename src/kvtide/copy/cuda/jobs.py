@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from kvtide.copy import in_flight
 from kvtide.copy.base import Direction, Fence, Finished, Traffic
 from kvtide.copy.cuda.lane import Issued
+from kvtide.copy.move import Moved
 from kvtide.core.messages import Copy
 from kvtide.errors import describe
 
@@ -159,8 +160,8 @@ class Jobs:
         try:
             for under_way in self._under_way.values():
                 while under_way and (issued := under_way[0].issued) is not None and issued.end.query():
-                    moved_bytes = self._block_bytes * len(under_way[0].copy.blocks)
-                    self._in_flight.count(under_way[0], moved_bytes, issued.begin.elapsed_time(issued.end) / 1e3)
+                    moved = Moved(self._block_bytes * len(under_way[0].copy.blocks))
+                    self._in_flight.count(under_way[0], moved, issued.begin.elapsed_time(issued.end) / 1e3)
                     self._end(under_way.popleft(), None)
         except Exception as error:
             self.lose(describe(error))

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from kvtide.copy.packing.blocks import BlockPacking, PackedRows
+from kvtide.copy.packing.blocks import PLAIN_TILE_BYTES, BlockPacking, PackedRows, whole_tiles_bytes
 from kvtide.copy.packing.format import TILE_BYTES, TILE_VALUES, VERSION, pack_tiles, unpack_tiles
 
-__all__ = ["TILE_BYTES", "TILE_VALUES", "VERSION", "BlockPacking", "PackedRows", "pack_tiles", "unpack_tiles"]
+__all__ = [
+    "PLAIN_TILE_BYTES",
+    "TILE_BYTES",
+    "TILE_VALUES",
+    "VERSION",
+    "BlockPacking",
+    "PackedRows",
+    "pack_tiles",
+    "unpack_tiles",
+    "whole_tiles_bytes",
+]

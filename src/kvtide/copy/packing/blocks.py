@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,16 @@ from kvtide.copy.packing.format import TILE_BYTES, TILE_VALUES, Bytes, pack_tile
 from kvtide.errors import ConfigError
 from kvtide.options import parse_count
 
-_PLAIN_TILE_BYTES = 2 * TILE_VALUES
+PLAIN_TILE_BYTES = 2 * TILE_VALUES
+
+
+def whole_tiles_bytes(fragment_bytes: Iterable[int]) -> int:
+    """Return the bytes of a packed block whose fragments are whole tiles, as copy engines want them: no padding."""
+    sizes = list(fragment_bytes)
+    for size in sizes:
+        if size % PLAIN_TILE_BYTES:
+            raise ConfigError("packing", f"fragments of {size} bytes", f"multiples of {PLAIN_TILE_BYTES} bytes")
+    return sum(sizes) // PLAIN_TILE_BYTES * TILE_BYTES
 
 
 class PackedRows(NamedTuple):
@@ -36,15 +45,12 @@ class BlockPacking:
             parse_count("fragment_bytes", size)
             if size % 2:
                 raise ConfigError("fragment_bytes", size, "values of 2 bytes")
-        self.tiles = tuple(-(-size // _PLAIN_TILE_BYTES) for size in fragment_bytes)
+        self.tiles = tuple(-(-size // PLAIN_TILE_BYTES) for size in fragment_bytes)
         """Tiles of each fragment."""
         self.block_bytes = sum(fragment_bytes)
         self.packed_bytes = sum(self.tiles) * TILE_BYTES
         self._filled = np.concatenate(
-            [
-                np.arange(tiles * _PLAIN_TILE_BYTES) < size
-                for tiles, size in zip(self.tiles, fragment_bytes, strict=True)
-            ]
+            [np.arange(tiles * PLAIN_TILE_BYTES) < size for tiles, size in zip(self.tiles, fragment_bytes, strict=True)]
         )
         """Which bytes of a block's tiles are its own."""
 

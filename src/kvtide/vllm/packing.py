@@ -1,0 +1,56 @@
+"""Whether blocks are packed on the host (the option `packing`), and what host memory a block takes then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import vllm.v1.kv_cache_interface as cache_interface
+
+from kvtide.copy.packing import PLAIN_TILE_BYTES, whole_tiles_bytes
+from kvtide.copy.packing.codec import has_compiled
+from kvtide.copy.unpacked import SLOTS_PER_ROW
+from kvtide.core import Geometry
+from kvtide.errors import ConfigError
+from kvtide.vllm import versions
+from kvtide.vllm.layout import Layout
+from kvtide.vllm.options import Options
+
+
+def with_packing(layout: Layout, options: Options, kv_cache_config: Any) -> tuple[Layout, Options]:
+    """Decide, and return what the rest has to know of it. The same in the scheduler and in every worker (F22).
+
+    Raises ConfigError where packing is asked for and cannot be done.
+    """
+    if options.packing == "off":
+        return layout, options
+    why_not = next(_in_the_way(layout, kv_cache_config), None)
+    if why_not is not None:
+        if options.packing == "on":
+            raise ConfigError("packing", "on", f"{why_not}; write off, or auto")
+        return layout, options
+    packed = replace(layout.geometry, host_block_bytes=host_block_bytes(layout.geometry))
+    return replace(layout, geometry=packed), replace(options, copying=replace(options.copying, packed=True))
+
+
+def host_block_bytes(geometry: Geometry) -> int:
+    """Return the bytes of a packed block, with its share of the place for blocks that do not pack."""
+    return whole_tiles_bytes([geometry.block_bytes]) + -(-geometry.block_bytes // SLOTS_PER_ROW)
+
+
+def _in_the_way(layout: Layout, kv_cache_config: Any) -> Iterator[str]:
+    """Yield what packing cannot do with, as what was expected instead."""
+    for group in kv_cache_config.kv_cache_groups:
+        for spec in versions.layer_specs(group.kv_cache_spec):
+            if isinstance(spec, cache_interface.MambaSpec):
+                yield "a model without state-space layers, whose states do not pack"
+            elif getattr(spec, "dtype", None) is not torch.bfloat16:
+                yield f"a KV cache of bfloat16, not of {getattr(spec, 'dtype', 'no dtype')}: others hardly pack"
+    if layout.replicas.sharing > 1:
+        yield f"ranks that share no host memory: {layout.replicas.sharing} of these hold the same KV"
+    if layout.geometry.block_bytes % PLAIN_TILE_BYTES:
+        yield f"blocks of a multiple of {PLAIN_TILE_BYTES} bytes, not of {layout.geometry.block_bytes}"
+    if not versions.on_gpu() and not has_compiled():
+        yield "numba to be installed, which packs on a CPU"

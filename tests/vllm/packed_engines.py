@@ -1,0 +1,83 @@
+"""Run prompts on engines whose KV is bf16 and print what came of it as JSON. Run as a program of its own.
+
+python -m tests.vllm.packed_engines MODEL FOLDER WHAT
+
+WHAT is a list of turns, `off` before all others: an engine of vLLM's CPU build does not start once numba is imported.
+off, on: packing; FOLDER has a tier on a disk. nothing-packs: on, no tier, and what packs says of every block that it
+does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+
+
+def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415 (the environment has to be set)
+
+    from tests.vllm.fixtures import PROMPTS  # noqa: PLC0415
+    from tests.vllm.llm import engine  # noqa: PLC0415
+
+    disk = {"type": "disk", "path": str(folder), "size": "64MiB", "deadline_ms": 10_000}
+    options: dict[str, Any] = {"packing": "off" if what == "off" else "on", "host": "8MiB"}
+    if what != "nothing-packs":
+        options["tiers"] = [disk]
+    said: dict[str, Any] = {}
+    with engine(model, dtype="bfloat16", options=options) as offloading:
+        for turn in ("computed", "loaded"):
+            results = offloading.generate(*PROMPTS[1:4])
+            said[turn] = [[result.tokens, result.logprobs, result.cached_tokens] for result in results]
+            offloading.forget_device()
+        side = get_kv_transfer_group()._worker
+        stats, metrics = side.copy_stats(), offloading.metrics
+        said |= {
+            "slots": side._arena.slots,
+            "slot_bytes": side._arena.slot_bytes,
+            "block_bytes": offloading.side.config.geometry.block_bytes,
+            "stored_bytes": stats.store.bytes,
+            "saved_bytes": stats.store.saved_bytes,
+            "unpacked_blocks": stats.store.unpacked_blocks,
+            "stored_blocks": metrics.stored_blocks,
+            "sunk_blocks": metrics.sunk_blocks,
+            "fetched_blocks": metrics.fetched_blocks,
+            "not_stored": {reason.value: count for reason, count in metrics.not_stored.items() if count},
+            "put_bytes": sum(stats.bytes_put for stats in side._worker.tier_stats().values()),
+        }
+        offloading.check_at_rest()
+    return said
+
+
+def let_nothing_pack() -> None:
+    import numpy as np  # noqa: PLC0415 (vLLM has to be imported first)
+
+    from kvtide.copy import packed_move, threads  # noqa: PLC0415
+    from kvtide.copy.packing.codec import Reference  # noqa: PLC0415
+
+    class NothingFits(Reference):
+        def pack_into(self, values: Any, tiles: Any) -> Any:
+            return np.zeros(len(values), np.bool_)
+
+    def mover(device: Any, arena: Any, unpacked: Any, _: Any) -> packed_move.PackedBlockMover:
+        return packed_move.PackedBlockMover(device, arena, unpacked, NothingFits)
+
+    threads.PackedBlockMover = mover  # type: ignore[assignment,misc] # makes one
+
+
+def main() -> None:
+    model, folder, *turns = sys.argv[1:]
+    if "nothing-packs" in turns:
+        let_nothing_pack()
+    said = {turn: run(Path(model), Path(folder), turn) for turn in turns}
+    sys.stdout.write(json.dumps(said) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Packed blocks on vLLM's CPU build: the same outputs from fewer bytes, on the host and on a disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtide.copy.packing import TILE_BYTES, TILE_VALUES
+from tests.vllm.fixtures import PROMPTS
+from tests.vllm.test_round_trip import hit
+
+EXPECTED = [hit(tokens) for tokens in PROMPTS[1:4]]
+ROOT = Path(__file__).parents[2]
+
+
+def run(model: Path, folder: Path, *turns: str) -> Any:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "tests.vllm.packed_engines", str(model), str(folder), *turns]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def outputs(turn: Any) -> list[Any]:
+    return [[tokens, logprobs] for tokens, logprobs, _ in turn]
+
+
+def cached(turn: Any) -> list[int]:
+    return [tokens for *_, tokens in turn]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packed") / "tier"
+
+
+@pytest.fixture(scope="module")
+def first(llama: Path, folder: Path) -> Any:
+    return run(llama, folder, "on")["on"]
+
+
+@pytest.fixture(scope="module")
+def second(llama: Path, folder: Path, first: Any) -> Any:
+    """What engines find that are started where the first one has left its blocks."""
+    assert first["sunk_blocks"] > 0
+    return run(llama, folder, "off", "on")
+
+
+def test_outputs_with_packing_are_those_without(first: Any, second: Any) -> None:
+    off = second["off"]
+    for one in (first, second["on"]):
+        for turn in ("computed", "loaded"):
+            assert outputs(one[turn]) == outputs(off[turn])
+    assert cached(first["computed"]) == [0] * len(EXPECTED)
+    assert cached(first["loaded"]) == cached(off["loaded"]) == EXPECTED
+
+
+def test_blocks_take_the_room_of_packed_ones(first: Any, second: Any) -> None:
+    off = second["off"]
+    assert first["slot_bytes"] * 2 * TILE_VALUES == off["slot_bytes"] * TILE_BYTES
+    assert first["slots"] >= 1.3 * off["slots"] - 1
+    assert first["stored_bytes"] == first["stored_blocks"] * first["slot_bytes"]
+    assert first["saved_bytes"] == first["stored_blocks"] * (first["block_bytes"] - first["slot_bytes"])
+    assert (first["unpacked_blocks"], first["not_stored"]) == (0, {})
+
+
+def test_a_tier_has_packed_bytes_and_gives_them_to_the_next_engine(first: Any, second: Any) -> None:
+    assert first["put_bytes"] == first["sunk_blocks"] * first["slot_bytes"]
+    assert cached(second["on"]["computed"]) == EXPECTED
+    assert second["on"]["fetched_blocks"] > 0
+
+
+def test_f23_packed_blocks_in_a_tier_are_not_found_by_an_engine_that_does_not_pack(second: Any) -> None:
+    assert cached(second["off"]["computed"]) == [0] * len(EXPECTED)
+    assert second["off"]["fetched_blocks"] == 0
+
+
+def test_where_nothing_packs_what_there_is_a_place_for_comes_back_and_the_rest_is_counted(
+    llama: Path, tmp_path: Path, second: Any
+) -> None:
+    said = run(llama, tmp_path / "none", "nothing-packs")["nothing-packs"]
+    for turn in ("computed", "loaded"):
+        assert outputs(said[turn]) == outputs(second["off"][turn])
+    assert said["stored_blocks"] > 0
+    assert said["unpacked_blocks"] >= said["stored_blocks"] + said["not_stored"]["unpacked_full"]
+    assert sum(cached(said["loaded"])) > 0
