@@ -229,6 +229,7 @@ def test_kinds_of_tiers_and_commands_are_imported_by_name_and_nothing_else_of_ou
     commands = {("kvtide.cli", module) for module in MODULES.values()}
     need_more = {
         ("kvtide.copy.cuda.torch_gpu", "kvtide.copy.cuda.kernels"),
+        ("kvtide.copy.cuda.torch_gpu", "kvtide.copy.cuda.packing_kernels"),
         ("kvtide.copy.packing.codec", "kvtide.copy.packing.compiled"),
     }
     assert by_name == {*kinds, *commands, *need_more}

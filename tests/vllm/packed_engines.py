@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
@@ -68,7 +69,7 @@ def let_nothing_pack() -> None:
     def mover(device: Any, arena: Any, unpacked: Any, _: Any) -> packed_move.PackedBlockMover:
         return packed_move.PackedBlockMover(device, arena, unpacked, NothingFits)
 
-    threads.PackedBlockMover = mover  # type: ignore[assignment,misc] # makes one
+    patch.object(threads, "PackedBlockMover", mover).start()
 
 
 def main() -> None:

@@ -37,7 +37,8 @@ class InFlight(Generic[JobT]):
 
     def __init__(self, make_job: Callable[[Direction, Copy, Fence | None], JobT], max_transfers: int) -> None:
         self.traffic = dict.fromkeys(Direction, Traffic())
-        self._closed = False
+        self.closed = False
+        """No more are taken."""
         self._make_job = make_job
         self._max_transfers = max_transfers
         self._jobs: dict[int, JobT] = {}
@@ -48,7 +49,7 @@ class InFlight(Generic[JobT]):
         """Queue a transfer; False if it is refused. One that is in flight already is not queued again."""
         if copy.id in self._jobs:
             return True
-        if self._closed or len(self._jobs) >= self._max_transfers:
+        if self.closed or len(self._jobs) >= self._max_transfers:
             return False
         job = self._make_job(direction, copy, after)
         self._jobs[copy.id] = job
@@ -77,16 +78,20 @@ class InFlight(Generic[JobT]):
         lock, notified when a transfer was added or the engine was closed.
         """
         orphaned = False
-        while not self._closed:
+        while not self.closed:
             for direction in directions:
                 if self._queues[direction]:
                     return self._queues[direction].popleft()
             if orphaned:
-                self._closed = True  # who still submits is refused, rather than waiting forever
+                self.closed = True  # who still submits is refused, rather than waiting forever
                 break
             # The interpreter waits for this thread before it exits, so the thread has to notice by itself.
             orphaned = not wanted.wait(_ORPHAN_CHECK_S) and not threading.main_thread().is_alive()
         return None
+
+    def again(self, job: JobT) -> None:
+        """Queue what is left of a transfer, before all others."""
+        self._queues[job.direction].appendleft(job)
 
     def count(self, job: JobT, moved: Moved, busy_s: float) -> None:
         """Add a transfer that is done to the traffic of its direction."""
@@ -108,7 +113,7 @@ class InFlight(Generic[JobT]):
 
     def close(self, why: str = "the copy engine was closed before the copy began") -> None:
         """Take no more transfers, and fail those that no thread has taken."""
-        self._closed = True
+        self.closed = True
         for queue in self._queues.values():
             while queue:
                 self.end(queue.popleft(), why)

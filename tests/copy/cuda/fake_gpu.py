@@ -21,9 +21,10 @@ import numpy.typing as npt
 
 from kvtide.copy.base import Direction
 from kvtide.copy.cuda.geometry import Tiling
-from kvtide.copy.cuda.gpu import Addresses, Commands, DeviceMemory, Event, Gap, Gpu, Mover, Stream
+from kvtide.copy.cuda.gpu import Addresses, Commands, DeviceMemory, Event, Gap, Gpu, Mover, PackedMover, Stream
 from kvtide.copy.cuda.issuing import Gaps
 from kvtide.copy.cuda.ranges import turns
+from kvtide.copy.packing import TILE_BYTES, TILE_VALUES, pack_tiles, unpack_tiles
 
 
 class LostError(RuntimeError):
@@ -237,6 +238,26 @@ class FakeGpu(Gpu):
 
         return move
 
+    def packed_mover(self, direction: Direction, tiles: int, table: DeviceMemory) -> PackedMover:
+        def move(
+            commands: Commands,
+            stream: Stream,
+            index: DeviceMemory,
+            *,
+            flags: DeviceMemory,
+            first: int,
+            pairs: int,
+            rows_at: int,
+            row_bytes: int,
+            scattered: bool,
+        ) -> None:
+            assert isinstance(commands, FakeCommands)
+            rows = Rows(index.address, first, pairs, rows_at, row_bytes, scattered)
+            work = partial(self._move_packed, direction, tiles, table.address, rows, flags.address)
+            commands.move(stream, Operation(work))
+
+        return move
+
     def pin(self, address: int, nbytes: int) -> None:
         with self.call("pin"):
             if sum(self.pinned.values()) + nbytes > self.pin_limit_bytes:
@@ -291,6 +312,30 @@ class FakeGpu(Gpu):
             to, source = (row, region) if direction is Direction.STORE else (region, row)
             _memmove(to, source, nbytes)
 
+    def _move_packed(self, direction: Direction, tiles: int, table_at: int, rows: Rows, flags_at: int) -> None:
+        """The numpy twin of the packing kernels, with every address checked."""
+        origin, stride, length = (4 * _array_at(table_at, 3 * tiles).reshape(3, -1)).tolist()
+        assert not rows.pairs or set(length) == {2 * TILE_VALUES}
+        index = _array_at(rows.index_at + 16 * rows.first, 2 * rows.pairs).reshape(-1, 2).tolist()
+        for pair, (block, slot) in enumerate(index):
+            row = rows.rows_at + (slot if rows.scattered else pair) * rows.row_bytes
+            assert row % 16 == 0
+            self.check_reachable(row, tiles * TILE_BYTES)
+            for tile in range(tiles):
+                region, packed = table_at + origin[tile] + block * stride[tile], row + tile * TILE_BYTES
+                self.check_reachable(region, 2 * TILE_VALUES)
+                if direction is Direction.STORE:
+                    values = _copy_of(region, 2 * TILE_VALUES).view(np.uint16)
+                    result, fits = pack_tiles(values[None])
+                    _memmove(packed, int(result.ctypes.data), TILE_BYTES)
+                    if not fits[0]:
+                        flag_at = flags_at + 4 * (rows.first + pair)
+                        self.check_reachable(flag_at, 4)
+                        ctypes.c_int32.from_address(flag_at).value = 1
+                else:
+                    back = unpack_tiles(_copy_of(packed, TILE_BYTES)[None])
+                    _memmove(region, int(back.ctypes.data), 2 * TILE_VALUES)
+
     def check_inside(self, address: int, nbytes: int) -> None:
         """A copy by DMA must not reach over two registrations."""
         if self._reachable_bytes(address) < nbytes:
@@ -340,6 +385,10 @@ def twin(tiling: Tiling, table_at: int, rows: Rows) -> Iterator[tuple[int, int, 
 
 def _array_at(address: int, count: int) -> npt.NDArray[np.int64]:
     return np.array((ctypes.c_int64 * count).from_address(address), np.int64)
+
+
+def _copy_of(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.array((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
 
 def _memmove(to: int, source: int, nbytes: int) -> None:

@@ -15,8 +15,11 @@ from kvtide.copy.cuda.gpu import Gpu
 from kvtide.copy.cuda.jobs import Job, Jobs
 from kvtide.copy.cuda.lane import Lane
 from kvtide.copy.cuda.measure import Rates, Route, measure
+from kvtide.copy.cuda.packed_sizes import Sizes
+from kvtide.copy.cuda.packed_tiles import packable
 from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.cuda.torch_gpu import TorchGpu
+from kvtide.copy.packing import whole_tiles_bytes
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError, describe
@@ -55,16 +58,17 @@ class CudaCopyEngine(CopyEngine):
         gpu: Gpu | None = None,
         unpacked: UnpackedRows | None = None,
     ) -> None:
-        _check(device, arena, staging_bytes, staging_buffers, max_transfers)
+        _check(device, arena, staging_bytes, staging_buffers, max_transfers, packed=unpacked is not None)
         gpu = gpu or TorchGpu(device.device)
         self._unpacked = unpacked
-        self._jobs = Jobs(device.block_bytes, max_transfers)
+        sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, lambda: self._usable_rows)
+        self._jobs = Jobs(sizes, max_transfers)
         self._lanes: dict[Direction, Lane] = {}
         try:
             with gpu.active():
                 self.rates = measure(gpu, device) if route is None else Rates()
                 """GB/s of one large copy in each direction, measured at start."""
-                self.route = route or self.rates.route
+                self.route = Route.STAGED if unpacked is not None else route or self.rates.route
                 for direction in Direction:
                     self._lanes[direction] = Lane(
                         gpu,
@@ -75,6 +79,7 @@ class CudaCopyEngine(CopyEngine):
                         staging_bytes=staging_bytes,
                         staging_buffers=staging_buffers,
                         piece_bytes=piece_bytes,
+                        unpacked=unpacked,
                     )
         except Exception as error:
             expected = f"GPU memory that is left for {staging_buffers} such buffers each way ({describe(error)})"
@@ -83,6 +88,8 @@ class CudaCopyEngine(CopyEngine):
         """GPU memory that the engine takes: staging buffers, and a little for indices."""
         self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
+        self.row_pinning = Pinner(gpu, unpacked.arena, piece_bytes=piece_bytes) if unpacked is not None else None
+        """The same for the place of blocks that do not pack."""
         self._threads = [
             threading.Thread(
                 target=self._run, args=(direction, lane, gpu), name=f"kvtide-{direction.value}", daemon=False
@@ -98,6 +105,10 @@ class CudaCopyEngine(CopyEngine):
     def usable_slots(self) -> int:
         """Slots, from slot 0 on, that are pinned so far: only those may be named by transfers."""
         return self.pinning.usable_slots
+
+    @property
+    def _usable_rows(self) -> int:
+        return self.row_pinning.usable_slots if self.row_pinning is not None else 0
 
     def slots_ready(self) -> int | None:
         """Return how far pinning has come. See `CopyEngine.slots_ready`."""
@@ -150,7 +161,8 @@ class CudaCopyEngine(CopyEngine):
     def close(self, timeout_s: float = 5.0) -> bool:
         """Stop the threads after what they are at, and unpin. See `CopyEngine.close`."""
         deadline_s = time.monotonic() + timeout_s
-        self.pinning.stop()
+        for pinning in self._pinnings():
+            pinning.stop()
         self._jobs.close()
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -159,7 +171,10 @@ class CudaCopyEngine(CopyEngine):
         if not self._jobs.wait(None, deadline_s - time.monotonic()):
             return False
         self._lanes.clear()  # gives their buffers back, now that nothing moves in them
-        return self.pinning.close(max(0.0, deadline_s - time.monotonic()))
+        return all(pinning.close(max(0.0, deadline_s - time.monotonic())) for pinning in self._pinnings())
+
+    def _pinnings(self) -> list[Pinner]:
+        return [self.pinning] if self.row_pinning is None else [self.pinning, self.row_pinning]
 
     def _start_threads(self) -> None:
         started: list[threading.Thread] = []
@@ -191,7 +206,10 @@ class CudaCopyEngine(CopyEngine):
 
     def _issue(self, lane: Lane, job: Job) -> None:
         try:
-            issued = lane.issue(job.copy, job.after, self.usable_slots, job.issued)
+            if job.rest is None:
+                issued = lane.issue(job.copy, job.after, self.usable_slots, job.issued)
+            else:
+                issued = lane.issue_rows(job.rest.blocks, job.rest.rows, job.issued)
         except BaseException as error:  # even SystemExit: there is nobody behind this frame to tell
             why = describe(error)
             self._settle(lane)
@@ -207,11 +225,18 @@ class CudaCopyEngine(CopyEngine):
             self._jobs.lose(describe(error))
 
 
-def _check(device: CudaCache, arena: HostArena, staging_bytes: int, staging_buffers: int, max_transfers: int) -> None:
+def _check(
+    device: CudaCache, arena: HostArena, staging_bytes: int, staging_buffers: int, max_transfers: int, *, packed: bool
+) -> None:
     parse_count("max_transfers", max_transfers)
     parse_count("staging_bytes", staging_bytes)
     parse_count("staging_buffers", staging_buffers, minimum=2)
     if staging_bytes > _STAGING_BYTES_MAX:
         raise ConfigError("staging_bytes", staging_bytes, f"at most {_STAGING_BYTES_MAX}")
-    if arena.slot_bytes != device.block_bytes:
-        raise ConfigError("slot_bytes", arena.slot_bytes, f"the bytes of one device block, {device.block_bytes}")
+    if packed and not packable(device):
+        raise ConfigError("packing", "on", "a KV cache whose blocks begin at multiples of 16 bytes")
+    sizes = [region.fragment_bytes for region in device.regions]
+    expected = whole_tiles_bytes(sizes) if packed else device.block_bytes
+    if arena.slot_bytes != expected:
+        what = "packed block" if packed else "device block"
+        raise ConfigError("slot_bytes", arena.slot_bytes, f"the bytes of one {what}, {expected}")

@@ -109,6 +109,28 @@ class Mover(Protocol):
         """
 
 
+class PackedMover(Protocol):
+    """A kernel that packs blocks into rows while it gathers them, or unpacks rows while it scatters them."""
+
+    def __call__(
+        self,
+        commands: Commands,
+        stream: Stream,
+        index: DeviceMemory,
+        *,
+        flags: DeviceMemory,
+        first: int,
+        pairs: int,
+        rows_at: int,
+        row_bytes: int,
+        scattered: bool,
+    ) -> None:
+        """Add it to the commands. See `Mover`.
+
+        For each pair whose block does not fit, the flag of that pair, a 32-bit number, becomes 1: packing only.
+        """
+
+
 class Gpu(ABC):
     """One GPU."""
 
@@ -149,6 +171,13 @@ class Gpu(ABC):
         """Return the kernel for a geometry. `table` is its table, addresses counted in elements from `table`.
 
         Its first use may take long, and is in a thread that has entered.
+        """
+
+    @abstractmethod
+    def packed_mover(self, direction: Direction, tiles: int, table: DeviceMemory) -> PackedMover:
+        """Return the kernel for `tiles` packed tiles. `table` is that of `packed_tiles`, addresses in 32-bit words.
+
+        See `mover`.
         """
 
     @abstractmethod

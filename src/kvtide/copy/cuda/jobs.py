@@ -3,6 +3,8 @@
     submitted ── queued ── next ──► being issued ── issued ──► under way ──┬─► done ───┬─► polled
                    └── close ───────────┴──────────── raises ──────────────┴─► failed ─┘
 
+A store that packs is queued once more, with the blocks that do not pack, when it is known which these are.
+
 Lane threads take jobs and say what became of issuing them. Everything else is the worker's thread, which looks at
 events itself: nobody has to wake up for a transfer that ends.
 """
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from kvtide.copy import in_flight
 from kvtide.copy.base import Direction, Fence, Finished, Traffic
 from kvtide.copy.cuda.lane import Issued
-from kvtide.copy.move import Moved
+from kvtide.copy.cuda.packed_sizes import Rest, Sizes
 from kvtide.core.messages import Copy
 from kvtide.errors import describe
 
@@ -33,13 +35,17 @@ class Job(in_flight.Job):
 
     issued: Issued | None = None
     """The events of a transfer under way; before, events of an earlier one that may be used again."""
+    rest: Rest | None = None
+    """Of a store: blocks that do not pack, and have to be copied as they are."""
+    busy_s: float = 0.0
+    """Time of what is over of it."""
 
 
 class Jobs:
     """The transfers in flight, at most `max_transfers`. All methods may be called from any thread."""
 
-    def __init__(self, block_bytes: int, max_transfers: int) -> None:
-        self._block_bytes = block_bytes
+    def __init__(self, sizes: Sizes, max_transfers: int) -> None:
+        self._sizes = sizes
         self._lock = threading.RLock()
         # One for each lane: a thread that wakes up for nothing takes the GIL from one that computes.
         self._wanted = {direction: threading.Condition(self._lock) for direction in Direction}
@@ -160,14 +166,29 @@ class Jobs:
         try:
             for under_way in self._under_way.values():
                 while under_way and (issued := under_way[0].issued) is not None and issued.end.query():
-                    moved = Moved(self._block_bytes * len(under_way[0].copy.blocks))
-                    self._in_flight.count(under_way[0], moved, issued.begin.elapsed_time(issued.end) / 1e3)
-                    self._end(under_way.popleft(), None)
+                    under_way[0].busy_s += issued.begin.elapsed_time(issued.end) / 1e3
+                    self._ended(under_way.popleft(), issued)
         except Exception as error:
             self.lose(describe(error))
 
+    def _ended(self, job: Job, issued: Issued) -> None:
+        """All that was issued of a transfer has ended: it is done, or blocks are left that do not pack."""
+        if job.rest is None:
+            job.rest = self._sizes.rest_of(issued, may_copy=not self._in_flight.closed)
+            if job.rest is not None and len(job.rest.blocks):
+                self._give_back(job)
+                self._in_flight.again(job)
+                self._wanted[job.direction].notify()
+                return
+        self._in_flight.count(job, self._sizes.moved(len(job.copy.blocks), issued, job.rest), job.busy_s)
+        self._end(job, None)
+
     def _end(self, job: Job, why: str | None) -> None:
+        self._give_back(job)
+        self._in_flight.end(job, why)
+
+    def _give_back(self, job: Job) -> None:
+        """Let the events of a job be used by others."""
         if job.issued is not None:
             self._spare.append(job.issued)
             job.issued = None
-        self._in_flight.end(job, why)

@@ -27,16 +27,20 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import Direction, Fence
+from kvtide.copy.cuda.flags import Flags
 from kvtide.copy.cuda.geometry import CudaCache, tiling
-from kvtide.copy.cuda.gpu import Event, Gap, Gpu, Stream
+from kvtide.copy.cuda.gpu import Event, Gap, Gpu, Mover, PackedMover, Stream
 from kvtide.copy.cuda.issuing import NO_GAPS, Gaps
-from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Buffer, Index, LaneMemory
+from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Buffer, Columns, Index, LaneMemory
 from kvtide.copy.cuda.measure import Route
+from kvtide.copy.cuda.packed_tiles import WORD_BYTES, packed_tiles
 from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges
 from kvtide.copy.ids import Ids
+from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 
 _AHEAD = 8
@@ -48,10 +52,31 @@ _DMA_BYTES_MIN = 128 << 10
 
 
 class Issued(NamedTuple):
-    """The events around a transfer's copies."""
+    """The events around a transfer's copies, and what else is known of it."""
 
     begin: Event
     end: Event
+    flags: Flags | None = None
+    """Of a store that packs: which blocks do not fit."""
+    rows: int = 0
+    """How many of its blocks are not packed."""
+
+
+class Pairs(NamedTuple):
+    """Some pairs of an index."""
+
+    of: Index
+    first: int
+    pairs: int
+
+
+class HostRows(NamedTuple):
+    """Where blocks are on the host, and how they are there: row `r` is at `address + r * row_bytes`."""
+
+    address: int
+    row_bytes: int
+    move: Mover | PackedMover
+    packed: bool
 
 
 class Lane:
@@ -68,13 +93,14 @@ class Lane:
         staging_bytes: int,
         staging_buffers: int,
         piece_bytes: int,
+        unpacked: UnpackedRows | None = None,
     ) -> None:
         self._gpu, self._direction, self._cache, self._arena = gpu, direction, cache, arena
-        self._host_address = int(arena.memory.ctypes.data)
+        self._unpacked = unpacked
         self._piece_bytes = math.gcd(piece_bytes, _TURN_BYTES)
         """Copies are cut at multiples of this, so that each is in one registration, and no longer than a turn."""
         self._staged = route is Route.STAGED
-        self._rows_max = max(1, min(PAIRS_MAX, staging_bytes // cache.block_bytes))
+        self._buffer_bytes = max(cache.block_bytes, min(PAIRS_MAX * cache.block_bytes, staging_bytes))
         self._kernels, self._copies = gpu.stream(), gpu.stream()
         self._gap = Gap(_TURN_BYTES, gpu.stream(), gpu.event(), gpu.event())
         """Lets copies of other streams in.
@@ -98,23 +124,35 @@ class Lane:
         self._begin: Event | None = None
         """To be recorded before the next copy."""
         tiles = tiling(cache)
+        tables: list[Columns] = [(tiles.table, tiles.element_bytes)]
+        if unpacked is not None:
+            tables.append((packed_tiles(cache), WORD_BYTES))
         self.memory = LaneMemory(
             gpu,
-            tiles,
+            tables,
             self._copies,
             buffers=staging_buffers if self._staged else 0,
-            buffer_bytes=self._rows_max * cache.block_bytes,
+            buffer_bytes=self._buffer_bytes,
             pairs_max=max(cache.blocks, arena.slots),
         )
-        self._move = gpu.mover(direction, tiles, self.memory.table)
+        plain = gpu.mover(direction, tiles, self.memory.tables[0].device)
+        address = int(arena.memory.ctypes.data)
+        self._slots = self._rows = HostRows(address, cache.block_bytes, plain, packed=False)
+        """Where slots are, and rows of blocks that are not packed."""
+        if unpacked is not None:
+            columns = len(self.memory.tables[1].on_host[0])
+            move = gpu.packed_mover(direction, columns, self.memory.tables[1].device)
+            self._slots = HostRows(address, arena.slot_bytes, move, packed=True)
+            self._rows = HostRows(int(unpacked.arena.memory.ctypes.data), cache.block_bytes, plain, packed=False)
 
     def enter(self) -> None:
         """Get the calling thread ready, and the kernels compiled."""
         self._gpu.enter(self._kernels)
         for index in self.memory.indexes[:1]:
             self._commands.fetch(self._kernels, index.device, index.host[:0])
-            for scattered in (False, True):
-                self._move_rows(index, 0, 0, self._host_address, scattered=scattered)
+            for place in {self._slots, self._rows}:
+                for scattered in (False, True):
+                    self._move_rows(place, Pairs(index, 0, 0), place.address, scattered=scattered)
         self._commands.run(NO_GAPS)
 
     def issue(self, copy: Copy, after: Fence | None, usable_slots: int, spare: Issued | None = None) -> Issued:
@@ -126,65 +164,98 @@ class Lane:
         block_ids, slot_ids = checked_pairs(copy, blocks=self._cache.blocks, slots=slots, usable_slots=usable_slots)
         if after is not None:
             after()
+        if self._unpacked is None:
+            return self._issue([(self._slots, block_ids, slot_ids)], spare)
+        if self._direction is Direction.STORE:
+            self._unpacked.forget(slot_ids.tolist())
+            flags = Flags.of(self._gpu, block_ids, slot_ids, spare.flags if spare is not None else None)
+            return self._issue([(self._slots, block_ids, slot_ids)], spare, flags)
+        rows = self._unpacked.rows_of(slot_ids)
+        there = rows >= 0
+        parts = [(self._slots, block_ids[~there], slot_ids[~there]), (self._rows, block_ids[there], rows[there])]
+        return self._issue(parts, spare)
+
+    def issue_rows(self, blocks: Ids, rows: Ids, spare: Issued | None = None) -> Issued:
+        """Issue the copies between blocks and rows of blocks that are not packed. See `issue`."""
+        return self._issue([(self._rows, blocks, rows)], spare)
+
+    def _issue(
+        self, parts: list[tuple[HostRows, Ids, Ids]], spare: Issued | None, flags: Flags | None = None
+    ) -> Issued:
         self.memory.restore_table(self._kernels)
         # Making an event takes 25 microseconds.
-        issued = spare or Issued(self._gpu.event(timing=True), self._gpu.event(timing=True))
-        self._begin = issued.begin
+        begin, end, *_ = spare or (self._gpu.event(timing=True), self._gpu.event(timing=True))
+        self._begin = begin
         self._commands = self._gpu.commands()  # what an earlier one may have left when it failed is forgotten
-        for at in range(0, len(block_ids), PAIRS_MAX):
-            part = slice(at, at + PAIRS_MAX)
-            self._commands.run(self.gaps)  # before its index is written over
-            add = self._add_staged if self._staged else self._add_direct
-            add(block_ids[part], slot_ids[part])
+        for place, block_ids, row_ids in parts:
+            for at in range(0, len(block_ids), PAIRS_MAX):
+                part = slice(at, at + PAIRS_MAX)
+                self._commands.run(self.gaps)  # before its index is written over
+                if self._staged:
+                    self._add_staged(place, block_ids[part], row_ids[part], flags.part(part) if flags else None)
+                else:
+                    self._add_direct(place, block_ids[part], row_ids[part])
         self._mark_begin(self._last)
-        self._commands.record(self._last, issued.end)
+        self._commands.record(self._last, end)
         self._commands.run(self.gaps)
-        return issued
+        return Issued(begin, end, flags, sum(len(ids) for place, ids, _ in parts if not place.packed))
 
     def settle(self) -> None:
         """Block until nothing of this lane runs any more. Raises if the device is lost."""
         for stream in (self._kernels, self._copies, self._gap.other):
             stream.synchronize()
 
-    def _add_direct(self, block_ids: Ids, slot_ids: Ids) -> None:
+    def _add_direct(self, place: HostRows, block_ids: Ids, row_ids: Ids) -> None:
         self._order(self._kernels, self._copies)  # after what the fence made the kernels wait for
-        bounds = chunks(len(block_ids), self._rows_max)
+        bounds = chunks(len(block_ids), self._buffer_bytes // place.row_bytes)
         for first, last in pairwise(bounds):
             self._keep_distance()
-            ranges = fragment_ranges(self._cache, block_ids[first:last], slot_ids[first:last], self._piece_bytes)
-            self._copy(ranges, device=0)
+            ranges = fragment_ranges(self._cache, block_ids[first:last], row_ids[first:last], self._piece_bytes)
+            self._copy(place, ranges, device=0)
             self._end_chunk()
 
-    def _add_staged(self, block_ids: Ids, slot_ids: Ids) -> None:
-        slot_bytes = self._arena.slot_bytes
-        bounds = chunks(len(block_ids), self._rows_max)
-        parts = chunked(slot_ranges(slot_ids, slot_bytes, self._piece_bytes, bounds), slot_bytes, bounds)
-        index = self.memory.fetch_index(self._commands, self._kernels, block_ids, slot_ids)
+    def _add_staged(self, place: HostRows, block_ids: Ids, row_ids: Ids, flags: npt.NDArray[np.int32] | None) -> None:
+        row_bytes = place.row_bytes
+        bounds = chunks(len(block_ids), self._buffer_bytes // row_bytes)
+        parts = chunked(slot_ranges(row_ids, row_bytes, self._piece_bytes, bounds), row_bytes, bounds)
+        index = self.memory.fetch_index(self._commands, self._kernels, block_ids, row_ids)
+        if flags is not None:
+            self._commands.wait(self._kernels, index.flags_taken)
+            self._commands.fetch(self._kernels, index.flags, self.memory.zeros[: -(-len(block_ids) // 2)])
         for (first, last), ranges in zip(pairwise(bounds), parts, strict=True):
             self._keep_distance()
             pairs, copies = last - first, len(ranges.size)
-            if copies > 1 and pairs * slot_bytes < _DMA_BYTES_MIN * copies:
+            if copies > 1 and pairs * row_bytes < _DMA_BYTES_MIN * copies:
                 self._mark_begin(self._kernels)
-                self._move_rows(index, first, pairs, self._host_address, scattered=True)
+                self._move_rows(place, Pairs(index, first, pairs), place.address, scattered=True)
                 self._order(self._kernels, self._last)
             else:
                 buffer = self.memory.buffers[self._chunks % len(self.memory.buffers)]
-                move = self._store_chunk if self._direction is Direction.STORE else self._load_chunk
-                move(index, first, pairs, ranges, buffer)
+                self._move_chunk(place, Pairs(index, first, pairs), ranges, buffer)
                 buffer.empty = self._done[self._chunks % _AHEAD]
             self._end_chunk()
+        if flags is not None:
+            self._take_flags(index, flags)
 
-    def _store_chunk(self, index: Index, first: int, pairs: int, ranges: Ranges, buffer: Buffer) -> None:
-        self._commands.wait(self._kernels, buffer.empty)
-        self._move_rows(index, first, pairs, buffer.memory.address, scattered=False)
+    def _move_chunk(self, place: HostRows, pairs: Pairs, ranges: Ranges, buffer: Buffer) -> None:
+        at = buffer.memory.address
+        if self._direction is Direction.STORE:
+            self._commands.wait(self._kernels, buffer.empty)
+            self._move_rows(place, pairs, at, scattered=False)
+            self._order(self._kernels, self._copies)
+            self._copy(place, ranges, device=at)
+        else:
+            self._commands.wait(self._copies, buffer.empty)
+            self._copy(place, ranges, device=at)
+            self._order(self._copies, self._kernels)
+            self._move_rows(place, pairs, at, scattered=False)
+
+    def _take_flags(self, index: Index, flags: npt.NDArray[np.int32]) -> None:
+        """Bring to the host what the kernels say of blocks that do not fit, behind the last chunk."""
         self._order(self._kernels, self._copies)
-        self._copy(ranges, device=buffer.memory.address)
-
-    def _load_chunk(self, index: Index, first: int, pairs: int, ranges: Ranges, buffer: Buffer) -> None:
-        self._commands.wait(self._copies, buffer.empty)
-        self._copy(ranges, device=buffer.memory.address)
-        self._order(self._copies, self._kernels)
-        self._move_rows(index, first, pairs, buffer.memory.address, scattered=False)
+        to, nbytes = np.array([flags.ctypes.data]), np.array([flags.nbytes])
+        self._commands.copy(self._copies, to, np.array([index.flags.address]), nbytes)
+        self._commands.record(self._copies, index.flags_taken)
 
     def _keep_distance(self) -> None:
         """Wait for the GPU when it is `_AHEAD` chunks behind, until half of them are done: the rest keeps it busy."""
@@ -202,21 +273,23 @@ class Lane:
             self._commands.record(first, self._between)
             self._commands.wait(second, self._between)
 
-    def _move_rows(self, index: Index, first: int, pairs: int, rows_at: int, *, scattered: bool) -> None:
-        self._move(
+    def _move_rows(self, place: HostRows, pairs: Pairs, rows_at: int, *, scattered: bool) -> None:
+        more = {"flags": pairs.of.flags} if place.packed else {}
+        place.move(
             self._commands,
             self._kernels,
-            index.device,
-            first=first,
-            pairs=pairs,
+            pairs.of.device,
+            first=pairs.first,
+            pairs=pairs.pairs,
             rows_at=rows_at,
-            row_bytes=self._cache.block_bytes,
+            row_bytes=place.row_bytes,
             scattered=scattered,
+            **more,
         )
 
-    def _copy(self, ranges: Ranges, *, device: int) -> None:
+    def _copy(self, place: HostRows, ranges: Ranges, *, device: int) -> None:
         self._mark_begin(self._copies)
-        device_end, host_end = device + ranges.device, self._host_address + ranges.host
+        device_end, host_end = device + ranges.device, place.address + ranges.host
         to, source = (host_end, device_end) if self._direction is Direction.STORE else (device_end, host_end)
         self._commands.copy(self._copies, to, source, ranges.size, self._gap)
 

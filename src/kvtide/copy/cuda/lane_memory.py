@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.copy.cuda.geometry import Tiling
 from kvtide.copy.cuda.gpu import Commands, DeviceMemory, Event, Gpu, Stream
 from kvtide.copy.cuda.issuing import NO_GAPS
 from kvtide.copy.ids import Ids
 
 PAIRS_MAX = 16 << 10
 """Pairs of block and slot that are issued at a time."""
+Columns = tuple[npt.NDArray[np.int64], int]
+"""A table whose first row are addresses, and the bytes in which these are counted."""
 _PAIR_BYTES = 16
 _INDEXES = 3
 
@@ -26,6 +28,10 @@ class Index:
     device: DeviceMemory
     fetched: Event
     """Reached when the host's side may be written to again."""
+    flags: DeviceMemory
+    """For each pair, whether its block does not pack."""
+    flags_taken: Event
+    """Reached when they may be written to again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,11 +43,19 @@ class Buffer:
     """Reached when what was last put in has been taken out."""
 
 
+@dataclass(slots=True, eq=False)
+class Table:
+    """Where the parts of a block are, for kernels. Addresses are counted from the table."""
+
+    device: DeviceMemory
+    on_host: npt.NDArray[np.int64]
+
+
 class LaneMemory:
-    """The table of fragments, and for lanes that stage: `buffers` of `buffer_bytes` each, and indexes."""
+    """Tables for kernels, and for lanes that stage: `buffers` of `buffer_bytes` each, and indexes."""
 
     def __init__(
-        self, gpu: Gpu, tiles: Tiling, copies: Stream, *, buffers: int, buffer_bytes: int, pairs_max: int
+        self, gpu: Gpu, tables: Sequence[Columns], copies: Stream, *, buffers: int, buffer_bytes: int, pairs_max: int
     ) -> None:
         self._gpu = gpu
         self.nbytes = 0
@@ -49,10 +63,9 @@ class LaneMemory:
         index_bytes = _PAIR_BYTES * min(PAIRS_MAX, pairs_max)
         self.indexes = [self._make_index(index_bytes) for _ in range(_INDEXES if buffers else 0)]
         self.buffers = [Buffer(self._allocate(buffer_bytes), gpu.event()) for _ in range(buffers)]
-        self.table = self._allocate(tiles.table.nbytes)
-        """Where the fragments of a block are, for kernels. Addresses are counted from the table."""
-        self._table_on_host = self._pinned(tiles.table.nbytes).reshape(tiles.table.shape)
-        self._fill_table(tiles, copies)
+        self.tables = [self._make_table(columns, copies) for columns in tables]
+        self.zeros = self._pinned(index_bytes // 2)
+        """As many as there are flags, to begin with."""
         self.table_lost = False
         """GPU memory was given back, and taken again: the table has to be fetched before the next transfer."""
 
@@ -60,7 +73,8 @@ class LaneMemory:
         """Fetch the table again, if it was lost."""
         if self.table_lost:
             commands = self._gpu.commands()
-            commands.fetch(stream, self.table, self._table_on_host)
+            for table in self.tables:
+                commands.fetch(stream, table.device, table.on_host)
             commands.run(NO_GAPS)
             self.table_lost = False
 
@@ -83,16 +97,19 @@ class LaneMemory:
         return memory
 
     def _make_index(self, nbytes: int) -> Index:
-        return Index(self._pinned(nbytes).reshape(-1, 2), self._allocate(nbytes), self._gpu.event())
+        host, device, flags = self._pinned(nbytes).reshape(-1, 2), self._allocate(nbytes), self._allocate(nbytes // 2)
+        return Index(host, device, self._gpu.event(), flags, self._gpu.event())
 
     def _pinned(self, nbytes: int) -> npt.NDArray[np.int64]:
         return self._gpu.allocate_pinned(nbytes).view(np.int64)
 
-    def _fill_table(self, tiles: Tiling, copies: Stream) -> None:
-        table, address = self._table_on_host, self.table.address
-        table[:] = tiles.table
-        table[0] -= address // tiles.element_bytes
+    def _make_table(self, columns: Columns, copies: Stream) -> Table:
+        numbers, element_bytes = columns
+        device, table = self._allocate(numbers.nbytes), self._pinned(numbers.nbytes).reshape(numbers.shape)
+        table[:] = numbers
+        table[0] -= device.address // element_bytes
         commands = self._gpu.commands()
-        commands.copy(copies, *np.array([[address], [table.ctypes.data], [table.nbytes]], dtype=np.int64))
+        commands.copy(copies, *np.array([[device.address], [table.ctypes.data], [table.nbytes]], dtype=np.int64))
         commands.run(NO_GAPS)
         copies.synchronize()
+        return Table(device, table)

@@ -9,7 +9,7 @@ from kvtide.copy.cuda.geometry import CudaCache
 from kvtide.copy.packing.format import TILE_VALUES
 
 _TILE_BYTES = 2 * TILE_VALUES
-_WORD_BYTES = 4
+WORD_BYTES = 4
 _ALIGN_BYTES = 16
 
 
@@ -29,4 +29,4 @@ def packed_tiles(cache: CudaCache) -> npt.NDArray[np.int64]:
         begins = np.arange(0, region.fragment_bytes, _TILE_BYTES, dtype=np.int64)
         lengths = np.minimum(region.fragment_bytes - begins, _TILE_BYTES)
         columns.append(np.stack([region.address + begins, np.full_like(begins, region.block_stride), lengths]))
-    return np.ascontiguousarray(np.concatenate(columns, axis=1)) // _WORD_BYTES
+    return np.ascontiguousarray(np.concatenate(columns, axis=1)) // WORD_BYTES

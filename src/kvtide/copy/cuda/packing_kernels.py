@@ -102,7 +102,7 @@ def pack_blocks(  # noqa: PLR0917 - Triton reads what it is told of types
 
     Addresses and strides are 32-bit words, addresses counted from `anchor`, and all of them are divisible by 4.
     `byte_anchor` is the same address, for bytes. A 1 is written to `unpacked` for each pair whose block does not fit,
-    counted from `first`; nothing for others.
+    at the pair's place in the index; nothing for others.
     """
     lane = tl.arange(0, 128)[None, :]
     total = pairs * tiles
@@ -139,7 +139,7 @@ def pack_blocks(  # noqa: PLR0917 - Triton reads what it is told of types
         to_bytes = byte_anchor + row[:, None] * 4
         no_escape = (lane >= 4 + escapes[:, None]) & (lane < 4 + ESCAPES_MAX)
         tl.store(to_bytes + lane, tl.zeros_like(codes).to(tl.int8), mask=used & no_escape)
-        tl.atomic_max(unpacked + pair, 1, mask=live & (escapes > ESCAPES_MAX), sem="relaxed")
+        tl.atomic_max(unpacked + first + pair, 1, mask=live & (escapes > ESCAPES_MAX), sem="relaxed")
 
         for _ in range(tl.max(tl.max(count, axis=1), axis=0)):
             in_second, shift = _next_escape(escaped)

@@ -14,11 +14,15 @@ from kvtide.copy import numa
 from kvtide.copy.base import Direction
 from kvtide.copy.cuda.driver import Driver
 from kvtide.copy.cuda.geometry import Tiling
-from kvtide.copy.cuda.gpu import Commands, DeviceMemory, Gpu, Mover, Stream
+from kvtide.copy.cuda.gpu import Commands, DeviceMemory, Gpu, Mover, PackedMover, Stream
 from kvtide.copy.cuda.proof import prove
 from kvtide.copy.cuda.torch_commands import FETCH_LANES, Kernel, TorchCommands, TorchEvent, TorchMemory, TorchStream
+from kvtide.copy.packing.format import ESCAPES_MAX
 from kvtide.errors import ConfigError
 
+_PACKED_UNITS = 8
+"""Tiles that a program packs or unpacks at a time."""
+_WORD_BYTES = 4
 _ELEMENTS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -106,6 +110,14 @@ class TorchGpu(Gpu):
         anchor = table.tensor.view(getattr(self._torch, _ELEMENTS[tiling.element_bytes]))
         return _TritonMover(self._kernels.move_tiles, direction, tiling, (anchor, table.numbers), self._programs)
 
+    def packed_mover(self, direction: Direction, tiles: int, table: DeviceMemory) -> PackedMover:
+        """Return the packing kernel, or the unpacking one, with all that does not change filled in."""
+        assert isinstance(table, TorchMemory)
+        kernels = importlib.import_module("kvtide.copy.cuda.packing_kernels")
+        kernel = kernels.pack_blocks if direction is Direction.STORE else kernels.unpack_blocks
+        flagged = direction is Direction.STORE
+        return _TritonPackedMover(kernel, self._torch, table, tiles, self._programs, flagged=flagged)
+
     def pin(self, address: int, nbytes: int) -> None:
         """Register host memory."""
         self._driver.pin(address, nbytes)
@@ -163,4 +175,38 @@ class _TritonMover:
         rows = rows_at // width - self._anchor_at, row_bytes // width
         arguments = (*self._tables, index.numbers, first, pairs, tiling.tiles, *rows)
         programs = max(1, min(self._programs, -(-pairs * tiling.tiles // tiling.units)))
+        commands.launch(stream, self._kernels[scattered], programs, arguments)
+
+
+class _TritonPackedMover:
+    def __init__(
+        self, kernel: Any, torch: Any, table: TorchMemory, tiles: int, programs: int, *, flagged: bool
+    ) -> None:
+        self._torch, self._tiles, self._programs, self._flagged = torch, tiles, programs, flagged
+        self._tables = table.tensor.view(torch.int32), table.tensor.view(torch.int8), table.numbers
+        self._anchor_at = table.address // _WORD_BYTES
+        self._kernels = {
+            scattered: Kernel(kernel, scattered, ESCAPES_MAX, _PACKED_UNITS) for scattered in (False, True)
+        }
+
+    def __call__(
+        self,
+        commands: Commands,
+        stream: Stream,
+        index: DeviceMemory,
+        *,
+        flags: DeviceMemory,
+        first: int,
+        pairs: int,
+        rows_at: int,
+        row_bytes: int,
+        scattered: bool,
+    ) -> None:
+        assert isinstance(index, TorchMemory)
+        assert isinstance(flags, TorchMemory)
+        assert isinstance(commands, TorchCommands)
+        told = (flags.tensor.view(self._torch.int32),) if self._flagged else ()
+        rows = rows_at // _WORD_BYTES - self._anchor_at, row_bytes // _WORD_BYTES
+        arguments = (*self._tables, index.numbers, *told, first, pairs, self._tiles, *rows)
+        programs = max(1, min(self._programs, -(-pairs * self._tiles // _PACKED_UNITS)))
         commands.launch(stream, self._kernels[scattered], programs, arguments)
