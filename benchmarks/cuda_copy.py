@@ -1,6 +1,9 @@
 """How fast blocks get out of a GPU and back, against one large copy, and what that costs compute.
 
     python benchmarks/cuda_copy.py [--json results.json] [--gib 1] [--small]
+    python benchmarks/cuda_copy.py --packing [--json results.json]         packed blocks beside plain ones
+
+With `--packing` rates count bytes as they are when they are not packed, so they may exceed one large copy.
 
 Every rate is GB/s by the wall clock, from the first submit to the last report, the median of `--repeats`, with
 `--transfers` in flight in each direction, or one ("alone"). Blocks are scattered over the device; slots follow one
@@ -27,39 +30,62 @@ from kvtide.copy.cuda import CudaCache, CudaCopyEngine, Route, lane, tensor_regi
 from kvtide.copy.cuda.issuing import NO_GAPS
 from kvtide.copy.cuda.ranges import fragment_ranges
 from kvtide.copy.cuda.torch_gpu import TorchGpu
+from kvtide.copy.packing import whole_tiles_bytes
+from kvtide.copy.unpacked import UnpackedRows, rows_for
 from kvtide.core.messages import Copy
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 WAYS = {"store": (STORE,), "load": (LOAD,), "both": (STORE, LOAD)}
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Row = dict[str, Any]
+PACKED: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "packed": {"packed": True},
+    "packed, random bits": {"packed": True, "fits": False},
+}
 
 
 class Bench:
     """A cache of `2 * gib` in fragments of one size, an arena as large, and an engine between them."""
 
-    def __init__(self, fragment: int, args: argparse.Namespace, *, route: Route | None = None) -> None:
+    def __init__(
+        self,
+        fragment: int,
+        args: argparse.Namespace,
+        *,
+        route: Route | None = None,
+        packed: bool = False,
+        fits: bool = True,
+    ) -> None:
+        """`packed`: blocks are packed, and pack, unless they do not (`fits`)."""
         self.torch: Any = importlib.import_module("torch")
         self.repeats, self.transfers = args.repeats, args.transfers
         self.half_bytes = int(args.gib * GIB)
         regions = min(64, 16 * MIB // fragment)
         self.half = self.half_bytes // (regions * fragment)
         blocks = 2 * self.half
-        self.tensors = [
-            self.torch.randint(0, 127, (blocks, fragment), dtype=self.torch.uint8, device="cuda")
-            for _ in range(regions)
-        ]
+        self.tensors = [self._values(blocks, fragment, fits=fits) for _ in range(regions)]
         self.torch.cuda.synchronize()
         self.cache = CudaCache([r for tensor in self.tensors for r in tensor_regions(tensor, 0)], blocks=blocks)
-        self.arena = HostArena(blocks, self.cache.block_bytes)
-        options = {"staging_bytes": args.staging_mib * MIB, "staging_buffers": args.buffers}
+        self.arena = HostArena(
+            blocks, whole_tiles_bytes([self.cache.block_bytes]) if packed else self.cache.block_bytes
+        )
+        unpacked = UnpackedRows(HostArena(rows_for(blocks), self.cache.block_bytes), blocks) if packed else None
+        options: Row = {"staging_bytes": args.staging_mib * MIB, "staging_buffers": args.buffers}
         gpu = TorchGpu(programs=args.programs)
-        self.engine = CudaCopyEngine(self.cache, self.arena, gpu=gpu, route=route, **options)
+        self.engine = CudaCopyEngine(self.cache, self.arena, gpu=gpu, route=route, unpacked=unpacked, **options)
         self.engine.share(compute=args.shared)
         assert self.engine.pinning.wait(120)
         assert self.engine.pinning.problem is None, self.engine.pinning.problem
         self.blocks = np.random.default_rng(0).permutation(blocks).tolist()
         self.next_id = 0
+
+    def _values(self, blocks: int, fragment: int, *, fits: bool) -> Any:
+        """Return normally distributed bfloat16, or random bits."""
+        torch = self.torch
+        if not fits:
+            return torch.randint(0, 256, (blocks, fragment), dtype=torch.uint8, device="cuda")
+        return torch.randn((blocks, fragment // 2), dtype=torch.bfloat16, device="cuda").view(torch.uint8)
 
     def copies(self, way: str, *, scattered: bool = False, parts: int = 1) -> list[tuple[Direction, Copy]]:
         """Return half the cache for each direction, in `parts` transfers; they share neither blocks nor slots."""
@@ -101,8 +127,8 @@ class Bench:
 
 
 @contextmanager
-def bench(fragment: int, args: argparse.Namespace, *, route: Route | None = None) -> Iterator[Bench]:
-    one = Bench(fragment, args, route=route)
+def bench(fragment: int, args: argparse.Namespace, **how: Any) -> Iterator[Bench]:
+    one = Bench(fragment, args, **how)
     try:
         yield one
     finally:
@@ -223,10 +249,25 @@ def compute_kernels(torch: Any, small: bool) -> dict[str, Callable[[], object]]:
     }
 
 
-def slow_down(args: argparse.Namespace) -> list[Row]:
+def packing(args: argparse.Namespace) -> list[Row]:
+    """Packed blocks beside plain ones, and blocks of random bits, which do not pack: GB/s of bytes as they are unpacked."""
+    rows, limit = [], OneLargeCopy(args)
+    for fragment in args.fragments:
+        row: Row = {"fragment": fragment}
+        for name, how in PACKED.items():
+            with bench(fragment, args, **how) as one:
+                row[name] = {key: value for way in WAYS for key, value in against(one, limit, way).items()}
+                row[name] |= {f"scattered_{way}": one.rate(way, scattered=True) for way in ("store", "load")}
+                traffic = one.engine.traffic(STORE)
+                row[name] |= {"saved_bytes": traffic.saved_bytes, "unpacked_blocks": traffic.unpacked_blocks}
+        rows.append(row)
+    return rows
+
+
+def slow_down(args: argparse.Namespace, **how: Any) -> list[Row]:
     """How much longer compute takes while copies run all the time, and how fast the copies are meanwhile."""
     rows = []
-    with bench(16 * KIB, args) as one:
+    with bench(16 * KIB, args, **how) as one:
         for name, kernel in compute_kernels(one.torch, args.small).items():
             count = 8 if args.small else int(300 / time_ms(one.torch, kernel, 10))
             time_ms(one.torch, kernel, 2 * count)  # until clocks and power have settled
@@ -327,6 +368,18 @@ def print_fragments(rows: list[Row]) -> None:
         )
 
 
+def print_packing(rows: list[Row]) -> None:
+    """GB/s of unpacked bytes, in brackets as a share of one large copy."""
+    head = ("fragment", "blocks", *WAYS, "scattered slots")
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for row in rows:
+        for name in PACKED:
+            of = row[name]
+            ways = " | ".join(f"{of[way]:.1f} ({of[f'{way}_share']:.1%})" for way in WAYS)
+            scattered = f"{of['scattered_store']:.1f} / {of['scattered_load']:.1f}"
+            print(f"| {row['fragment'] // KIB} KiB | {name} | {ways} | {scattered} |")
+
+
 def print_slow_down(rows: list[Row]) -> None:
     print("\n| compute | copies | alone ms | beside ms | slow-down | copies GB/s |\n|---|---|---|---|---|---|")
     for row in rows:
@@ -340,6 +393,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
     parser.add_argument("--only", choices=("fragments", "slow_down", "pinning"), help="one of the three parts")
+    parser.add_argument("--packing", action="store_true", help="packed blocks beside plain ones, and nothing else")
     parser.add_argument("--gib", type=float, default=1.0, help="GiB of one transfer")
     parser.add_argument("--pin-gib", type=float, default=8.0)
     parser.add_argument("--repeats", type=int, default=5)
@@ -366,6 +420,14 @@ def main() -> None:
     staging = f"{args.buffers} buffers of {args.staging_mib} MiB each way, {args.programs} programs"
     results: Row = {"machine": machine, "staging": staging}
     print(f"{machine}; {staging}")
+    if args.packing:
+        results["packing"] = packing(args)
+        print_packing(results["packing"])
+        for name in ("plain", "packed"):
+            results[f"slow_down_{name}"] = slow_down(args, **PACKED[name])
+            print(f"\nbeside {name} copies, whose GB/s are those of the link:")
+            print_slow_down(results[f"slow_down_{name}"])
+        args.only = "packing"
     if args.only in {None, "fragments"}:
         results["fragments"] = fragments(args)
         print_fragments(results["fragments"])

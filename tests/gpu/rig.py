@@ -30,9 +30,13 @@ class CudaRig(ArenaRig):
             CudaRegion(tensor.data_ptr(), tensor.stride(0), fragment, tensor)
             for tensor, fragment in zip(self.tensors, shape.fragments, strict=True)
         ]
-        arena = HostArena(shape.slots, shape.block_bytes)
+        arena = self.open_arena(shape, options)
         super().__init__(CudaCopyEngine(CudaCache(regions, blocks=shape.blocks), arena, **options), shape, arena)
         assert not wait_until_pinned or self.engine.pinning.wait(PATIENCE_S)
+
+    def open_arena(self, shape: Shape, options: dict[str, Any]) -> HostArena:
+        """Map the host's slots; may add to the options of the engine."""
+        return HostArena(shape.slots, shape.block_bytes)
 
     def read_block(self, block: int) -> bytes:
         pairs = zip(self.tensors, self.shape.fragments, strict=True)

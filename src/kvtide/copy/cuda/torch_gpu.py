@@ -20,8 +20,8 @@ from kvtide.copy.cuda.torch_commands import FETCH_LANES, Kernel, TorchCommands, 
 from kvtide.copy.packing.format import ESCAPES_MAX
 from kvtide.errors import ConfigError
 
-_PACKED_UNITS = 8
-"""Tiles that a program packs or unpacks at a time."""
+_PACKED_UNITS = 4
+"""Tiles that a program packs or unpacks at a time: one for each warp."""
 _WORD_BYTES = 4
 _ELEMENTS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
