@@ -250,7 +250,7 @@ def compute_kernels(torch: Any, small: bool) -> dict[str, Callable[[], object]]:
 
 
 def packing(args: argparse.Namespace) -> list[Row]:
-    """Packed blocks beside plain ones, and blocks of random bits, which do not pack: GB/s of bytes as they are unpacked."""
+    """Packed blocks beside plain ones, and random bits, which do not pack: GB/s of bytes as they are unpacked."""
     rows, limit = [], OneLargeCopy(args)
     for fragment in args.fragments:
         row: Row = {"fragment": fragment}

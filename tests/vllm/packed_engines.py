@@ -3,8 +3,8 @@
 python -m tests.vllm.packed_engines MODEL FOLDER WHAT
 
 WHAT is a list of turns, `off` before all others: an engine of vLLM's CPU build does not start once numba is imported.
-off, on: packing; FOLDER has a tier on a disk. nothing-packs: on, no tier, and what packs says of every block that it
-does not fit.
+off, on: packing; FOLDER has a tier on a disk. auto: no tier. nothing-packs: on, or auto-nothing-packs: auto, no tier, and
+what packs says of every block that it does not fit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
     from tests.vllm.llm import engine  # noqa: PLC0415
 
     disk = {"type": "disk", "path": str(folder), "size": "64MiB", "deadline_ms": 10_000}
-    options: dict[str, Any] = {"packing": "off" if what == "off" else "on", "host": "8MiB"}
-    if what != "nothing-packs":
+    options: dict[str, Any] = {
+        "packing": "on" if what == "nothing-packs" else what.split("-", maxsplit=1)[0],
+        "host": "8MiB",
+    }
+    if what in {"off", "on"}:
         options["tiers"] = [disk]
     said: dict[str, Any] = {}
     with engine(model, dtype="bfloat16", options=options) as offloading:
@@ -41,6 +44,7 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
         stats, metrics = side.copy_stats(), offloading.metrics
         said |= {
             "slots": side._arena.slots,
+            "slots_ready": offloading.manager.gauges().slots,
             "slot_bytes": side._arena.slot_bytes,
             "block_bytes": offloading.side.config.geometry.block_bytes,
             "stored_bytes": stats.store.bytes,
@@ -66,15 +70,15 @@ def let_nothing_pack() -> None:
         def pack_into(self, values: Any, tiles: Any) -> Any:
             return np.zeros(len(values), np.bool_)
 
-    def mover(device: Any, arena: Any, unpacked: Any, _: Any) -> packed_move.PackedBlockMover:
-        return packed_move.PackedBlockMover(device, arena, unpacked, NothingFits)
+    def mover(device: Any, arena: Any, unpacked: Any, _: Any, trial: Any) -> packed_move.PackedBlockMover:
+        return packed_move.PackedBlockMover(device, arena, unpacked, NothingFits, trial)
 
     patch.object(threads, "PackedBlockMover", mover).start()
 
 
 def main() -> None:
     model, folder, *turns = sys.argv[1:]
-    if "nothing-packs" in turns:
+    if any("nothing-packs" in turn for turn in turns):
         let_nothing_pack()
     said = {turn: run(Path(model), Path(folder), turn) for turn in turns}
     sys.stdout.write(json.dumps(said) + "\n")

@@ -89,3 +89,23 @@ def test_where_nothing_packs_what_there_is_a_place_for_comes_back_and_the_rest_i
     assert said["stored_blocks"] > 0
     assert said["unpacked_blocks"] >= said["stored_blocks"] + said["not_stored"]["unpacked_full"]
     assert sum(cached(said["loaded"])) > 0
+
+
+def test_auto_packs_where_the_first_blocks_do(llama: Path, tmp_path: Path, second: Any) -> None:
+    said = run(llama, tmp_path / "none", "auto")["auto"]
+    for turn in ("computed", "loaded"):
+        assert outputs(said[turn]) == outputs(second["off"][turn])
+    assert said["slots_ready"] == said["slots"] > second["off"]["slots"]
+    assert said["saved_bytes"] > 0
+    assert sum(cached(said["loaded"])) > 0
+
+
+def test_auto_leaves_blocks_as_they_are_where_the_first_ones_do_not_pack(
+    llama: Path, tmp_path: Path, second: Any
+) -> None:
+    said = run(llama, tmp_path / "none", "auto-nothing-packs")["auto-nothing-packs"]
+    for turn in ("computed", "loaded"):
+        assert outputs(said[turn]) == outputs(second["off"][turn])
+    assert 0.95 * second["off"]["slots"] - 2 <= said["slots_ready"] <= second["off"]["slots"]
+    assert cached(said["loaded"]) == EXPECTED
+    assert "unpacked_full" not in said["not_stored"]

@@ -31,8 +31,10 @@ def layout(block_bytes: int = BLOCK_BYTES, replicas: int = 1) -> Layout:
     return Layout(geometry, (0,), 16, 16, drops_last_block=False, replicas=Replicas(replicas))
 
 
-def decide(asked: str, cache: Any, **facts: int) -> tuple[int | None, bool]:
-    found, options = with_packing(layout(**facts), read_options({"packing": asked}, events=False), cache)
+def decide(asked: str, cache: Any, *, tiers: int = 0, **facts: int) -> tuple[int | None, bool]:
+    extra = {"packing": asked, "tiers": [{"type": "null"}] * tiers}
+    found, options = with_packing(layout(**facts), read_options(extra, events=False), cache)
+    assert found.slots_turn_out == options.copying.trial == (asked == "auto" and options.copying.packed)
     return found.geometry.host_block_bytes, options.copying.packed
 
 
@@ -73,6 +75,22 @@ def test_what_cannot_be_packed_is_refused_by_name(cache: Any, facts: dict[str, i
 @pytest.mark.parametrize(("cache", "facts", "why"), IN_THE_WAY)
 def test_what_cannot_be_packed_is_left_as_it_is(cache: Any, facts: dict[str, int], why: str) -> None:
     assert decide("auto", cache, **facts) == (None, False)
+
+
+def test_auto_beside_tiers_is_off_and_on_is_on() -> None:
+    assert decide("auto", cache_of(BF16), tiers=1) == (None, False)
+    assert decide("on", cache_of(BF16), tiers=1)[1]
+
+
+def test_the_start_line_says_what_was_decided() -> None:
+    def said(asked: str, spec: Any) -> str:
+        _, options = with_packing(layout(), read_options({"packing": asked}, events=False), cache_of(spec))
+        return packing.packing_text(options)
+
+    assert said("off", BF16) == ""
+    assert said("on", BF16) == "packing is on; "
+    assert said("auto", BF16) == "whether to pack, the first blocks will show; "
+    assert said("auto", FP16).startswith("packing is off, which needs a KV cache of bfloat16")
 
 
 def test_a_cpu_needs_numba(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,11 @@ a quiet machine, unless it says otherwise; repeat before tuning by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.copy.arena import HostArena
 from kvtide.copy.base import Direction
 from kvtide.copy.ids import Ids, checked_ids
 from kvtide.copy.regions import DeviceCache, Span
@@ -39,6 +38,22 @@ from kvtide.errors import ConfigError
 _PIECE_BYTES = 1 << 20
 _RUN_BYTES_MIN = 128 << 10
 _VOID_BYTES_MAX = 1 << 10
+
+
+class Slots(Protocol):
+    """Host memory in slots of one size: an arena, or a part of one."""
+
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of each."""
+
+    @property
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """The slots as rows of bytes."""
 
 
 class Moved(NamedTuple):
@@ -56,7 +71,7 @@ class Moved(NamedTuple):
 class BlockMover:
     """Copies blocks between a device cache and a host arena, in the thread that calls. Keeps no state."""
 
-    def __init__(self, device: DeviceCache, arena: HostArena) -> None:
+    def __init__(self, device: DeviceCache, arena: Slots) -> None:
         if arena.slot_bytes != device.block_bytes:
             expected = f"the bytes of one device block, {device.block_bytes}"
             raise ConfigError("slot_bytes", arena.slot_bytes, expected)
@@ -82,7 +97,7 @@ class BlockMover:
 class _SpanViews:
     """One span as seen from both sides: row `b` of the device views and row `s` of the host views match."""
 
-    def __init__(self, span: Span, blocks: int, arena: HostArena) -> None:
+    def __init__(self, span: Span, blocks: int, arena: Slots) -> None:
         self.row_bytes = span.row_bytes
         count, fragment_bytes, spacing = span.count, span.first.fragment_bytes, span.spacing
         if spacing == fragment_bytes:  # without gaps between them, the fragments are one

@@ -12,6 +12,7 @@ from kvtide.copy.in_flight import InFlight, Job
 from kvtide.copy.move import BlockMover, Moved
 from kvtide.copy.packed_move import PackedBlockMover
 from kvtide.copy.packing.codec import Codec, compiled
+from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.regions import DeviceCache
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
@@ -28,7 +29,7 @@ class ThreadedCopyEngine(CopyEngine):
     Loads go first: a request waits for each of them, and nobody waits for a store.
 
     With `unpacked`, blocks are bfloat16 and packed: slots have the size of packed blocks, and what does not pack goes
-    there. `codec` makes what packs, in a thread of the engine.
+    there. `codec` makes what packs, in a thread of the engine. `trial` decides whether blocks are packed after all.
     """
 
     def __init__(
@@ -40,13 +41,14 @@ class ThreadedCopyEngine(CopyEngine):
         max_transfers: int = 1024,
         unpacked: UnpackedRows | None = None,
         codec: Callable[[], Codec] = compiled,
+        trial: PackingTrial | None = None,
     ) -> None:
         parse_count("threads", threads)
         parse_count("max_transfers", max_transfers)
         self._mover: Mover | None = (
-            BlockMover(device, arena) if unpacked is None else PackedBlockMover(device, arena, unpacked, codec)
+            BlockMover(device, arena) if unpacked is None else PackedBlockMover(device, arena, unpacked, codec, trial)
         )
-        self._unpacked = unpacked
+        self._unpacked, self._trial = unpacked, trial
         self._changed = threading.Condition()
         self._in_flight = InFlight(Job, max_transfers)
         """Read and written under the condition's lock."""
@@ -94,6 +96,10 @@ class ThreadedCopyEngine(CopyEngine):
     def unpacked(self) -> UnpackedRows | None:
         """Where blocks are that do not pack. See `CopyEngine.unpacked`."""
         return self._unpacked
+
+    def slots_ready(self) -> int | None:
+        """Return how many slots there are by now. See `CopyEngine.slots_ready`."""
+        return None if self._trial is None else self._trial.slots()
 
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""

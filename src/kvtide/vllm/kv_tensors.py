@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from kvtide.copy import CopyEngine, DeviceCache, Fence, HostArena, Region, ThreadedCopyEngine
 from kvtide.copy.packing import whole_tiles_bytes
+from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows, rows_for
 from kvtide.errors import ConfigError
+from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
 from kvtide.vllm.sharing import ALONE, Sharing
 
@@ -136,18 +139,20 @@ def make_copy_engine(
         Region(stripe.memory.numpy(), stripe.block_stride, stripe.block_stride, stripe.offset) for stripe in stripes
     ]
     cache = DeviceCache(regions, blocks=blocks)
-    arena, unpacked = _open_host(cache.block_bytes, slots, copying, sharing)
-    return ThreadedCopyEngine(cache, arena, threads=copying.threads, unpacked=unpacked), arena
+    arena, packed = _open_host(cache.block_bytes, slots, copying, sharing)
+    return ThreadedCopyEngine(cache, arena, threads=copying.threads, **packed), arena
 
 
 def _open_host(
     block_bytes: int, slots: int, copying: Copying, sharing: Sharing, node: int | None = None
-) -> tuple[HostArena, UnpackedRows | None]:
-    """Map host slots and, where blocks are packed, the place of those that do not pack."""
+) -> tuple[HostArena, dict[str, Any]]:
+    """Map host slots and, where blocks are packed, what a copy engine has to know of that."""
     if not copying.packed:
-        return sharing.open_arena(slots, block_bytes, node), None
+        return sharing.open_arena(slots, block_bytes, node), {}
+    arena = HostArena(slots, whole_tiles_bytes([block_bytes]))
     unpacked = UnpackedRows(HostArena(rows_for(slots), block_bytes), slots)
-    return HostArena(slots, whole_tiles_bytes([block_bytes])), unpacked
+    tell = partial(logger.info, "kvtide: packing is %s")
+    return arena, {"unpacked": unpacked, "trial": PackingTrial(arena, unpacked, tell) if copying.trial else None}
 
 
 def _make_cuda_engine(
@@ -166,8 +171,8 @@ def _make_cuda_engine(
     ]
     cache = CudaCache(regions, blocks=blocks, device=stripes[0].memory.device.index or 0)
     gpu = TorchGpu(cache.device)
-    arena, unpacked = _open_host(cache.block_bytes, slots, copying, sharing, gpu.local_node())
-    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes, gpu=gpu, unpacked=unpacked), arena
+    arena, packed = _open_host(cache.block_bytes, slots, copying, sharing, gpu.local_node())
+    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes, gpu=gpu, **packed), arena
 
 
 def fence(stripes: list[Stripe]) -> Fence | None:

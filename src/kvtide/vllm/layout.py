@@ -32,6 +32,8 @@ class Layout:
     reserves_room: bool = True
     """vLLM admits a request only when there is room for its whole prompt (`scheduler_reserve_full_isl`)."""
     replicas: Replicas = NONE_ALIKE
+    slots_turn_out: bool = False
+    """How many host slots there are, the workers find out when the first blocks are stored."""
 
 
 def read_layout(vllm_config: Any, kv_cache_config: Any) -> Layout:

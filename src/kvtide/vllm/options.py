@@ -132,6 +132,8 @@ class Copying:
     """On a GPU, of each buffer."""
     packed: bool = False
     """Whether blocks are packed on the host: decided when the KV cache is known."""
+    trial: bool = False
+    """And whether that is decided once more, by the first blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,8 @@ class Options:
     tiers: tuple[TierConfig, ...] = ()
     placement: Placement = ALONE
     packing: Packing = DEFAULT_PACKING
+    packing_off: str | None = None
+    """Why it is off though it may be on (`auto`): what it needs."""
 
     @property
     def below(self) -> BelowConfig | None:

@@ -26,13 +26,26 @@ def with_packing(layout: Layout, options: Options, kv_cache_config: Any) -> tupl
     """
     if options.packing == "off":
         return layout, options
+    trial = options.packing == "auto"
     why_not = next(_in_the_way(layout, kv_cache_config), None)
+    if trial and why_not is None and options.tiers:
+        why_not = "no tiers: their blocks are named by how they are kept, which is not known at start; or write on"
     if why_not is not None:
-        if options.packing == "on":
+        if not trial:
             raise ConfigError("packing", "on", f"{why_not}; write off, or auto")
-        return layout, options
+        return layout, replace(options, packing_off=why_not)
     packed = replace(layout.geometry, host_block_bytes=host_block_bytes(layout.geometry))
-    return replace(layout, geometry=packed), replace(options, copying=replace(options.copying, packed=True))
+    copying = replace(options.copying, packed=True, trial=trial)
+    return replace(layout, geometry=packed, slots_turn_out=trial), replace(options, copying=copying)
+
+
+def packing_text(options: Options) -> str:
+    """Say for the log what was decided. Empty: nobody has asked."""
+    if options.packing == "off":
+        return ""
+    if options.packing_off is not None:
+        return f"packing is off, which needs {options.packing_off}; "
+    return "packing is on; " if not options.copying.trial else "whether to pack, the first blocks will show; "
 
 
 def host_block_bytes(geometry: Geometry) -> int:

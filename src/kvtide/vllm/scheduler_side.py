@@ -32,7 +32,7 @@ class SchedulerSide:
         self._device = VLLMDevicePool(pool, layout, walked=config.mode == "lazy")
         # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come. And
         # where ranks should share it, they say how much there is: less, if they cannot.
-        waits = versions.on_gpu() or layout.replicas.sharing > 1
+        waits = versions.on_gpu() or layout.replicas.sharing > 1 or layout.slots_turn_out
         self.manager = OffloadManager(config, self._device, slots_ready=0 if waits else None)
         self._is_informed = not waits
         """Whether the workers were asked how many slots there are: a short first request is over before they say so."""

@@ -12,6 +12,7 @@ import kvtide
 from kvtide.core import OffloadConfig
 from kvtide.units import size_text
 from kvtide.vllm.options import Options
+from kvtide.vllm.packing import packing_text
 from kvtide.vllm.replicas import Replicas
 
 _GIT_TIMEOUT_S = 2.0
@@ -27,7 +28,7 @@ def start_line(config: OffloadConfig, options: Options, replicas: Replicas) -> s
         f"kvtide {version_text()}: {size_text(config.host_bytes)} of host memory{options.where(config)} "
         f"({config.slots} blocks of {size_text(geometry.block_bytes)}{ranks}{replicas}), "
         f"tiers below: {', '.join(tier.shown for tier in options.tiers) or 'none'}; "
-        f"mode {config.mode}, policy {config.policy}, admission {config.admission}, "
+        f"{packing_text(options)}mode {config.mode}, policy {config.policy}, admission {config.admission}, "
         f"{geometry.device_blocks} device blocks, at most {config.pin_budget_blocks} of them pinned by stores, "
         f"groups: {', '.join(map(str, geometry.groups))}"
     )

@@ -20,6 +20,7 @@ from kvtide.copy.cuda.packed_tiles import packable
 from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.copy.packing import whole_tiles_bytes
+from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError, describe
@@ -43,6 +44,9 @@ class CudaCopyEngine(CopyEngine):
     Blocks go through `staging_buffers` buffers of `staging_bytes` for each direction, on the GPU, unless their
     fragments are large enough without; `route` overrides what a short measurement says. The arena is pinned in the
     background; `usable_slots` says how far that has come, and a transfer that names a slot beyond it fails.
+
+    With `unpacked`, blocks are bfloat16 and packed: slots have the size of packed blocks, and what does not pack goes
+    there. `trial` decides whether blocks are packed after all.
     """
 
     def __init__(
@@ -57,11 +61,12 @@ class CudaCopyEngine(CopyEngine):
         route: Route | None = None,
         gpu: Gpu | None = None,
         unpacked: UnpackedRows | None = None,
+        trial: PackingTrial | None = None,
     ) -> None:
         _check(device, arena, staging_bytes, staging_buffers, max_transfers, packed=unpacked is not None)
         gpu = gpu or TorchGpu(device.device)
-        self._unpacked = unpacked
-        sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, lambda: self._usable_rows)
+        self._unpacked, self._trial = unpacked, trial
+        sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, lambda: self._usable_rows, trial)
         self._jobs = Jobs(sizes, max_transfers)
         self._lanes: dict[Direction, Lane] = {}
         try:
@@ -80,6 +85,7 @@ class CudaCopyEngine(CopyEngine):
                         staging_buffers=staging_buffers,
                         piece_bytes=piece_bytes,
                         unpacked=unpacked,
+                        trial=trial,
                     )
         except Exception as error:
             expected = f"GPU memory that is left for {staging_buffers} such buffers each way ({describe(error)})"
@@ -104,7 +110,10 @@ class CudaCopyEngine(CopyEngine):
     @property
     def usable_slots(self) -> int:
         """Slots, from slot 0 on, that are pinned so far: only those may be named by transfers."""
-        return self.pinning.usable_slots
+        if self._trial is None:
+            return self.pinning.usable_slots
+        rows_pinned = self._usable_rows == self._trial.first  # each of the first slots may need one
+        return self._trial.slots(self.pinning.pinned_bytes) if rows_pinned else 0
 
     @property
     def _usable_rows(self) -> int:

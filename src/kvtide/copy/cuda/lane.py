@@ -40,6 +40,7 @@ from kvtide.copy.cuda.measure import Route
 from kvtide.copy.cuda.packed_tiles import WORD_BYTES, packed_tiles
 from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges
 from kvtide.copy.ids import Ids
+from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 
@@ -71,12 +72,18 @@ class Pairs(NamedTuple):
 
 
 class HostRows(NamedTuple):
-    """Where blocks are on the host, and how they are there: row `r` is at `address + r * row_bytes`."""
+    """Where blocks are on the host, and how they are there: row `r` is at `address + begin + r * row_bytes`."""
 
     address: int
+    """Where memory was begun to be pinned."""
     row_bytes: int
     move: Mover | PackedMover
     packed: bool
+    begin: int = 0
+
+
+Part = tuple[HostRows, Ids, Ids]
+"""Blocks, and the rows that they belong to."""
 
 
 class Lane:
@@ -94,9 +101,10 @@ class Lane:
         staging_buffers: int,
         piece_bytes: int,
         unpacked: UnpackedRows | None = None,
+        trial: PackingTrial | None = None,
     ) -> None:
         self._gpu, self._direction, self._cache, self._arena = gpu, direction, cache, arena
-        self._unpacked = unpacked
+        self._unpacked, self._trial = unpacked, trial
         self._piece_bytes = math.gcd(piece_bytes, _TURN_BYTES)
         """Copies are cut at multiples of this, so that each is in one registration, and no longer than a turn."""
         self._staged = route is Route.STAGED
@@ -144,6 +152,9 @@ class Lane:
             move = gpu.packed_mover(direction, columns, self.memory.tables[1].device)
             self._slots = HostRows(address, arena.slot_bytes, move, packed=True)
             self._rows = HostRows(int(unpacked.arena.memory.ctypes.data), cache.block_bytes, plain, packed=False)
+        begin = trial.plain_at if trial is not None else 0
+        self._beyond = HostRows(address, cache.block_bytes, plain, packed=False, begin=begin)
+        """Slots beyond the first ones, if it turns out that blocks are not packed."""
 
     def enter(self) -> None:
         """Get the calling thread ready, and the kernels compiled."""
@@ -166,14 +177,33 @@ class Lane:
             after()
         if self._unpacked is None:
             return self._issue([(self._slots, block_ids, slot_ids)], spare)
+        if self._trial is not None and self._trial.is_plain:
+            return self._issue(self._plain_parts(self._unpacked, block_ids, slot_ids, self._trial.first), spare)
         if self._direction is Direction.STORE:
             self._unpacked.forget(slot_ids.tolist())
             flags = Flags.of(self._gpu, block_ids, slot_ids, spare.flags if spare is not None else None)
             return self._issue([(self._slots, block_ids, slot_ids)], spare, flags)
-        rows = self._unpacked.rows_of(slot_ids)
+        return self._issue(self._loaded_parts(self._unpacked, block_ids, slot_ids), spare)
+
+    def _loaded_parts(self, unpacked: UnpackedRows, block_ids: Ids, slot_ids: Ids) -> list[Part]:
+        """Return what of a load is packed, and what is in rows."""
+        rows = unpacked.rows_of(slot_ids)
         there = rows >= 0
-        parts = [(self._slots, block_ids[~there], slot_ids[~there]), (self._rows, block_ids[there], rows[there])]
-        return self._issue(parts, spare)
+        return [(self._slots, block_ids[~there], slot_ids[~there]), (self._rows, block_ids[there], rows[there])]
+
+    def _plain_parts(self, unpacked: UnpackedRows, block_ids: Ids, slot_ids: Ids, first: int) -> list[Part]:
+        """Return the parts of a transfer of blocks that are not packed: the first slots have rows, as many as they are.
+
+        What is loaded from there may have been packed before that was decided.
+        """
+        beyond = slot_ids >= first
+        parts: list[Part] = [(self._beyond, block_ids[beyond], slot_ids[beyond] - first)]
+        block_ids, slot_ids = block_ids[~beyond], slot_ids[~beyond]
+        if self._direction is Direction.LOAD:
+            return parts + self._loaded_parts(unpacked, block_ids, slot_ids)
+        unpacked.forget(slot_ids.tolist())
+        unpacked.place(slot_ids.tolist())
+        return [*parts, (self._rows, block_ids, unpacked.rows_of(slot_ids))]
 
     def issue_rows(self, blocks: Ids, rows: Ids, spare: Issued | None = None) -> Issued:
         """Issue the copies between blocks and rows of blocks that are not packed. See `issue`."""
@@ -217,7 +247,8 @@ class Lane:
     def _add_staged(self, place: HostRows, block_ids: Ids, row_ids: Ids, flags: npt.NDArray[np.int32] | None) -> None:
         row_bytes = place.row_bytes
         bounds = chunks(len(block_ids), self._buffer_bytes // row_bytes)
-        parts = chunked(slot_ranges(row_ids, row_bytes, self._piece_bytes, bounds), row_bytes, bounds)
+        ranges_of_all = slot_ranges(row_ids, row_bytes, self._piece_bytes, bounds, begin=place.begin)
+        parts = chunked(ranges_of_all, row_bytes, bounds)
         index = self.memory.fetch_index(self._commands, self._kernels, block_ids, row_ids)
         if flags is not None:
             self._commands.wait(self._kernels, index.flags_taken)
@@ -227,7 +258,7 @@ class Lane:
             pairs, copies = last - first, len(ranges.size)
             if copies > 1 and pairs * row_bytes < _DMA_BYTES_MIN * copies:
                 self._mark_begin(self._kernels)
-                self._move_rows(place, Pairs(index, first, pairs), place.address, scattered=True)
+                self._move_rows(place, Pairs(index, first, pairs), place.address + place.begin, scattered=True)
                 self._order(self._kernels, self._last)
             else:
                 buffer = self.memory.buffers[self._chunks % len(self.memory.buffers)]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kvtide.copy.cuda.lane import Issued
 from kvtide.copy.ids import Ids
 from kvtide.copy.move import Moved
+from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows
 
 
@@ -25,8 +26,14 @@ class Sizes:
     """The sizes of blocks, packed and not, and the place of those that do not pack."""
 
     def __init__(
-        self, block_bytes: int, slot_bytes: int, unpacked: UnpackedRows | None, usable_rows: Callable[[], int]
+        self,
+        block_bytes: int,
+        slot_bytes: int,
+        unpacked: UnpackedRows | None,
+        usable_rows: Callable[[], int],
+        trial: PackingTrial | None = None,
     ) -> None:
+        self._trial = trial
         self._block_bytes, self._slot_bytes = block_bytes, slot_bytes
         self._unpacked, self._usable_rows = unpacked, usable_rows
 
@@ -38,6 +45,8 @@ class Sizes:
         if issued.flags is None or self._unpacked is None:
             return None
         blocks, slots = issued.flags.unfit()
+        if self._trial is not None:
+            self._trial.seen(len(issued.flags.blocks), len(blocks))
         if not len(blocks):
             return None
         not_kept = self._unpacked.place(slots.tolist(), self._usable_rows() if may_copy else 0)

@@ -44,16 +44,18 @@ def chunks(pairs: int, rows_max: int) -> list[int]:
     return [pairs * index // max(1, count) for index in range(count + 1)]
 
 
-def slot_ranges(slots: Ids, slot_bytes: int, piece_bytes: int, bounds: Sequence[int] = ()) -> Ranges:
+def slot_ranges(slots: Ids, slot_bytes: int, piece_bytes: int, bounds: Sequence[int] = (), *, begin: int = 0) -> Ranges:
     """Return the copies between rows (from 0) and slots (from 0), one for each run of slots.
 
-    `bounds` are rows at which no copy goes on.
+    `bounds` are rows at which no copy goes on; `begin` is where slot 0 is in memory.
     """
     begins = np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1
     inside = np.array(bounds[1:-1], dtype=np.int64)
     starts = np.unique(np.concatenate([_ZERO, begins, inside])) if len(begins) else np.concatenate([_ZERO, inside])
     ends = np.append(starts[1:], len(slots))
-    return _split(Ranges(starts * slot_bytes, slots[starts] * slot_bytes, (ends - starts) * slot_bytes), piece_bytes)
+    return _split(
+        Ranges(starts * slot_bytes, begin + slots[starts] * slot_bytes, (ends - starts) * slot_bytes), piece_bytes
+    )
 
 
 def chunked(ranges: Ranges, slot_bytes: int, bounds: Sequence[int]) -> list[Ranges]:
