@@ -48,6 +48,22 @@ def test_replay_takes_a_disk_and_an_admission(capsys: pytest.CaptureFixture[str]
     assert result["not_stored_blocks"]["not_admitted"] > 0
 
 
+def test_packed_kv_is_as_if_there_were_more_host_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    def loaded(*more: str) -> int:
+        assert run("replay", "--requests", "300", "--device", "4GiB", *more, "--json") == 0
+        tokens: int = json.loads(capsys.readouterr().out)["tokens"]["host"]
+        return tokens
+
+    plain, packed = loaded("--host", "20GiB"), loaded("--host", "20GiB", "--packing")
+    assert plain < packed
+    assert packed == pytest.approx(loaded("--host", "26GiB"), rel=0.02)
+
+
+def test_a_plan_for_packed_kv_says_so_and_takes_less_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", *SMALL, "--packing") == 0
+    assert "packed on the host, 1.30 times less" in capsys.readouterr().out
+
+
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("replay",), ("plan",), ("trace", "stats")):
         assert run(*command, *SMALL, "--json") == 0

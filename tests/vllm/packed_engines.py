@@ -3,8 +3,8 @@
 python -m tests.vllm.packed_engines MODEL FOLDER WHAT
 
 WHAT is a list of turns, `off` before all others: an engine of vLLM's CPU build does not start once numba is imported.
-off, on: packing; FOLDER has a tier on a disk. auto: no tier. nothing-packs: on, or auto-nothing-packs: auto, no tier, and
-what packs says of every block that it does not fit.
+off, on: packing; FOLDER has a tier on a disk. auto: no tier. nothing-packs: on, or auto-nothing-packs: auto, no tier,
+and what packs says of every block that it does not fit.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import click
 
-from kvtide.commands import SIZES, Arguments, File, Real, Suggested, Whole, option
+from kvtide.commands import SIZES, Arguments, File, Real, Suggested, Whole, flag, option
+from kvtide.copy.packing import PLAIN_TILE_BYTES, TILE_BYTES
+from kvtide.copy.unpacked import SLOTS_PER_ROW
 from kvtide.errors import ConfigError
 from kvtide.traces.cli_common import rate, size
 from kvtide.traces.device_memory import kv_memory
@@ -20,6 +22,7 @@ from kvtide.traces.model import DEFAULT_MODEL, Model, read_model
 from kvtide.traces.rates import Sourced, derive_rates
 
 NO_DEVICE = "none"
+PACKED_TIMES = 1 / (TILE_BYTES / PLAIN_TILE_BYTES + 1 / SLOTS_PER_ROW)
 _PARAMETERS = re.compile(r"([0-9.]+(?:e[0-9]+)?)\s*([mbt]?)", re.IGNORECASE)
 _TIMES = {"": 1.0, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -41,6 +44,7 @@ def machine_options() -> list[click.Option]:
         option("--device", device, metavar="SIZE"),
         option("--prefill", f"prefill tokens per second of each GPU, {instead}", Real()),
         option("--decode", f"seconds per output token, {instead}", Real(), metavar="S"),
+        flag("--packing", f"KV is bf16 and packed on the host and below: {PACKED_TIMES:.2f} times as much fits there"),
         option(
             "--link", f'bytes per second of each GPU\'s link, each way, such as "25GB/s", {instead}', metavar="RATE"
         ),
@@ -75,6 +79,7 @@ def machine_of(args: Arguments, measure: Callable[[Layer | None], Measured] | No
         prefix_cache=args.device != NO_DEVICE,
         bytes_per_token=_bytes_per_token(args, model),
         measured=measured,
+        packing=PACKED_TIMES if args.packing else 1.0,
     )
 
 
@@ -85,9 +90,11 @@ def _device(args: Arguments, gpu: Gpu, model: Model, *, default: bool) -> Source
 
 
 def _bytes_per_token(args: Arguments, model: Model) -> Sourced:
+    packed = f"; packed on the host, {PACKED_TIMES:.2f} times less" if args.packing else ""
     if args.bytes_per_token is not None:
-        return Sourced(model.bytes_per_token, "given", "")
-    return Sourced(model.bytes_per_token, "default" if args.model_config is None else "derived", f"KV of {model.name}")
+        return Sourced(model.bytes_per_token, "given", packed.removeprefix("; "))
+    how = f"KV of {model.name}{packed}"
+    return Sourced(model.bytes_per_token, "default" if args.model_config is None else "derived", how)
 
 
 def _model(args: Arguments) -> Model:

@@ -102,8 +102,8 @@ def _config(args: Arguments, machine: Machine, prices: dict[str, Sourced], block
     policies = [parse_choice("--policies", name.strip(), tuple(POLICIES)) for name in args.policies.split(",")]
     return PlanConfig(
         block_tokens=block_tokens,
-        bytes_per_token=machine.model.bytes_per_token,
-        device_bytes=int(machine.device.value),
+        bytes_per_token=machine.host_bytes_per_token,
+        device_bytes=int(machine.device.value / machine.packing),  # in which blocks are as large as on the host
         prefix_cache=machine.prefix_cache,
         policies=list(dict.fromkeys(policies)),
         sizes=sizes,

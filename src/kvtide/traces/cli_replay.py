@@ -79,13 +79,13 @@ def run(args: Arguments) -> int:
 
 
 def _config(args: Arguments, machine: Machine, block_tokens: int) -> ReplayConfig:
-    block_bytes = machine.model.bytes_per_token * block_tokens
+    block_bytes = machine.host_bytes_per_token * block_tokens
     host_bytes = 0 if args.host == NO_HOST else size("--host", args.host)
     if 0 < host_bytes < block_bytes:
         raise ConfigError("--host", args.host, f"at least one block, {block_bytes} bytes")
     return ReplayConfig(
         block_tokens=block_tokens,
-        bytes_per_token=machine.model.bytes_per_token,
+        bytes_per_token=machine.host_bytes_per_token,
         device_blocks=machine.device_blocks(block_tokens),
         host_bytes=host_bytes,
         policy=args.policy,

@@ -30,6 +30,13 @@ class Machine:
     """Of KV."""
     measured: Measured | None = None
     """What was measured here, if anything was."""
+    packing: float = 1.0
+    """How many times as much KV there is in the same memory, on the host and below, and on the way there."""
+
+    @property
+    def host_bytes_per_token(self) -> int:
+        """Bytes of KV on the host."""
+        return round(self.model.bytes_per_token / self.packing)
 
     @property
     def cost(self) -> CostModel:
