@@ -17,12 +17,17 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from gguf_file import Gguf
-from kvtide.copy.packing import TILE_BYTES, TILE_VALUES, BlockPacking
+from kvtide.copy import DeviceCache, Direction, HostArena, regions_of
+from kvtide.copy.move import BlockMover
+from kvtide.copy.packing import TILE_BYTES, TILE_VALUES, BlockPacking, whole_tiles_bytes
+from kvtide.copy.unpacked import UnpackedRows
+from kvtide.core.messages import Copy
 from real_model import NAME, Bits, RealModel, Tokenizer, model_file
 
 BLOCK_TOKENS = 16
@@ -76,6 +81,29 @@ def rates(blocks: Bits) -> dict[str, float]:
     return {name: round(values.nbytes / min(map(_seconds, [run] * _ROUNDS)) / 1e9, 2) for name, run in rounds.items()}
 
 
+def copy_rates(blocks: Bits, fragments: int) -> dict[str, float]:
+    """Return GB/s of whole transfers, of bytes that are not packed, blocks in no order; the best of a few rounds."""
+    packed_move = importlib.import_module("kvtide.copy.packed_move")
+    count = max(1, _RATE_BYTES // blocks[0].nbytes)
+    rows = np.resize(blocks, (count, blocks.shape[1])).view(np.uint8)
+    pages = np.ascontiguousarray(rows.reshape(count, fragments, -1).swapaxes(0, 1))
+    device = DeviceCache(regions_of(pages, block_axis=1), blocks=count)
+    copy = Copy(0, tuple(np.random.default_rng(0).permutation(count).tolist()), tuple(range(count)))
+    packed = HostArena(count, whole_tiles_bytes([device.block_bytes]))
+    movers = {
+        "plain": BlockMover(device, HostArena(count, device.block_bytes)),
+        "packed": packed_move.PackedBlockMover(device, packed, UnpackedRows(HostArena(1, device.block_bytes), count)),
+    }
+    found = {}
+    for name, mover in movers.items():
+        for direction in Direction:
+            run = partial(mover.move, direction, copy)
+            run()
+            seconds = min(map(_seconds, [run] * _ROUNDS))
+            found[f"{name}_{direction.value}_gbps"] = round(pages.nbytes / seconds / 1e9, 2)
+    return found
+
+
 def _seconds(run: Callable[[], object]) -> float:
     begin_s = time.thread_time()
     run()
@@ -93,7 +121,7 @@ def main() -> None:
     file = model_file(asked.folder)
     blocks, fragments = kv_blocks(file, 64, 3) if asked.small else kv_blocks(file, asked.tokens, None)
     result = measure(blocks, fragments)
-    measured = rates(blocks) if asked.rates else {}
+    measured = rates(blocks) | copy_rates(blocks, fragments) if asked.rates else {}
     if asked.json:
         print(json.dumps(asdict(result) | measured))
         return
@@ -101,7 +129,7 @@ def main() -> None:
     print(f"packed {result.ratio:.3f} times smaller; {result.unpacked_share:.1%} of the blocks do not pack")
     print("every bit came back" if result.exact else "NOT THE SAME BITS")
     for name, gbps in measured.items():
-        print(f"{name.removesuffix('_gbps'):7} {gbps:5.1f} GB/s on one core")
+        print(f"{name.removesuffix('_gbps').replace('_', ' '):12} {gbps:5.1f} GB/s on one core")
 
 
 if __name__ == "__main__":

@@ -223,3 +223,5 @@ class WorkerSide:
         """End the copies and give memory and threads back."""
         if self._worker.close():
             self._arena.close()
+            if self._engine.unpacked is not None:
+                self._engine.unpacked.arena.close()
