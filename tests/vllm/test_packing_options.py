@@ -77,6 +77,12 @@ def test_what_cannot_be_packed_is_left_as_it_is(cache: Any, facts: dict[str, int
     assert decide("auto", cache, **facts) == (None, False)
 
 
+def test_auto_is_off_where_workers_may_find_fragments_that_cannot_be_packed() -> None:
+    odd = replace(BF16, head_size=96)
+    assert decide("auto", cache_of(odd)) == (None, False)
+    assert decide("on", cache_of(odd))[1]
+
+
 def test_auto_beside_tiers_is_off_and_on_is_on() -> None:
     assert decide("auto", cache_of(BF16), tiers=1) == (None, False)
     assert decide("on", cache_of(BF16), tiers=1)[1]

@@ -28,8 +28,8 @@ def with_packing(layout: Layout, options: Options, kv_cache_config: Any) -> tupl
         return layout, options
     trial = options.packing == "auto"
     why_not = next(_in_the_way(layout, kv_cache_config), None)
-    if trial and why_not is None and options.tiers:
-        why_not = "no tiers: their blocks are named by how they are kept, which is not known at start; or write on"
+    if trial and why_not is None:
+        why_not = next(_not_certain(options, kv_cache_config), None)
     if why_not is not None:
         if not trial:
             raise ConfigError("packing", "on", f"{why_not}; write off, or auto")
@@ -37,6 +37,18 @@ def with_packing(layout: Layout, options: Options, kv_cache_config: Any) -> tupl
     packed = replace(layout.geometry, host_block_bytes=host_block_bytes(layout.geometry))
     copying = replace(options.copying, packed=True, trial=trial)
     return replace(layout, geometry=packed, slots_turn_out=trial), replace(options, copying=copying)
+
+
+def _not_certain(options: Options, kv_cache_config: Any) -> Iterator[str]:
+    """Yield what keeps `auto` from trying."""
+    if options.tiers:
+        yield "no tiers: their blocks are named by how they are kept, which is not known at start; or write on"
+    for group in kv_cache_config.kv_cache_groups:
+        for spec in versions.layer_specs(group.kv_cache_spec):
+            # However vLLM lays out a block, a fragment is no smaller than a head. Where it is, workers refuse `on`.
+            head_bytes = spec.block_size * spec.head_size * spec.dtype.itemsize
+            if head_bytes % PLAIN_TILE_BYTES:
+                yield f"heads of a multiple of {PLAIN_TILE_BYTES} bytes in a block, not of {head_bytes}; or write on"
 
 
 def packing_text(options: Options) -> str:
