@@ -107,5 +107,7 @@ def test_auto_leaves_blocks_as_they_are_where_the_first_ones_do_not_pack(
     for turn in ("computed", "loaded"):
         assert outputs(said[turn]) == outputs(second["off"][turn])
     assert 0.95 * second["off"]["slots"] - 2 <= said["slots_ready"] <= second["off"]["slots"]
-    assert cached(said["loaded"]) == EXPECTED
+    # Of the first prompt there is what the first slots have room for: it has ended before the others are there.
+    assert 0 < cached(said["loaded"])[0] <= EXPECTED[0]
+    assert cached(said["loaded"])[1:] == EXPECTED[1:]
     assert "unpacked_full" not in said["not_stored"]
