@@ -25,8 +25,11 @@ import numpy as np
 from gguf_file import Gguf
 from kvtide.copy import DeviceCache, Direction, HostArena, regions_of
 from kvtide.copy.move import BlockMover
+from kvtide.copy.packed_move import PackedBlockMover
 from kvtide.copy.packing import TILE_BYTES, TILE_VALUES, BlockPacking, whole_tiles_bytes
-from kvtide.copy.unpacked import UnpackedRows
+from kvtide.copy.packing.codec import Reference
+from kvtide.copy.packing.format import Bytes
+from kvtide.copy.unpacked import UnpackedRows, rows_for
 from kvtide.core.messages import Copy
 from real_model import NAME, Bits, RealModel, Tokenizer, model_file
 
@@ -63,9 +66,25 @@ def measure(blocks: Bits, fragments: int) -> Result:
         packed = packing.pack(block[None])
         fitting += int(packed.fits.sum())
         exact &= not packed.fits[0] or np.array_equal(packing.unpack(packed.rows)[0], block)
+    exact &= comes_back(plain, fragments)
     unpacked_share = 1 - fitting / len(plain)
     ratio = 1 / (1 / packing.ratio + unpacked_share)
     return Result(NAME, round(ratio, 4), unpacked_share, exact)
+
+
+def comes_back(plain: Bytes, fragments: int) -> bool:
+    """Store all blocks as copy threads do, load them to where there was nothing, and compare."""
+    pages = np.ascontiguousarray(plain.reshape(len(plain), fragments, -1).swapaxes(0, 1))
+    there = pages.copy()
+    device = DeviceCache(regions_of(pages, block_axis=1), blocks=len(plain))
+    host = HostArena(len(plain), whole_tiles_bytes([device.block_bytes]))
+    rows = UnpackedRows(HostArena(rows_for(len(plain)), device.block_bytes), len(plain))
+    mover = PackedBlockMover(device, host, rows, Reference)
+    copy = Copy(0, tuple(range(len(plain))), tuple(reversed(range(len(plain)))))
+    not_kept = mover.move(Direction.STORE, copy).not_kept
+    pages[:] = 0
+    mover.move(Direction.LOAD, copy)
+    return not not_kept and np.array_equal(pages, there)
 
 
 def rates(blocks: Bits) -> dict[str, float]:
@@ -83,16 +102,15 @@ def rates(blocks: Bits) -> dict[str, float]:
 
 def copy_rates(blocks: Bits, fragments: int) -> dict[str, float]:
     """Return GB/s of whole transfers, of bytes that are not packed, blocks in no order; the best of a few rounds."""
-    packed_move = importlib.import_module("kvtide.copy.packed_move")
     count = max(1, _RATE_BYTES // blocks[0].nbytes)
     rows = np.resize(blocks, (count, blocks.shape[1])).view(np.uint8)
     pages = np.ascontiguousarray(rows.reshape(count, fragments, -1).swapaxes(0, 1))
     device = DeviceCache(regions_of(pages, block_axis=1), blocks=count)
     copy = Copy(0, tuple(np.random.default_rng(0).permutation(count).tolist()), tuple(range(count)))
     packed = HostArena(count, whole_tiles_bytes([device.block_bytes]))
-    movers = {
+    movers: dict[str, BlockMover | PackedBlockMover] = {
         "plain": BlockMover(device, HostArena(count, device.block_bytes)),
-        "packed": packed_move.PackedBlockMover(device, packed, UnpackedRows(HostArena(1, device.block_bytes), count)),
+        "packed": PackedBlockMover(device, packed, UnpackedRows(HostArena(1, device.block_bytes), count)),
     }
     found = {}
     for name, mover in movers.items():
