@@ -28,6 +28,7 @@ import numpy as np
 from kvtide.copy import Direction, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, Route, lane, tensor_regions
 from kvtide.copy.cuda.issuing import NO_GAPS
+from kvtide.copy.cuda.lane_parts import Issued
 from kvtide.copy.cuda.ranges import fragment_ranges
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.copy.packing import whole_tiles_bytes
@@ -195,7 +196,7 @@ def host_cost(one: Bench) -> Row:
     spent_ms: list[float] = []
     issue = lane.Lane.issue
 
-    def timed(self: lane.Lane, *arguments: Any) -> lane.Issued:
+    def timed(self: lane.Lane, *arguments: Any) -> Issued:
         begin_s = time.thread_time()
         issued = issue(self, *arguments)
         spent_ms.append((time.thread_time() - begin_s) * 1e3)

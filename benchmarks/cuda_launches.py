@@ -31,6 +31,7 @@ import numpy as np
 from kvtide.copy import Direction, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, Route, lane, tensor_regions
 from kvtide.copy.cuda.driver import Driver
+from kvtide.copy.cuda.lane_parts import Issued
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.core.messages import Copy
 
@@ -153,7 +154,7 @@ def lane_times(spent: dict[str, float]) -> Iterator[None]:
     """Add up what lanes take, in milliseconds: processor time, and the part of it outside of C."""
     issue, by_driver = lane.Lane.issue, Driver.issue
 
-    def timed(self: lane.Lane, *arguments: Any) -> lane.Issued:
+    def timed(self: lane.Lane, *arguments: Any) -> Issued:
         begin_s = time.thread_time()
         issued = issue(self, *arguments)
         spent["lane"] += (time.thread_time() - begin_s) * 1e3

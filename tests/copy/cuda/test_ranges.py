@@ -25,11 +25,18 @@ def _bytes(ranges: Ranges) -> dict[int, int]:
     return pairs
 
 
-@given(slots=SLOT_LISTS, slot_bytes=st.integers(1, 9), piece_bytes=st.sampled_from([1, 4, 10, 1000]))
-def test_rows_of_a_buffer_meet_their_slots(slots: list[int], slot_bytes: int, piece_bytes: int) -> None:
-    ranges = slot_ranges(np.array(sorted(slots)), slot_bytes, piece_bytes)
+@given(
+    slots=SLOT_LISTS,
+    slot_bytes=st.integers(1, 9),
+    piece_bytes=st.sampled_from([1, 4, 10, 1000]),
+    begin=st.sampled_from([0, 0, 3, 17]),
+)
+def test_rows_of_a_buffer_meet_their_slots(slots: list[int], slot_bytes: int, piece_bytes: int, begin: int) -> None:
+    ranges = slot_ranges(np.array(sorted(slots)), slot_bytes, piece_bytes, begin=begin)
     expected = {
-        slot * slot_bytes + i: row * slot_bytes + i for row, slot in enumerate(sorted(slots)) for i in range(slot_bytes)
+        begin + slot * slot_bytes + i: row * slot_bytes + i
+        for row, slot in enumerate(sorted(slots))
+        for i in range(slot_bytes)
     }
     assert _bytes(ranges) == expected
     assert np.all(ranges.host // piece_bytes == (ranges.host + ranges.size - 1) // piece_bytes)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from kvtide.copy import in_flight
 from kvtide.copy.base import Direction, Fence, Finished, Traffic
-from kvtide.copy.cuda.lane import Issued
+from kvtide.copy.cuda.lane_parts import Issued
 from kvtide.copy.cuda.packed_sizes import Rest, Sizes
 from kvtide.core.messages import Copy
 from kvtide.errors import describe

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +32,10 @@ from kvtide.copy.arena import HostArena
 from kvtide.copy.base import Direction, Fence
 from kvtide.copy.cuda.flags import Flags
 from kvtide.copy.cuda.geometry import CudaCache, tiling
-from kvtide.copy.cuda.gpu import Event, Gap, Gpu, Mover, PackedMover, Stream
+from kvtide.copy.cuda.gpu import Event, Gap, Gpu, Stream
 from kvtide.copy.cuda.issuing import NO_GAPS, Gaps
 from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Buffer, Columns, Index, LaneMemory
+from kvtide.copy.cuda.lane_parts import HostRows, Issued, Pairs, Part
 from kvtide.copy.cuda.measure import Route
 from kvtide.copy.cuda.packed_tiles import WORD_BYTES, packed_tiles
 from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges
@@ -50,40 +50,6 @@ _TURN_BYTES = 16 << 20
 """After so many bytes others get their turn."""
 _DMA_BYTES_MIN = 128 << 10
 """Where slots are scattered and runs are shorter than this, a kernel on pinned memory is faster than many copies."""
-
-
-class Issued(NamedTuple):
-    """The events around a transfer's copies, and what else is known of it."""
-
-    begin: Event
-    end: Event
-    flags: Flags | None = None
-    """Of a store that packs: which blocks do not fit."""
-    rows: int = 0
-    """How many of its blocks are not packed."""
-
-
-class Pairs(NamedTuple):
-    """Some pairs of an index."""
-
-    of: Index
-    first: int
-    pairs: int
-
-
-class HostRows(NamedTuple):
-    """Where blocks are on the host, and how they are there: row `r` is at `address + begin + r * row_bytes`."""
-
-    address: int
-    """Where memory was begun to be pinned."""
-    row_bytes: int
-    move: Mover | PackedMover
-    packed: bool
-    begin: int = 0
-
-
-Part = tuple[HostRows, Ids, Ids]
-"""Blocks, and the rows that they belong to."""
 
 
 class Lane:
@@ -209,9 +175,7 @@ class Lane:
         """Issue the copies between blocks and rows of blocks that are not packed. See `issue`."""
         return self._issue([(self._rows, blocks, rows)], spare)
 
-    def _issue(
-        self, parts: list[tuple[HostRows, Ids, Ids]], spare: Issued | None, flags: Flags | None = None
-    ) -> Issued:
+    def _issue(self, parts: list[Part], spare: Issued | None, flags: Flags | None = None) -> Issued:
         self.memory.restore_table(self._kernels)
         # Making an event takes 25 microseconds.
         begin, end, *_ = spare or (self._gpu.event(timing=True), self._gpu.event(timing=True))

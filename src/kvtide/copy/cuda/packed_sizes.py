@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvtide.copy.cuda.lane import Issued
+from kvtide.copy.cuda.lane_parts import Issued
 from kvtide.copy.ids import Ids
 from kvtide.copy.move import Moved
 from kvtide.copy.packing.trial import PackingTrial
