@@ -16,7 +16,7 @@ from kvtide.core.index import calls
 from kvtide.core.index.calls import Found, Offer, Reserved, Run, Taken, Unkept
 from kvtide.core.index.index import Fill, Grant, Granted, Index, Want
 from kvtide.core.index.link import Link
-from kvtide.core.ledger import Entry
+from kvtide.core.ledger import STEP_S_MAX, Entry
 from kvtide.core.match import Lease, Match, Piece
 from kvtide.core.messages import Errand
 from kvtide.core.reasons import NotLoaded, NotStored
@@ -300,8 +300,8 @@ class RemoteIndex(Index):
                 del self._look_ups[request_id]
                 self._return(asked.found)
         for ask in self._asks.values():
-            ask.waited_s += seconds
-        if any(ask.waited_s >= ASK_S for ask in self._asks.values()):
+            ask.waited_s += min(seconds, STEP_S_MAX)  # nobody took answers while the engine paused
+        if self._is_here(self._life) and any(ask.waited_s >= ASK_S for ask in self._asks.values()):
             self._link.hang_up()
             self._end_life(NotStored.NODE_LATE)
 

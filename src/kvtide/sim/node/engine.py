@@ -35,6 +35,8 @@ class NodeEngine(SimEngine):
         self._serves_at_tick = self.clock.now + run.draw.pick(STARTING_TICKS)
         self.scheduler.epoch = self.watch.observed.epoch = WEIGHTS_OF_MODEL * model
         self.told_tick = self.clock.now
+        self.told_s = 0.0
+        """Time that it has told of. Of a step that takes longer than a second, only that: it was not there to hear."""
         link.engine = self
         for rank in self.ranks:
             rank.slots_grow = rank.has_news = True  # what it has mapped is told in its first report
@@ -44,6 +46,7 @@ class NodeEngine(SimEngine):
         """Do one step. The time since the last one is told."""
         passed_s = TICK_S * (self.clock.now - self.told_tick)
         self.told_tick = self.clock.now
+        self.told_s += min(passed_s, 1.0)
         self.manager.manager.passed(passed_s)
         super().step()
 
