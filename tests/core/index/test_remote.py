@@ -444,16 +444,29 @@ def test_a_node_that_does_not_answer_a_reservation_is_left_and_tried_again(slow:
     slow.index.reserve([slow.want("a", 2)], 9, answers.append)
     slow.index.plan()
     life = slow.way.life
-    slow.index.passed(ASK_S / 2)
+    for _ in range(int(ASK_S) - 1):
+        slow.index.passed(1.0)
     assert not answers
     assert slow.way.life == life
-    slow.index.passed(ASK_S / 2)
+    slow.index.passed(1.0)
     ((grant,),) = answers
     assert grant.refused == {NotStored.NODE_LATE: 2}
     assert slow.way.life != life
     assert slow.fill() == (16, 0, 0), "what it would have granted is free again"
     slow.check_at_rest()
     assert len(answers) == 1
+
+
+def test_a_node_is_not_left_because_the_engine_has_paused(slow: Remote) -> None:
+    answers: list[list[Grant]] = []
+    slow.index.reserve([slow.want("a", 2)], 9, answers.append)
+    slow.index.plan()
+    life = slow.way.life
+    slow.index.passed(6 * ASK_S)
+    slow.step()
+    assert slow.way.life == life
+    ((grant,),) = answers
+    assert grant.blocks == 2
 
 
 def test_a_node_that_does_not_keep_up_is_not_asked_more_and_more(slow: Remote) -> None:

@@ -143,7 +143,7 @@ class RemoteIndex(Index):
         """See `Index`."""
         self._lives.passed(seconds)
         self._look_ups.passed(seconds)
-        if self._reservations.passed(seconds):
+        if self._reservations.passed(seconds) and self._lives.is_here(self._lives.now):
             self._lives.hang_up()
             self._end_life(NotStored.NODE_LATE)
 

@@ -12,6 +12,7 @@ from kvtide.core.index import calls
 from kvtide.core.index.calls import Offer, Reserved, Run, Taken
 from kvtide.core.index.index import Grant, Granted, Want
 from kvtide.core.index.lives import Lives
+from kvtide.core.ledger import STEP_S_MAX
 from kvtide.core.reasons import NotStored
 
 ASK_S = 10.0
@@ -105,7 +106,7 @@ class Reservations:
     def passed(self, seconds: float) -> bool:
         """So much time has passed. Returns whether some answer is overdue."""
         for ask in self._asks.values():
-            ask.waited_s += seconds
+            ask.waited_s += min(seconds, STEP_S_MAX)  # nobody took answers while the engine paused
         return any(ask.waited_s >= ASK_S for ask in self._asks.values())
 
     def end(self) -> list[Asked]:

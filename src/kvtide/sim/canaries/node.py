@@ -19,7 +19,7 @@ from kvtide.sim.canaries.base import Patches, around, canary, returning
 from kvtide.sim.node.node import SimNode
 
 
-@canary("F28", "slots of a writer are given to others when its connection closes", "I10", node=True)
+@canary("F28", "slots of a writer are given to others when its connection closes", "I10", node="yes")
 def reuse_before_exit() -> Patches:
     def hasty(closed: Callable[..., None], self: SharedIndex, owner: int) -> None:
         closed(self, owner)
@@ -30,7 +30,7 @@ def reuse_before_exit() -> Patches:
     return [around(SharedIndex, "closed", hasty)]
 
 
-@canary("F28", "leases of an owner are returned when its connection closes", "I11", node=True)
+@canary("F28", "leases of an owner are returned when its connection closes", "I11", node="breaks")
 def lease_ends_with_connection() -> Patches:
     def hasty(closed: Callable[..., None], self: SharedIndex, owner: int) -> None:
         closed(self, owner)
@@ -41,7 +41,7 @@ def lease_ends_with_connection() -> Patches:
     return [around(SharedIndex, "closed", hasty)]
 
 
-@canary("F28", "an engine does not return its leases", "I11", node=True)
+@canary("F28", "an engine does not return its leases", "I11", node="yes")
 def lease_not_released() -> Patches:
     def silent(self: LookUps, lease: Lease) -> None:
         if lease.id:
@@ -50,7 +50,7 @@ def lease_not_released() -> Patches:
     return [(LookUps, "release", silent)]
 
 
-@canary("F28", "leases of a dead engine are kept for ever", "I5", node=True)
+@canary("F28", "leases of a dead engine are kept for ever", "I5", node="yes")
 def lease_of_the_dead() -> Patches:
     def forgetful(ended: Callable[..., None], self: SharedIndex, owner: int) -> None:
         self._owners[owner].leases.clear()
@@ -59,7 +59,7 @@ def lease_of_the_dead() -> Patches:
     return [around(SharedIndex, "ended", forgetful)]
 
 
-@canary("F28", "what was granted in an earlier life is committed in this one", "I12", node=True)
+@canary("F28", "what was granted in an earlier life is committed in this one", "I12", node="dies")
 def commit_of_an_old_epoch() -> Patches:
     def of_any_life(settle: Callable[..., bool], self: Reservations, chains: Sequence[Chain], *, kept: bool) -> bool:
         runs = [chain for chain in chains if isinstance(chain, RemoteRun)]
@@ -71,7 +71,7 @@ def commit_of_an_old_epoch() -> Patches:
     return [around(Reservations, "settle", of_any_life)]
 
 
-@canary("F29", "an engine waits for a node that is not there", "I13", node=True)
+@canary("F29", "an engine waits for a node that is not there", "I13", node="yes")
 def waits_for_a_dead_node() -> Patches:
     def patient(miss: Callable[..., Match], self: LookUps, *args: Any) -> Match:
         match = miss(self, *args)
@@ -80,17 +80,27 @@ def waits_for_a_dead_node() -> Patches:
     return [around(LookUps, "miss", patient)]
 
 
-@canary("F29", "an engine waits for an answer without end", "I13", node=True)
+@canary("F29", "an engine waits for an answer without end", "I13", node="yes")
 def waits_for_an_answer() -> Patches:
     return [returning(RemoteIndex, "passed")]
 
 
-@canary("F2", "nobody is told of what a dead writer has not written", "I14", node=True)
+@canary("F29", "an engine never leaves a node that hangs", "I13", node="yes")
+def never_leaves() -> Patches:
+    def patient(passed: Callable[..., None], self: RemoteIndex, seconds: float) -> None:
+        for ask in self._asks.values():
+            ask.waited_s = 0.0
+        passed(self, seconds)
+
+    return [around(RemoteIndex, "passed", patient)]
+
+
+@canary("F2", "nobody is told of what a dead writer has not written", "I14", node="yes")
 def never_taken_over() -> Patches:
     return [returning(SharedIndex, "_rely")]
 
 
-@canary("F2", "an engine does not care for what a dead writer has not written", "I14", node=True)
+@canary("F2", "an engine does not care for what a dead writer has not written", "I14", node="yes")
 def notice_ignored() -> Patches:
     def deaf(self: RemoteIndex) -> list[Chain]:
         self._take()
@@ -100,12 +110,12 @@ def notice_ignored() -> Patches:
     return [(RemoteIndex, "receive", deaf)]
 
 
-@canary("F23", "a look-up finds blocks of another namespace", "I15", node=True)
+@canary("F23", "a look-up finds blocks of another namespace", "I15", node="yes")
 def namespaces_cross() -> Patches:
     return [returning(SimNode, "namespace_of", (0, 0))]
 
 
-@canary("F28", "a store that failed is committed to the node", "I12", node=True)
+@canary("F28", "a store that failed is committed to the node", "I12", node="yes")
 def failed_store_committed() -> Patches:
     def trusting(settle: Callable[..., bool], self: RemoteIndex, chains: Sequence[Chain], *, kept: bool) -> bool:
         return settle(self, chains, kept=True)

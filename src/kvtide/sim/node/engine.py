@@ -39,6 +39,8 @@ class NodeEngine(SimEngine):
         self.scheduler.epoch = self.watch.observed.epoch = WEIGHTS_OF_MODEL * model
         self.told_tick = self.clock.now
         self._arenas: dict[int, Arena] = {}
+        self.told_s = 0.0
+        """Time that it has told of. Of a step that takes longer than a second, only that: it was not there to hear."""
         link.engine = self
         for rank in self.ranks:
             rank.slots_grow = True  # none can be used before it has mapped something
@@ -49,6 +51,7 @@ class NodeEngine(SimEngine):
         """Do one step. The time since the last one is told."""
         passed_s = TICK_S * (self.clock.now - self.told_tick)
         self.told_tick = self.clock.now
+        self.told_s += min(passed_s, 1.0)
         self.manager.manager.passed(passed_s)
         super().step()
 

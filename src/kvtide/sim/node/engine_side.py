@@ -83,6 +83,8 @@ class AtNodeChecker(Checker):
             raise Violation("I14", f"nobody has written {keys}, and the engine that has them does not care")
 
     def plan_made(self, plan: Plan) -> None:
-        """When the node is there, the engine has noticed."""
+        """When the node is there, the engine has noticed; and when it hangs, the engine has left it."""
+        if self._link.is_silent():
+            raise Violation("I13", "the node has not answered a reservation for 10 s, and the engine still waits")
         if self._link.life is not None and self._link.greeted != self._link.life:
             raise Violation("I13", "the node is there again, and the engine has not noticed")

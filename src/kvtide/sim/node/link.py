@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvtide.core.groups import Key
-from kvtide.core.index.calls import Call, Ready, Reply, Reserve, Unkept
+from kvtide.core.index.calls import Call, Ready, Reply, Reserve, Reserved, Unkept
 from kvtide.core.messages import Pool
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.node.connection import Connection, draw_delay
 from kvtide.sim.run import Run
+from kvtide.sim.violation import Violation
 
 if TYPE_CHECKING:
     from kvtide.sim.node.engine import NodeEngine
     from kvtide.sim.node.node import SimNode
 
 RETRY_TICKS = 6
+SILENT_S = 9.999999
+"""So long an engine waits for the answer to a reservation. A little less, for it adds up seconds."""
+HELLO_TICKS = 800
+"""So long it waits for the answer of a node that is there and hangs."""
 
 
 class SimLink:
@@ -34,6 +39,8 @@ class SimLink:
         """The engine has told, in that life, that its ranks can use some slots."""
         self.unkept: dict[tuple[int, Key], None] = {}
         """What nobody has written, as the engine was told, and what it has not offered since."""
+        self.unanswered: dict[int, float] = {}
+        """Reservations of this life: how much time the engine had told of when it asked."""
         self.dead = False
         """The process that has this end was killed."""
         self._node = node
@@ -73,6 +80,7 @@ class SimLink:
             if self.greeted is not None:
                 self._in_use[self.greeted] = None
         elif isinstance(call, Reserve):
+            self.unanswered[call.id] = self.engine.told_s
             for offer in call.offers:
                 for key in offer.keys:
                     self.unkept.pop((offer.group, key), None)
@@ -88,9 +96,12 @@ class SimLink:
     def receive(self) -> Sequence[Reply]:
         """See `Link`."""
         inbox, self._inbox = self._inbox, []
+        self.engine.watch.observed.answers += len(inbox)
         for reply in inbox:
             if isinstance(reply, Unkept):
                 self.unkept.update(((reply.chain.group, key), None) for key in reply.chain.keys)
+            elif isinstance(reply, Reserved):
+                del self.unanswered[reply.id]
         return inbox
 
     def wait(self, seconds: float) -> None:
@@ -108,6 +119,8 @@ class SimLink:
 
     def hang_up(self) -> None:
         """See `Link`."""
+        if not self.is_silent():
+            raise Violation("I13", f"{self.engine.name} leaves its node, which has had no time to answer")
         if self.connection is not None:
             self.lost(self.connection)
 
@@ -116,6 +129,10 @@ class SimLink:
         self._in_use.pop(life, None)
         if self.connection is not None and self._welcome:
             self.connection.carry_there(self._node.hear_drained, life)
+
+    def is_silent(self) -> bool:
+        """Whether the node has not answered some reservation for so long that it must be left."""
+        return any(self.engine.told_s - since_s >= SILENT_S for since_s in self.unanswered.values())
 
     # ------------------------------------------------------------------ lives
 
@@ -127,7 +144,8 @@ class SimLink:
         self.connection = Connection(self._node.next_life(), self.engine, self._run)
         self._said_in_use = tuple(self._in_use)
         self.connection.carry_there(self._node.attach, self._said_in_use)
-        self._run.clock.after(RETRY_TICKS + 2 * node.link_ticks_max, self._give_up, self.connection)
+        patience = HELLO_TICKS if self._node.hang_ticks_left else RETRY_TICKS + 2 * node.link_ticks_max
+        self._run.clock.after(patience, self._give_up, self.connection)
 
     def _give_up(self, connection: Connection) -> None:
         """Try again if nothing has come of it."""
@@ -160,4 +178,5 @@ class SimLink:
         self._inbox.clear()
         self._out.clear()
         self.unkept.clear()
+        self.unanswered.clear()
         self._run.clock.after(RETRY_TICKS, self.connect, None)

@@ -48,8 +48,12 @@ EXIT_TICKS_MAX, KNOWN_TICKS_MAX = 80, 30
 """How long a killed process may go on copying, and how long after its end that is known."""
 AWAY_ROUNDS_MAX = 200
 """For so many of these rounds an engine may try in vain to connect, because messages are slow."""
-AWAY_TICKS_MAX = 120
-"""How long it takes until what was killed is started again."""
+HANGS_MAX = 2
+"""Of one world: so that it ends."""
+HANG_TICKS_MAX = 30_000
+"""Engines leave a node that has not answered for a third of this."""
+HUNG_STEP_TICKS_MAX = 500
+"""Steps take longer while the node hangs, or it would take thousands of them until somebody leaves it."""
 ASKED_AGAIN_MAX = 3
 """Requests that come again to an engine that was killed."""
 CALM_ROUNDS, CALM_TICKS = 30, 16
@@ -75,6 +79,7 @@ class NodeMachine:
         """Of all engines that there ever were."""
         self.steps = 0
         self._deaths = dict.fromkeys(("engine", "node"), 0)
+        self._hangs = 0
         self.engines = [
             self._begin(f"e{index}", index % self._node_world.models, arrivals)
             for index, arrivals in enumerate(self._deal())
@@ -127,7 +132,7 @@ class NodeMachine:
             engine.keep_weights()
         calm = away = 0
         while calm < CALM_ROUNDS:
-            self._clock.run(CALM_TICKS)
+            self._clock.run(CALM_TICKS + self.node.hang_ticks_left)
             busy = [engine for engine in self.engines if not engine.is_over]
             for engine in busy or self.engines:  # who rests is not woken up because of others
                 self._turn([engine])
@@ -140,6 +145,8 @@ class NodeMachine:
 
     def _turn(self, engines: list[NodeEngine]) -> None:
         self.steps += 1
+        if self.node.hang_ticks_left:
+            self._clock.run(self._draw.between(1, HUNG_STEP_TICKS_MAX))
         if engines:
             self._draw.pick(engines).turn()
         else:
@@ -167,7 +174,16 @@ class NodeMachine:
             self._kill(index)
         if self.node.alive and self._dies("node", more * chances.node_dies):
             self.node.die()
-            self._clock.after(self._draw.skewed(1, AWAY_TICKS_MAX), self.node.begin, None)
+            self._clock.after(self._draw.skewed(1, chances.away_ticks_max), self.node.begin, None)
+
+        if self.node.alive and not self.node.hang_ticks_left and self._hangs < HANGS_MAX:
+            self._hang(more * chances.node_hangs)
+
+    def _hang(self, chance: int) -> None:
+        if self._draw.chance(chance):
+            self._hangs += 1
+            self.fault_counts["node_hangs"] += 1
+            self.node.hang(self._draw.between(1, HANG_TICKS_MAX))
 
     def _dies(self, who: str, chance: int) -> bool:
         if self._deaths[who] == DEATHS_MAX or not self._draw.chance(chance):
@@ -196,7 +212,7 @@ class NodeMachine:
         if engine.link.connection is not None:
             self._clock.after(draw.between(1, EXIT_TICKS_MAX), self.node.closed, engine.link.connection)
         self._clock.after(max(exits_ticks) + draw.between(1, KNOWN_TICKS_MAX), self.node.exited, engine)
-        self._clock.after(draw.between(1, AWAY_TICKS_MAX), self._start_again, index)
+        self._clock.after(draw.between(1, self._node_world.away_ticks_max), self._start_again, index)
 
     def _start_again(self, index: int) -> None:
         engine = self.engines[index]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 from kvtide.core.events import CacheEvent, EventStream
 from kvtide.core.index.calls import Call
@@ -39,6 +40,19 @@ class Namespace:
         return self._events.take()
 
 
+def when_it_works(hear: Callable[..., None]) -> Callable[..., None]:
+    """Let what a node hears wait for as long as it hangs."""
+
+    @wraps(hear)
+    def heard(self: SimNode, who: Connection | NodeEngine, *what: Any) -> None:
+        if self.hang_ticks_left:
+            self._unheard.setdefault(who, []).append((hear, what))
+        else:
+            hear(self, who, *what)
+
+    return heard
+
+
 class SimNode:
     """Hears calls and answers them, for as long as it lives."""
 
@@ -51,6 +65,9 @@ class SimNode:
         self.namespaces: dict[Name, Namespace] = {}
         self.owners: dict[int, Connection] = {}
         """Those that have not ended, by life."""
+        self._hangs_until_tick = 0
+        self._unheard: dict[Connection | NodeEngine, list[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
+        """What has come since it hangs: from each in order."""
         self.begin()
 
     def next_life(self) -> int:
@@ -73,11 +90,38 @@ class SimNode:
         if self._run.log:
             self._run.log.add("the node dies")
         self.alive = False
+        self._hangs_until_tick = 0
+        self._unheard.clear()
         for namespace in self.namespaces.values():
             namespace.arena.is_over = True
         for connection in self.owners.values():
             self._run.clock.after(draw_delay(self._run), connection.engine.link.lost, connection)
         self.owners.clear()
+
+    @property
+    def hang_ticks_left(self) -> int:
+        """How long it will neither hear nor say anything."""
+        return max(0, self._hangs_until_tick - self._run.clock.now)
+
+    def hang(self, ticks: int) -> None:
+        """Do nothing for a while. Whoever connects or speaks meanwhile is heard after that."""
+        if self._run.log:
+            self._run.log.add(f"the node hangs for {ticks} ticks")
+        self._hangs_until_tick = self._run.clock.now + ticks
+        self._run.clock.after(ticks, self._go_on, self.epoch)
+
+    def _go_on(self, epoch: int) -> None:
+        """Hear what has come: from each in order, and in no order whose turn it is."""
+        if epoch != self.epoch or not self.alive:
+            return
+        if self._run.log:
+            self._run.log.add("the node goes on")
+        while self._unheard:
+            who = self._run.draw.pick(list(self._unheard))
+            hear, what = self._unheard[who].pop(0)
+            if not self._unheard[who]:
+                del self._unheard[who]
+            hear(self, who, *what)
 
     def check_at_rest(self) -> None:
         """All engines rest and are connected: nobody holds anything."""
@@ -91,9 +135,10 @@ class SimNode:
 
     # ------------------------------------------------------------------ owners
 
+    @when_it_works
     def attach(self, connection: Connection, in_use: Sequence[int]) -> None:
         """Somebody has connected. Of its earlier lives only those `in_use` may have copies under way."""
-        if not self.alive:
+        if not self.alive or connection.broken:  # or it has hung up before the node came to it
             return
         for earlier in [each for each in self.owners.values() if each.engine is connection.engine]:
             if earlier.life not in in_use:
@@ -112,6 +157,7 @@ class SimNode:
         """Return the namespace that an engine has asked for (I15)."""
         return connection.namespace
 
+    @when_it_works
     def closed(self, connection: Connection) -> None:
         """A connection is seen to be closed. What its owner holds stays."""
         connection.broken = True
@@ -119,6 +165,7 @@ class SimNode:
             connection.closed = True
             self._index(connection).closed(connection.life)
 
+    @when_it_works
     def exited(self, engine: NodeEngine) -> None:
         """No process of an engine lives any more, and that is known here."""
         if engine.link.connection is not None:
@@ -126,6 +173,7 @@ class SimNode:
         for connection in [each for each in self.owners.values() if each.engine is engine]:
             self._end(connection)
 
+    @when_it_works
     def hear_drained(self, connection: Connection, life: int) -> None:
         """An engine says that no copy of an earlier life of it is under way."""
         owner = self.owners.get(life)
@@ -141,6 +189,7 @@ class SimNode:
 
     # ------------------------------------------------------------------ calls
 
+    @when_it_works
     def hear(self, connection: Connection, call: Call) -> None:
         """Do what an engine asks for, and answer."""
         if not self._is_heard(connection):
