@@ -104,7 +104,7 @@ def test_a_life_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert [arena.description.slot_bytes for worker in workers for arena in worker.arenas] == [1000, 500]
         slots = (1 << 20) // 1500
         assert scheduler.welcome is not None
-        assert scheduler.welcome.more == {"slots": slots, "unlike": ""}
+        assert scheduler.welcome.more == {"slots": slots, "unlike": "", "room": ""}
         wait_until(lambda: status_of(path)["namespaces"][0]["ready_slots"] == slots)
         check_status(running, capsys, slots)
         close(*workers, scheduler)
@@ -276,7 +276,8 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sizes(shared: NodeProcess
     leave(*attached(shared.path))
     big = Hello(Role.SCHEDULER, engine="big", namespace={"parts": [2 << 20], "groups": GROUPS})
     why = (
-        r"no room for the model of engine big: \d+ bytes are left of its memory, and one block takes 2 MiB; engine big "
+        r"no room for the model of engine big: one block takes 2 MiB, and it may have 1 MiB of the node's memory: "
+        r"start the node with more \(--memory, --share\); engine big "
         r'shares nothing with the others: model is missing, not "tiny", parts is \[2097152\], not \[1000,500\]'
     )
     check_not_welcome(shared.path, big, why)

@@ -15,12 +15,11 @@ import pytest
 
 from kvtide.copy.memory_left import MemoryLeft
 from kvtide.errors import ConfigError
-from kvtide.node import settings
 from kvtide.node.lines import LINES_MAX, PERIOD_S, Lines
 from kvtide.node.loop import READ, Loop
 from kvtide.node.metrics import Metrics
 from kvtide.node.peers import limits_of_process
-from kvtide.node.settings import check_memory, read_settings
+from kvtide.node.settings import check_memory
 from kvtide.node.systemd import notify
 from tests.node.support import SOON_S, open_descriptors, wait_until
 
@@ -112,19 +111,6 @@ def test_more_memory_than_the_container_has_is_refused_by_name() -> None:
     ):
         check_memory("2K", 2048, left, 0)
     check_memory("2K", 2048, left, 4096)  # huge pages that were set aside are not among what is left
-
-
-def test_settings_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read_settings(memory="1MiB", socket="node.sock", group=str(os.getegid()))
-    assert found.socket == Path.cwd() / "node.sock"
-    assert found.memory_bytes == 1 << 20
-    assert found.group == os.getegid()
-    assert read_settings(memory="1MiB", socket="x", group="root").group == 0
-    with pytest.raises(ConfigError, match="group='no-such-group': expected a group of this machine"):
-        read_settings(memory="1MiB", socket="x", group="no-such-group")
-    monkeypatch.setattr(settings, "memory_left", lambda: MemoryLeft(10, "this machine has left"))
-    with pytest.raises(ConfigError, match="memory='1MiB'"):
-        read_settings(memory="1MiB", socket="x")
 
 
 def test_there_is_room_for_as_many_connections_as_there_are_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:

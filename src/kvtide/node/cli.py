@@ -9,19 +9,19 @@ from typing import Any
 
 import click
 
-from kvtide.commands import SIZES, Arguments, File, Whole, command, flag, group, option
+from kvtide.commands import SIZES, Arguments, File, Suggested, Whole, command, flag, group, option
+from kvtide.core import POLICIES
 from kvtide.node.client import Client
 from kvtide.node.errors import NodeError, NoNode
 from kvtide.node.frames import Kind
 from kvtide.node.hello import Hello, Role
 from kvtide.node.lines import Lines
 from kvtide.node.node import Node
-from kvtide.node.settings import read_settings
+from kvtide.node.settings import DEFAULT_POLICY, OPTIONS, PORT_MAX, options_of, read_settings
 from kvtide.node.shown import described
 from kvtide.output import put
 
 ANSWER_S = 5.0
-PORT_MAX = 65535
 
 TEXT = f"""\
 Keep one host pool for all engines of this machine, in a process that outlives them. Runs in the foreground until
@@ -30,6 +30,7 @@ SIGTERM or Ctrl-C. Only processes of the same user, or of the group of --group, 
 EXAMPLES = """\
   kvtide node --memory 64GiB --socket /run/kvtide/node.sock
   kvtide node --memory 64GiB --socket /run/kvtide/node.sock --group vllm --metrics 9400
+  kvtide node --config node.json --share Qwen3-8B=40% --share Llama-3.1-8B=60%
   kvtide node status --socket /run/kvtide/node.sock
 
 Exit codes: 0 it was stopped, 2 it was asked for something that cannot be done"""
@@ -44,9 +45,10 @@ Exit codes: 0 all is well, 2 no node answers"""
 
 def run(args: Arguments) -> int:
     """Be a node."""
-    if args.memory is None or args.socket is None:
+    options = options_of(args.config, {name: getattr(args, name) for name in OPTIONS})
+    if not {"memory", "socket"} <= options.keys():
         raise click.UsageError("a node needs --memory SIZE and --socket PATH", click.get_current_context())
-    settings = read_settings(memory=args.memory, socket=args.socket, group=args.group, metrics=args.metrics)
+    settings = read_settings(options)
     say = Lines(_write)
     try:
         node = Node(settings, say)
@@ -91,6 +93,10 @@ def status_of(path: Path, timeout_s: float = ANSWER_S) -> dict[str, Any]:
     return found
 
 
+_SHARE = (
+    "memory that waits for a model, by its name or the last part of it: MODEL=40%; a percentage alone: the most for "
+    "each model without a share of its own (default: all that is left)"
+)
 _SOCKET = "the Unix socket of the node"
 STATUS = command(
     "status",
@@ -109,12 +115,21 @@ COMMAND: click.Command = group(
     params=[
         option("--memory", "memory for blocks of all engines", metavar="SIZE"),
         option("--socket", f"{_SOCKET}, which engines name in their option `node`", File(), metavar="PATH"),
+        option(
+            "--policy",
+            f"which block leaves first: {', '.join(POLICIES)} (default: {DEFAULT_POLICY})",
+            Suggested(tuple(POLICIES)),
+        ),
+        option("--share", _SHARE, metavar="[MODEL=]PERCENT", many=True),
         option("--group", "a group whose members may connect, too", metavar="NAME"),
         option(
             "--metrics",
             "answer Prometheus at this port, on this machine only; 0: any",
             Whole(0, PORT_MAX),
             metavar="PORT",
+        ),
+        option(
+            "--config", "the same options as JSON, or a file with them; what is beside it wins", File(), metavar="FILE"
         ),
     ],
     run=run,

@@ -45,7 +45,7 @@ class Node:
         self._stop_s: float | None = None
         self._listening = Listening(settings.socket, settings.group)
         self._loop = Loop(TICK_S)
-        self._spaces = Spaces(settings.memory_bytes, say)
+        self._spaces = Spaces(settings.memory_bytes, say, settings.policy, settings.shares)
         access = Access(os.geteuid(), settings.group)
         limits, status = limits_of_process(), self.status
         self._server = Server(
