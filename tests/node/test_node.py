@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kvtide.node.cli import status_of
+from kvtide.node.ask import status_of
 from kvtide.node.client import Client
 from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.hello import Hello, Role
@@ -123,7 +123,7 @@ def check_status(running: NodeProcess, capsys: pytest.CaptureFixture[str], slots
     assert (code, err) == (0, "")
     assert f"process {running.process.pid}, up" in out
     assert f"{slots} slots, 100.0% ready" in out
-    assert "engine engine (open)" in out
+    assert "engine     engine (open): 0 slots leased, 0 being written" in out
     assert f"  worker of rank 1: process {os.getpid()}, connected" in out
     code, out, err = run(capsys, "node", "status", "--json", "--socket", running.path)
     assert (code, err) == (0, "")

@@ -20,6 +20,7 @@ from kvtide.node.loop import READ, Loop
 from kvtide.node.metrics import Metrics
 from kvtide.node.peers import limits_of_process
 from kvtide.node.settings import check_memory
+from kvtide.node.spaces import Spaces
 from kvtide.node.systemd import notify
 from tests.node.support import SOON_S, open_descriptors, wait_until
 
@@ -129,15 +130,20 @@ def test_there_is_room_for_as_many_connections_as_there_are_descriptors(monkeypa
 def test_metrics_are_what_was_published_last() -> None:
     before, threads = open_descriptors(), threading.active_count()
     metrics = Metrics(0)
-    arenas = [{"name": "abc", "slots": 10, "ready_slots": 4}]
-    metrics.publish({"memory_bytes": 77, "engines": [{"state": "ending"}], "namespaces": arenas, "refused": 3})
+    spaces = Spaces(1000, lambda _: None)
+    published = {"up_s": 1.5, "memory_bytes": 77, "connections": 2, "connections_max": 9, "refused": 3, "closed": 0}
+    told = {"epoch": "e", "kvtide": "1.2", "protocol": 1, "policy": "lru", "engines": [{"state": "ending"}]}
+    metrics.publish({**published, **told, **spaces.status()})
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=SOON_S) as answer:
         text = answer.read().decode()
     for line in (
+        'kvtide_node_build_info{epoch="e",kvtide="1.2",policy="lru",protocol="1"} 1.0',
+        "kvtide_node_up_seconds 1.5",
         "kvtide_node_memory_bytes 77.0",
+        "kvtide_node_free_bytes 1000.0",
         'kvtide_node_engines{state="ending"} 1.0',
         'kvtide_node_engines{state="open"} 0.0',
-        'kvtide_node_slots{namespace="abc",state="ready"} 4.0',
+        'kvtide_node_share_bytes{model=""} 1000.0',
         "kvtide_node_refused_total 3.0",
     ):
         assert line in text.splitlines()

@@ -103,6 +103,7 @@ class Node:
                 "engine": owner.engine,
                 "namespace": owner.namespace,
                 "state": owner.state.value,
+                **self._spaces.held(owner),
                 "processes": [
                     {
                         "role": member.role,
@@ -123,6 +124,8 @@ class Node:
             "protocol": PROTOCOL,
             "pid": os.getpid(),
             "up_s": round(time.monotonic() - self._since_s, 1),
+            "socket": str(self._settings.socket),
+            "policy": self._settings.policy,
             "memory_bytes": self._settings.memory_bytes,
             "connections": self._server.connections,
             "connections_max": self._server.limits.connections,

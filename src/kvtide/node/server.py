@@ -176,12 +176,21 @@ class Server:
                 self.lives.drained(number)
         elif frame.kind == Kind.STATUS and peer.role is Role.OPERATOR:
             peer.connection.send(Frame(Kind.STATUS, self._status_body(), frame.tag))
+        elif frame.kind == Kind.CLEAR and peer.role is Role.OPERATOR:
+            peer.connection.send(Frame(Kind.CLEAR, self._cleared(frame.body), frame.tag))
         else:
             raise BadFrame(f"a frame of kind {frame.kind}, which is not for it to send")
 
     def _status_body(self) -> bytes:
         body = json.dumps(self._status()).encode()
         return body if len(body) <= BODY_BYTES_MAX else json.dumps({"too_long_bytes": len(body)}).encode()
+
+    def _cleared(self, body: bytes) -> bytes:
+        try:
+            answer: dict[str, object] = {"blocks": self._handler.clear(body.decode(errors="replace"))}
+        except Refused as refused:
+            answer = {"why": refused.why}
+        return json.dumps(answer).encode()
 
     def _push(self, peer: Peer, frame: Frame) -> None:
         try:

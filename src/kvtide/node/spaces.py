@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from kvtide.core import Geometry, Group, Metrics, OffloadConfig
 from kvtide.core.events import EventStream
@@ -124,9 +124,10 @@ class Spaces:
                 self._give_back(space)
 
     def clear(self, name: str) -> int:
-        """Forget all blocks of a namespace; return how many there were. Raises `KeyError`."""
-        space = self._spaces[name]
-        blocks = space.index.clear()
+        """Forget all blocks of a namespace; return how many there were. Raises `Refused`."""
+        if name not in self._spaces:
+            raise Refused(f"this node has no namespace {name!r:.80}", for_good=True)
+        blocks = self._spaces[name].index.clear()
         self._say(f"namespace {name} was cleared: {blocks} blocks are forgotten")
         return blocks
 
@@ -134,6 +135,10 @@ class Spaces:
         """Tell engines what they have not asked for."""
         for number, notice in space.index.take_notices():
             self.send(self._owners[number], reply_frame(notice))
+
+    def held(self, owner: Owner) -> Mapping[str, int]:
+        """Return how many slots an engine may read, and write."""
+        return self._spaces[owner.namespace].index.held(owner.number)
 
     def status(self) -> Mapping[str, object]:
         """Return the namespaces and their arenas."""
@@ -242,6 +247,6 @@ def _status(space: Space) -> dict[str, object]:
         "ready_slots": space.ready_slots,
         **space.index.counts(),
         "evicted_blocks": space.metrics.evicted_blocks,
-        **asdict(space.index.counted),
+        **space.index.counted.plain(),
         "arenas": arenas,
     }

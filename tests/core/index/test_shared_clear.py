@@ -155,3 +155,21 @@ def test_what_was_asked_and_found_is_counted(node: Node) -> None:
     assert counted.found_tokens == 3 * SIZE + 2 * SIZE
     assert counted.not_loaded == {NotLoaded.NOT_CACHED: SIZE + 2 * SIZE}
     assert counted.not_stored == {NotStored.HOST_FULL: 3}
+    assert counted.plain() == {
+        "lookups": 3,
+        "asked_tokens": 8 * SIZE + 3,
+        "found_tokens": 5 * SIZE,
+        "stored_blocks": 3,
+        "clears": 1,
+        "not_loaded": {**dict.fromkeys([why.value for why in NotLoaded], 0), "not_cached": 3 * SIZE},
+        "not_stored": {**dict.fromkeys([why.value for why in NotStored], 0), "host_full": 3},
+    }
+
+
+def test_what_an_engine_holds_is_told(node: Node) -> None:
+    node.store(A, "a", 2)
+    node.look_up(B, "a", 2)
+    node.look_up(B, "a", 1)
+    node.write(B, "b", 4)
+    assert node.shared.held(A) == {"leased": 0, "writing": 0}
+    assert node.shared.held(B) == {"leased": 3, "writing": 4}

@@ -40,3 +40,15 @@ class Counted:
         for each in taken:
             for why, blocks in each.refused.items():
                 self.not_stored[why] += blocks
+
+    def plain(self) -> dict[str, int | dict[str, int]]:
+        """Return all of it, with every reason, as JSON has it."""
+        return {
+            "lookups": self.lookups,
+            "asked_tokens": self.asked_tokens,
+            "found_tokens": self.found_tokens,
+            "stored_blocks": self.stored_blocks,
+            "clears": self.clears,
+            "not_loaded": {why.value: self.not_loaded[why] for why in NotLoaded},
+            "not_stored": {why.value: self.not_stored[why] for why in NotStored},
+        }

@@ -121,6 +121,11 @@ class SharedIndex:
             "calls_unknown": self.calls_unknown,
         }
 
+    def held(self, owner: int) -> dict[str, int]:
+        """Return how many slots an owner may read, and write."""
+        holder = self._owners[owner]
+        return {"leased": holder.leased_slots, "writing": holder.writing_slots}
+
     # ------------------------------------------------------------------ calls
 
     def handle(self, owner: int, call: Call) -> Reply | None:
