@@ -130,8 +130,8 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "lives": "handler hello loop owners processes",
         "door": "errors listening loop",
         "spaces": "arenas codec described_groups errors frames hello namespaces owners room shares",
-        "server": "arenas connection credentials door drained errors frames handler hello listening lives loop owners"
-        " peers",
+        "server": "arenas connection credentials door drained errors frames handler hello lines listening lives loop"
+        " owners peers",
         "node": "credentials hello listening loop metrics peers server settings spaces systemd",
         "client": "connection credentials drained errors frames hello mapped",
         "link": "client errors frames hello",

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,11 @@ NAMESPACE = {"model": "tiny", "strange": "\ud800\x00é", "parts": [1000, 500], "
 class NodeProcess:
     """A node, and the lines that it says."""
 
-    def __init__(self, path: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, path: Path, *arguments: str, before: Sequence[str] = (), **environment: str) -> None:
+        """`before`: a command that runs the node."""
         self.path = path
         command = [sys.executable, "-m", "kvtide", "node", "--memory", "1MiB", "--socket", str(path), *arguments]
+        command = [*before, *command]
         self.process = subprocess.Popen(  # noqa: S603 (our own)
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE), **environment}
         )
@@ -58,14 +60,14 @@ class NodeProcess:
 
 
 @contextmanager
-def node(path: Path, *arguments: str, **environment: str) -> Iterator[NodeProcess]:
-    before, threads = open_descriptors(), threading.active_count()
-    found = NodeProcess(path, *arguments, **environment)
+def node(path: Path, *arguments: str, before: Sequence[str] = (), **environment: str) -> Iterator[NodeProcess]:
+    open_before, threads = open_descriptors(), threading.active_count()
+    found = NodeProcess(path, *arguments, before=before, **environment)
     try:
         yield found
     finally:
         found.end(signal.SIGKILL)
-    assert open_descriptors() == before
+    assert open_descriptors() == open_before
     assert threading.active_count() == threads
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from kvtide.copy.memory_left import MemoryLeft
 from kvtide.errors import ConfigError
-from kvtide.node.lines import LINES_MAX, PERIOD_S, Lines
+from kvtide.node.lines import AGAIN_S, LINES_MAX, PERIOD_S, Lines, News
 from kvtide.node.loop import READ, Loop
 from kvtide.node.metrics import Metrics
 from kvtide.node.peers import limits_of_process
@@ -174,6 +174,17 @@ def test_a_port_that_is_taken_is_refused_by_name() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"metrics={port}: expected a port that can be used \(Address already"):
             Metrics(port)
+
+
+def test_a_line_is_news_once_and_again_after_a_while() -> None:
+    now_s = [0.0]
+    news = News(clock_s=lambda: now_s[0])
+    assert [news.is_new(line) for line in ("a", "b", "a", "b")] == [True, True, False, False]
+    now_s[0] = AGAIN_S
+    assert [news.is_new("a"), news.is_new("a")] == [True, False]
+    for number in range(LINES_MAX):
+        assert news.is_new(str(number))
+    assert len(news._said_s) <= LINES_MAX
 
 
 # ---------------------------------------------------------------------- the loop
