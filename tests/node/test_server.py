@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtide.node.cli import status_of
+from kvtide.node.ask import status_of
 from kvtide.node.client import Client
 from kvtide.node.credentials import Access
 from kvtide.node.errors import Gone, NodeError, Refused

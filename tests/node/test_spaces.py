@@ -52,8 +52,8 @@ def test_engines_with_the_same_description_share_and_another_seed_is_told_apart(
     lines: list[str] = []
     spaces = Spaces(3000, lines.append)
     first, second, other = (Owner(number, "e", "") for number in range(3))
-    assert spaces.attach(first, hello()) == {"slots": 2, "unlike": ""}
-    assert spaces.attach(second, hello("second")) == {"slots": 2, "unlike": ""}
+    assert spaces.attach(first, hello()) == {"slots": 2, "unlike": "", "room": ""}
+    assert spaces.attach(second, hello("second")) == {"slots": 2, "unlike": "", "room": ""}
     assert first.namespace == second.namespace
     with pytest.raises(Refused, match=r'no room .* engine other shares nothing with the others: seed is "1", not "0"'):
         spaces.attach(other, hello("other", seed="1"))
@@ -68,8 +68,12 @@ def test_a_namespace_beside_another_one_says_so() -> None:
     assert spaces.attach(Owner(2, "e", ""), hello("small", parts=[1])) == {
         "slots": 1,
         "unlike": "parts is [1], not [2999]",
+        "room": "1 bytes of 2.93 KiB: other models have the rest",
     }
-    assert lines == ["engine small shares nothing with the others: parts is [1], not [2999]"]
+    assert lines == [
+        "engine small shares nothing with the others: parts is [1], not [2999]",
+        "engine small has 1 bytes of 2.93 KiB: other models have the rest",
+    ]
     spaces.close()
 
 

@@ -38,6 +38,8 @@ class Kind(IntEnum):
     """No copy of these members is under way any more, nor will be (`drained.py`)."""
     STOPPING = 6
     """The node is about to end."""
+    CLEAR = 7
+    """An operator wants all blocks of a namespace to be forgotten, by its name; the answer has the same kind."""
 
 
 FIRST_OF_INDEX = 32

@@ -45,7 +45,7 @@ class Node:
         self._stop_s: float | None = None
         self._listening = Listening(settings.socket, settings.group)
         self._loop = Loop(TICK_S)
-        self._spaces = Spaces(settings.memory_bytes, say)
+        self._spaces = Spaces(settings.memory_bytes, say, settings.policy, settings.shares)
         access = Access(os.geteuid(), settings.group)
         limits, status = limits_of_process(), self.status
         self._server = Server(
@@ -103,6 +103,7 @@ class Node:
                 "engine": owner.engine,
                 "namespace": owner.namespace,
                 "state": owner.state.value,
+                **self._spaces.held(owner),
                 "processes": [
                     {
                         "role": member.role,
@@ -123,6 +124,8 @@ class Node:
             "protocol": PROTOCOL,
             "pid": os.getpid(),
             "up_s": round(time.monotonic() - self._since_s, 1),
+            "socket": str(self._settings.socket),
+            "policy": self._settings.policy,
             "memory_bytes": self._settings.memory_bytes,
             "connections": self._server.connections,
             "connections_max": self._server.limits.connections,

@@ -17,8 +17,10 @@ from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame
 from kvtide.node.hello import Hello
-from kvtide.node.namespaces import name_of, parts_of, unlike
+from kvtide.node.namespaces import is_private, model_of, name_of, parts_of, unlike
 from kvtide.node.owners import Owner
+from kvtide.node.room import Room
+from kvtide.node.shares import Budget, Share
 from kvtide.units import size_text
 
 SLOTS_MAX = 1 << 24
@@ -39,7 +41,15 @@ class Space:
     unlike: str
     """In what it differs from the one that was here already and is most like it."""
     index: SharedIndex
+    metrics: Metrics
+    """What the index counts by itself."""
+    budget: Budget
     arenas: dict[int, NodeArena] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory."""
+        return self.slots * sum(self.parts)
 
     @property
     def ready_slots(self) -> int:
@@ -50,10 +60,16 @@ class Space:
 
 
 class Spaces:
-    """All of them. The first one takes all memory."""
+    """All of them: who was there last is at the end. See `shares.py` for how much memory each one has."""
 
-    def __init__(self, memory_bytes: int, say: Callable[[str], None], policy: str = "prefix") -> None:
-        self._free_bytes = memory_bytes
+    def __init__(
+        self,
+        memory_bytes: int,
+        say: Callable[[str], None],
+        policy: str = "prefix",
+        shares: Iterable[Share] = (),
+    ) -> None:
+        self._room = Room(memory_bytes, shares, say)
         self._say = say
         self._policy = policy
         self._spaces: dict[str, Space] = {}
@@ -70,7 +86,7 @@ class Spaces:
         owner.namespace = name
         self._owners[owner.number] = owner
         space.index.attach(owner.number)
-        return {"slots": space.slots, "unlike": space.unlike}
+        return {"slots": space.slots, "unlike": space.unlike, "room": _room(space)}
 
     def join(self, owner: Owner, hello: Hello) -> Sequence[NodeArena]:
         """Return the arena of a worker's part; the first one who asks for it has it made."""
@@ -102,35 +118,79 @@ class Spaces:
         del self._owners[owner.number]
         space.index.ended(owner.number)
         self._tell(space)
+        if not self._engines(space):
+            self._spaces[space.name] = self._spaces.pop(space.name)
+            if is_private(space.description):
+                self._give_back(space)
+
+    def clear(self, name: str) -> int:
+        """Forget all blocks of a namespace; return how many there were. Raises `Refused`."""
+        if name not in self._spaces:
+            raise Refused(f"this node has no namespace {name!r:.80}", for_good=True)
+        blocks = self._spaces[name].index.clear()
+        self._say(f"namespace {name} was cleared: {blocks} blocks are forgotten")
+        return blocks
 
     def _tell(self, space: Space) -> None:
         """Tell engines what they have not asked for."""
         for number, notice in space.index.take_notices():
             self.send(self._owners[number], reply_frame(notice))
 
+    def held(self, owner: Owner) -> Mapping[str, int]:
+        """Return how many slots an engine may read, and write."""
+        return self._spaces[owner.namespace].index.held(owner.number)
+
     def status(self) -> Mapping[str, object]:
         """Return the namespaces and their arenas."""
-        return {"free_bytes": self._free_bytes, "namespaces": [_status(space) for space in self._spaces.values()]}
+        namespaces = [{**_status(space), "engines": self._engines(space)} for space in self._spaces.values()]
+        return {**self._room.status(), "namespaces": namespaces}
 
     def close(self) -> None:
         """Give the memory back."""
+        self._room.close()
         for space in self._spaces.values():
             for arena in space.arenas.values():
                 arena.close()
 
+    # ------------------------------------------------------------------ memory
+
     def _new(self, name: str, hello: Hello) -> Space:
         parts, groups = parts_of(hello.namespace), groups_of(hello.namespace)
-        slots = min(self._free_bytes // sum(parts), SLOTS_MAX)
         apart = unlike(hello.namespace, (other.description for other in self._spaces.values()))
         line = f"engine {hello.engine} shares nothing with the others: {apart}" if apart else ""
-        if not slots:
-            room = f"{size_text(self._free_bytes)} are left of its memory, and one block takes {size_text(sum(parts))}"
-            why = f"this node has no room for the model of engine {hello.engine}: {room}"
-            raise Refused(f"{why}; {line}" if line else why, for_good=True)
+        budget = self._room.budget_of(hello.namespace)
+        try:
+            self._make_room(budget, sum(parts))
+        except Refused as refused:
+            why = f"this node has no room for the model of engine {hello.engine}: {refused.why}"
+            raise Refused(f"{why}; {line}" if line else why, for_good=refused.for_good) from None
         if line:
             self._say(line)
-        self._free_bytes -= slots * sum(parts)
-        return Space(name, hello.namespace, parts, slots, apart, SharedIndex(_index(groups, slots, self._policy)))
+        slots = min(min(budget.free_bytes, budget.each_bytes) // sum(parts), SLOTS_MAX)
+        index, metrics = _index(groups, slots, self._policy)
+        space = Space(name, hello.namespace, parts, slots, apart, SharedIndex(index), metrics, budget)
+        budget.taken_bytes += space.nbytes
+        if room := _room(space):
+            self._say(f"engine {hello.engine} has {room}")
+        return space
+
+    def _make_room(self, budget: Budget, block_bytes: int) -> None:
+        """See that there is room. Memory of namespaces that no engine uses is given back for it. Raises `Refused`."""
+        self._room.check_size(budget, block_bytes)
+        own = [space for space in self._spaces.values() if space.budget is budget]
+        idle = [(space.name, space.nbytes) for space in own if not self._engines(space)]
+        for name in self._room.to_give_back(budget, idle):
+            self._give_back(self._spaces[name])
+        self._room.check(budget, block_bytes, [model_of(space.description) for space in own])
+
+    def _give_back(self, space: Space) -> None:
+        self._say(f"{size_text(space.nbytes)} of namespace {space.name} are given back: no engine uses it")
+        del self._spaces[space.name]
+        self._room.give_back(list(space.arenas.values()), space.budget, space.nbytes)
+
+    def _engines(self, space: Space) -> int:
+        """Return how many lives of engines there are, also of those that are ending."""
+        return sum(owner.namespace == space.name for owner in self._owners.values())
 
     def _made(self, space: Space, hello: Hello) -> NodeArena:
         try:
@@ -147,12 +207,20 @@ class Spaces:
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready{why}")
 
 
-def _index(groups: tuple[Group, ...], slots: int, policy: str) -> LocalIndex:
+def _room(space: Space) -> str:
+    """Say how much less memory it has than it may have, because others have it; empty if that is not so."""
+    wanted = min(space.budget.each_bytes // sum(space.parts), SLOTS_MAX)
+    if space.slots == wanted:
+        return ""
+    return f"{size_text(space.nbytes)} of {size_text(wanted * sum(space.parts))}: other models have the rest"
+
+
+def _index(groups: tuple[Group, ...], slots: int, policy: str) -> tuple[LocalIndex, Metrics]:
     """Return an index of so many slots, none of which is ready."""
     geometry = Geometry(groups=groups, block_bytes=1, device_blocks=slots + _BLOCKS)
     config = OffloadConfig.build(geometry, {"host": slots, "policy": policy})
     metrics = Metrics()
-    return LocalIndex(config, Ledger(1, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0)
+    return LocalIndex(config, Ledger(1, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0), metrics
 
 
 def _status(space: Space) -> dict[str, object]:
@@ -169,10 +237,16 @@ def _status(space: Space) -> dict[str, object]:
         }
         for _, arena in sorted(space.arenas.items())
     ]
-    shown = {
+    return {
         "name": space.name,
+        "model": model_of(space.description),
+        "private": is_private(space.description),
         "description": space.description,
+        "bytes": space.nbytes,
         "slots": space.slots,
+        "ready_slots": space.ready_slots,
         **space.index.counts(),
+        "evicted_blocks": space.metrics.evicted_blocks,
+        **space.index.counted.plain(),
+        "arenas": arenas,
     }
-    return {**shown, "ready_slots": space.ready_slots, "arenas": arenas}

@@ -12,6 +12,7 @@ from kvtide.core.chain import Chain
 from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.index import calls
 from kvtide.core.index.calls import Call, Found, Offer, Reply, Reserved, Run, Taken, Unkept
+from kvtide.core.index.counted import Counted
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.match import Lease, Match
@@ -28,9 +29,12 @@ class Owner:
     """What one life of an engine holds."""
 
     slots_ready: int
-    leases: dict[int, tuple[Lease, Match]] = field(default_factory=dict)
+    leases: dict[int, tuple[Lease, Match | None]] = field(default_factory=dict)
+    """What it may read. None: that was cleared meanwhile, and is forgotten but for these slots."""
     runs: dict[int, Chain] = field(default_factory=dict)
     """What it may write."""
+    void: set[int] = field(default_factory=set)
+    """Runs that come to nothing, whatever is said of them: everything was cleared meanwhile."""
     closed: bool = False
     """Nothing is heard of it any more, but its processes may still copy."""
 
@@ -58,6 +62,7 @@ class SharedIndex:
         """Owners that have the bytes of a slot that somebody else writes."""
         self._notices: list[tuple[int, Unkept]] = []
         self._last_id = 0
+        self.counted = Counted()
         self.calls_unknown = 0
         """Calls about leases and runs that are not there, or of owners that are not: of another life, or twice."""
 
@@ -83,6 +88,22 @@ class SharedIndex:
         """So many slots can be used by now."""
         self._index.grow(slots)
 
+    def clear(self) -> int:
+        """Forget every key; return how many blocks could be found.
+
+        Leases stay what they are (I11). What is being written comes to nothing, and is asked of nobody else: its
+        slots are free when their writers have said what became of them, or have ended (I10).
+        """
+        blocks = self._index.host.num_cached
+        self._index.reset(below=True)
+        self._index.clear()
+        self._relying.clear()
+        for owner in self._owners.values():
+            owner.leases = {id_: (lease, None) for id_, (lease, _) in owner.leases.items()}
+            owner.void.update(owner.runs)
+        self.counted.clears += 1
+        return blocks
+
     @property
     def quarantined_slots(self) -> int:
         """Slots that owners of which nothing is heard any more may still read or write."""
@@ -100,6 +121,11 @@ class SharedIndex:
             "calls_unknown": self.calls_unknown,
         }
 
+    def held(self, owner: int) -> dict[str, int]:
+        """Return how many slots an owner may read, and write."""
+        holder = self._owners[owner]
+        return {"leased": holder.leased_slots, "writing": holder.writing_slots}
+
     # ------------------------------------------------------------------ calls
 
     def handle(self, owner: int, call: Call) -> Reply | None:
@@ -111,17 +137,15 @@ class SharedIndex:
         match call:
             case calls.LookUp():
                 self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
-                return self._look_up(holder, call)
+                found = self._look_up(holder, call)
+                self.counted.looked_up(call, found)
+                return found
             case calls.Reserve():
                 self._check(all(map(self._is_sound, call.offers)))
                 return self._reserve(owner, call)
             case calls.Settle():
                 for id_ in call.runs:
-                    run = holder.runs.pop(id_, None)
-                    if run is None:
-                        self.calls_unknown += 1
-                    else:
-                        self._settle(run, kept=call.kept)
+                    self._settle_one(holder, id_, kept=call.kept)
             case calls.Release():
                 self._release(holder, call)
             case calls.Cut():
@@ -174,7 +198,7 @@ class SharedIndex:
             self.calls_unknown += 1
             return
         lease, match = held
-        if call.used:
+        if call.used and match is not None:
             self._index.use(match)
         self._index.release(lease)
 
@@ -190,6 +214,7 @@ class SharedIndex:
             for offer in call.offers:
                 self._rely(owner, offer)
         self._index.reserve([_want(offer) for offer in call.offers], call.room_blocks, granted)
+        self.counted.reserved(taken)
         return Reserved(call.id, taken)
 
     def _take(self, owner: int, offer: Offer, grant: Grant) -> Taken:
@@ -225,6 +250,18 @@ class SharedIndex:
             self.calls_unknown += 1
             return
         self._over(self._index.cut(run, call.keep_blocks), kept=False)
+
+    def _settle_one(self, holder: Owner, id_: int, *, kept: bool) -> None:
+        """An owner says what became of a run."""
+        run = holder.runs.pop(id_, None)
+        if run is None:
+            self.calls_unknown += 1
+            return
+        if id_ in holder.void:
+            holder.void.remove(id_)
+            kept = False
+        self._settle(run, kept=kept)
+        self.counted.stored_blocks += len(run) * kept
 
     def _settle(self, run: Chain, *, kept: bool) -> None:
         self._index.settle([run], kept=kept)
