@@ -8,7 +8,7 @@ waiting when a tier is late (F18). Blocks that are on their way up for somebody 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from kvtide.core.below.fetch_break_even import FetchBreakEven
@@ -169,6 +169,11 @@ class Below:
     def waiting(self) -> bool:
         """Whether the next plan will have something, apart from what waits to sink."""
         return bool(self._clear_due or self._planned or self._answered)
+
+    @property
+    def rising(self) -> Collection[int]:
+        """Slots that something is being fetched to."""
+        return self._fetches.slots
 
     @property
     def searches(self) -> int:

@@ -55,6 +55,8 @@ class LookedUp:
     waited_s: float = 0.0
     """For the answer, or for somebody who takes the lease."""
     found: Found | None = None
+    waits: bool = False
+    """The node brings something up from below host memory for it: it is asked again, step after step."""
     told: bool = False
     """The request knows the answer."""
 
@@ -91,6 +93,8 @@ class RemoteIndex(Index):
         self._known: set[tuple[int, Key]] = set()
         self._slots_ready = 0
         self._unsent = False
+        self._computed = (0, 0.0)
+        """Tokens and seconds of the last step that computed some, until the node has heard of it."""
         self._last_id = 0
 
     # ------------------------------------------------------------------ loading
@@ -109,16 +113,18 @@ class RemoteIndex(Index):
         if self._life is None:
             return self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
         asked = self._ask(request, device_tokens, num_tokens)
-        if asked.found is None and not asked.waited_s:
+        if asked.found is None and not asked.waits and not asked.waited_s:
             self._link.wait(LOOK_UP_S)
             self._take()
         if asked.found is not None:
             asked.told = True
             return self._match(request, asked, asked.found, pays)
-        if asked.id not in self._request_of:  # the node went away while we waited
+        if self._look_ups.get(request.id) is not asked:  # the node went away while we waited
             return self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
-        late = self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_LATE)
-        return late if asked.waited_s >= LATE_S else replace(late, waits=True)
+        if asked.id in self._request_of and asked.waited_s >= LATE_S:
+            return self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_LATE)
+        why = NotLoaded.NOT_CACHED if asked.waits else NotLoaded.NODE_LATE
+        return replace(self._miss(request, device_tokens, num_tokens, why), waits=True)
 
     def lease(self, match: Match) -> Lease:
         """See `Index`."""
@@ -164,6 +170,8 @@ class RemoteIndex(Index):
         if asked is not None:
             self._request_of.pop(asked.id, None)
             self._return(asked.found)
+            if asked.waits and self._life is not None:
+                self._say(self._life, calls.Drop(asked.id))
 
     def _ask(self, request: Request, device_tokens: int, num_tokens: int) -> LookedUp:
         """Return the look-up of a request, a new one if there is none for what it needs."""
@@ -174,8 +182,10 @@ class RemoteIndex(Index):
         self._last_id += 1
         asked = self._look_ups[request.id] = LookedUp(self._last_id, device_tokens, num_tokens)
         self._request_of[asked.id] = request.id
-        firsts = [device_tokens // group.block_tokens for group in self._groups]
-        self._send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens, firsts))
+        # The key before the first block is its parent, which whoever brings it up from below has to know.
+        firsts = [max(0, device_tokens // group.block_tokens - 1) for group in self._groups]
+        self._send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens, firsts, *self._computed))
+        self._computed = (0, 0.0)
         self._flush()
         return asked
 
@@ -281,7 +291,12 @@ class RemoteIndex(Index):
         return unkept
 
     def plan(self) -> tuple[Errand, ...]:
-        """See `Index`. What is below host memory is the node's business."""
+        """See `Index`. What is below host memory is the node's business, which is asked once per step."""
+        for request_id, asked in self._look_ups.items():
+            if asked.waits and asked.id not in self._request_of:
+                self._request_of[asked.id] = request_id
+                asked.waited_s = 0.0
+                self._send(calls.Again(asked.id))
         self._flush()
         return ()
 
@@ -306,7 +321,9 @@ class RemoteIndex(Index):
             self._end_life(NotStored.NODE_LATE)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """See `Index`."""
+        """See `Index`. Goes with the next look-up."""
+        if tokens > 0:
+            self._computed = tokens, seconds
 
     def grow(self, slots: int) -> None:
         """See `Index`."""
@@ -359,11 +376,14 @@ class RemoteIndex(Index):
         if found.lease is not None:
             self._held[self._life] += 1
         request_id = self._request_of.pop(found.id, None)
-        if request_id is None:
-            self._return(found)  # nobody wants to know any more
-        else:
+        if request_id is not None:
             asked = self._look_ups[request_id]
-            asked.found, asked.waited_s = found, 0.0
+            asked.waits, asked.waited_s = found.waits, 0.0
+            asked.found = None if found.waits else found
+        elif found.waits:
+            self._send(calls.Drop(found.id))  # nobody wants to know any more
+        else:
+            self._return(found)
 
     def _reserved(self, reply: Reserved) -> None:
         ask = self._asks.pop(reply.id)
