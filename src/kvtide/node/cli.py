@@ -18,6 +18,7 @@ from kvtide.node.lines import Lines
 from kvtide.node.node import Node
 from kvtide.node.settings import read_settings
 from kvtide.node.shown import described
+from kvtide.node.tiers.lines import tiers_say
 from kvtide.output import put
 
 ANSWER_S = 5.0
@@ -30,6 +31,7 @@ SIGTERM or Ctrl-C. Only processes of the same user, or of the group of --group, 
 EXAMPLES = """\
   kvtide node --memory 64GiB --socket /run/kvtide/node.sock
   kvtide node --memory 64GiB --socket /run/kvtide/node.sock --group vllm --metrics 9400
+  kvtide node --memory 64GiB --socket /run/kvtide/node.sock --tier type=disk,path=/var/cache/kvtide,size=500GiB
   kvtide node status --socket /run/kvtide/node.sock
 
 Exit codes: 0 it was stopped, 2 it was asked for something that cannot be done"""
@@ -46,12 +48,15 @@ def run(args: Arguments) -> int:
     """Be a node."""
     if args.memory is None or args.socket is None:
         raise click.UsageError("a node needs --memory SIZE and --socket PATH", click.get_current_context())
-    settings = read_settings(memory=args.memory, socket=args.socket, group=args.group, metrics=args.metrics)
+    settings = read_settings(
+        memory=args.memory, socket=args.socket, group=args.group, metrics=args.metrics, tier=args.tier or ()
+    )
     say = Lines(_write)
     try:
-        node = Node(settings, say)
-        node.stop_on_signals()
-        node.run()
+        with tiers_say(say):
+            node = Node(settings, say)
+            node.stop_on_signals()
+            node.run()
     finally:
         say.close()
     return 0
@@ -109,6 +114,12 @@ COMMAND: click.Command = group(
     params=[
         option("--memory", "memory for blocks of all engines", metavar="SIZE"),
         option("--socket", f"{_SOCKET}, which engines name in their option `node`", File(), metavar="PATH"),
+        option(
+            "--tier",
+            "a place below host memory, nearest first: what engines write in `tiers`, as JSON or as names and values",
+            metavar="NAME=VALUE,…",
+            many=True,
+        ),
         option("--group", "a group whose members may connect, too", metavar="NAME"),
         option(
             "--metrics",

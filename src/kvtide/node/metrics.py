@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvtide.errors import ConfigError
+from kvtide.node.tiers.metrics import tier_metrics
 
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 2.0
@@ -71,6 +72,7 @@ class Metrics(Collector):
             slots.add_metric([namespace["name"], "all"], namespace["slots"])
             slots.add_metric([namespace["name"], "ready"], namespace["ready_slots"])
         yield slots
+        yield from tier_metrics(status)
 
     def close(self) -> None:
         """Answer no more."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import grp
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtide.copy.memory_left import MemoryLeft, memory_left
 from kvtide.errors import ConfigError
 from kvtide.node.huge_pages import reserved_bytes
+from kvtide.node.tiers.options import read_tiers
 from kvtide.options import parse_size
+from kvtide.tiers.config import TierConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,12 @@ class NodeSettings:
     memory_bytes: int
     group: int | None = None
     metrics_port: int | None = None
+    tiers: tuple[TierConfig, ...] = ()
 
 
-def read_settings(*, memory: str, socket: str, group: str | None = None, metrics: int | None = None) -> NodeSettings:
+def read_settings(
+    *, memory: str, socket: str, group: str | None = None, metrics: int | None = None, tier: Sequence[str] = ()
+) -> NodeSettings:
     """Read what people wrote. Raises `ConfigError`."""
     memory_bytes = parse_size("memory", memory)
     check_memory(memory, memory_bytes, memory_left(), reserved_bytes())
@@ -31,6 +37,7 @@ def read_settings(*, memory: str, socket: str, group: str | None = None, metrics
         memory_bytes=memory_bytes,
         group=None if group is None else _group(group),
         metrics_port=metrics,
+        tiers=read_tiers("tier", tier),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvtide.node.tiers.rows import described_tiers
 from kvtide.units import percent_text, seconds_text, size_text
 
 
@@ -21,6 +22,7 @@ def described(status: Mapping[str, Any]) -> Iterator[str]:
             node = "" if arena["numa_node"] is None else f", NUMA node {arena['numa_node']}"
             failure = f", stopped: {arena['failure']}" if arena["failure"] else ""
             yield f"  part {arena['part']}: {size_text(arena['bytes'])} {arena['pages']}{node}{failure}"
+        yield from described_tiers(namespace)
     for engine in status["engines"]:
         yield f"engine {engine['engine']} ({engine['state']}), namespace {engine['namespace']}"
         for process in engine["processes"]:

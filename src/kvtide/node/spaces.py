@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtide.core import Geometry, Group, Metrics, OffloadConfig
+from kvtide.core import BelowConfig, Geometry, Group, Metrics, OffloadConfig
 from kvtide.core.events import EventStream
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.shared import SharedIndex
@@ -19,6 +19,7 @@ from kvtide.node.frames import Frame
 from kvtide.node.hello import Hello
 from kvtide.node.namespaces import name_of, parts_of, unlike
 from kvtide.node.owners import Owner
+from kvtide.node.tiers.node_tiers import NodeTiers
 from kvtide.units import size_text
 
 SLOTS_MAX = 1 << 24
@@ -40,6 +41,8 @@ class Space:
     """In what it differs from the one that was here already and is most like it."""
     index: SharedIndex
     arenas: dict[int, NodeArena] = field(default_factory=dict)
+    known: dict[int, Mapping[str, object]] = field(default_factory=dict)
+    """What the worker that was first in each part has said of its bytes."""
 
     @property
     def ready_slots(self) -> int:
@@ -52,7 +55,17 @@ class Space:
 class Spaces:
     """All of them. The first one takes all memory."""
 
-    def __init__(self, memory_bytes: int, say: Callable[[str], None], policy: str = "prefix") -> None:
+    def __init__(
+        self,
+        memory_bytes: int,
+        say: Callable[[str], None],
+        policy: str = "prefix",
+        tiers: NodeTiers | None = None,
+    ) -> None:
+        self._memory_bytes = memory_bytes
+        self._tiers = tiers
+        if tiers is not None:
+            tiers.after = lambda name: self._tell(self._spaces[name])
         self._free_bytes = memory_bytes
         self._say = say
         self._policy = policy
@@ -79,6 +92,8 @@ class Spaces:
             raise Refused(f"part {hello.part} of a block that has {len(space.parts)}", for_good=True)
         if hello.part not in space.arenas:
             space.arenas[hello.part] = self._made(space, hello)
+            space.known[hello.part] = hello.namespace
+            self._open_tiers(space)
         return [space.arenas[hello.part]]
 
     def handle(self, owner: Owner, frame: Frame) -> Iterable[Frame]:
@@ -90,6 +105,8 @@ class Spaces:
         except ProtocolError as error:
             raise BadFrame(str(error)) from error
         self._tell(space)
+        if self._tiers is not None:
+            self._tiers.due()
         return [] if reply is None else [reply_frame(reply)]
 
     def ending(self, owner: Owner) -> None:
@@ -110,7 +127,8 @@ class Spaces:
 
     def status(self) -> Mapping[str, object]:
         """Return the namespaces and their arenas."""
-        return {"free_bytes": self._free_bytes, "namespaces": [_status(space) for space in self._spaces.values()]}
+        namespaces = [{**_status(space), "tiers": self._tier_rows(space)} for space in self._spaces.values()]
+        return {"free_bytes": self._free_bytes, "namespaces": namespaces}
 
     def close(self) -> None:
         """Give the memory back."""
@@ -130,7 +148,20 @@ class Spaces:
         if line:
             self._say(line)
         self._free_bytes -= slots * sum(parts)
-        return Space(name, hello.namespace, parts, slots, apart, SharedIndex(_index(groups, slots, self._policy)))
+        # What only one engine can use, and only as long as it runs, need not be kept below.
+        below = None if self._tiers is None or "private" in hello.namespace else self._tiers.below
+        index = _index(groups, slots, self._policy, len(parts), below)
+        return Space(name, hello.namespace, parts, slots, apart, SharedIndex(index))
+
+    def _open_tiers(self, space: Space) -> None:
+        """Open the tiers of a namespace as soon as all of its parts have memory."""
+        if self._tiers is not None and space.index.has_tiers and len(space.arenas) == len(space.parts):
+            parts = [(space.arenas[part], space.known[part]) for part in range(len(space.parts))]
+            share = space.slots * sum(space.parts) / self._memory_bytes
+            self._tiers.add(space.name, space.index, space.description, parts, share)
+
+    def _tier_rows(self, space: Space) -> list[dict[str, object]]:
+        return [] if self._tiers is None else self._tiers.status(space.name)
 
     def _made(self, space: Space, hello: Hello) -> NodeArena:
         try:
@@ -147,12 +178,14 @@ class Spaces:
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready{why}")
 
 
-def _index(groups: tuple[Group, ...], slots: int, policy: str) -> LocalIndex:
-    """Return an index of so many slots, none of which is ready."""
+def _index(
+    groups: tuple[Group, ...], slots: int, policy: str, parts: int = 1, below: BelowConfig | None = None
+) -> LocalIndex:
+    """Return an index of so many slots, none of which is ready. What is below answers for each part."""
     geometry = Geometry(groups=groups, block_bytes=1, device_blocks=slots + _BLOCKS)
-    config = OffloadConfig.build(geometry, {"host": slots, "policy": policy})
+    config = OffloadConfig.build(geometry, {"host": slots, "policy": policy}, below)
     metrics = Metrics()
-    return LocalIndex(config, Ledger(1, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0)
+    return LocalIndex(config, Ledger(parts, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0)
 
 
 def _status(space: Space) -> dict[str, object]:

@@ -174,6 +174,21 @@ def test_too_few_tokens_are_not_looked_for(kind: str) -> None:
     check_at_rest(bench)
 
 
+def test_too_few_tokens_beyond_what_the_host_has_are_not_fetched(kind: str) -> None:
+    bench = deep_bench(kind, FULL, min_fetch_tokens=2 * SIZE)
+    bench.sink("a", 6)
+    bench.forget()
+    bench.store("a", 0, 3)
+    bench.settle()
+    for kept in bench.kept:
+        kept.difference_update((0, key) for key in bench.chain("a", 4, 6).keys)
+    request = bench.request("a", 6)
+    assert bench.found_below(request).tokens == 3 * SIZE
+    assert bench.local.below._metrics.fetched_blocks == 0
+    bench.finish(request)
+    check_at_rest(bench)
+
+
 def test_what_the_device_has_is_not_fetched_and_the_parent_of_the_rest_is_known(kind: str) -> None:
     bench = deep_bench(kind, WINDOW, slots=32)
     for group in (0, 1):

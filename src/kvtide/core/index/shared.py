@@ -127,6 +127,20 @@ class SharedIndex:
         for errand in self._index.ledger.passed(seconds):
             self._index.late(errand.id)
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether anything is below."""
+        return self._index.below.has_tiers
+
+    @property
+    def sinking_blocks(self) -> int:
+        """Blocks that the tiers should have, and do not have yet."""
+        return self._index.below.sinking_blocks
+
+    def drain(self) -> None:
+        """Nothing is stored any more: let everything sink that the tiers should have."""
+        self._index.below.drain()
+
     def _answered(self, errand: Entry) -> None:
         """Whoever relied on what was brought up and has not come may store it (I14)."""
         owners: dict[Name, Iterable[int]] = {}

@@ -52,7 +52,8 @@ class WaitingLookUps:
         waiting = self._waiting[name]
         found = waiting.found
         search = waiting.request.search
-        if search is not None and not search.over:
+        assert search is not None
+        if not search.over:
             return None
         return self._index.look_up(waiting.request, found.device_tokens, found.num_tokens, lambda _: True)
 
