@@ -23,6 +23,9 @@ from kvtide.core.ledger import Ledger
 from kvtide.core.messages import Pool
 from kvtide.core.metrics import Metrics
 
+NOT_SENT = b"not sent"
+"""In place of keys that nobody should look at."""
+
 
 def local_index(config: OffloadConfig, slots_ready: int | None = None) -> LocalIndex:
     """Return an index, with all of its slots unless told otherwise."""
@@ -34,7 +37,9 @@ def local_index(config: OffloadConfig, slots_ready: int | None = None) -> LocalI
 def sent(call: Call) -> Call:
     """Return a call as it arrives: what is done to the engine's lists meanwhile does not change it."""
     if isinstance(call, LookUp):
-        return replace(call, keys=[tuple(keys) for keys in call.keys])
+        firsts = call.firsts or [0] * len(call.keys)
+        pairs = zip(call.keys, firsts, strict=True)
+        return replace(call, keys=[(NOT_SENT,) * first + tuple(keys[first:]) for keys, first in pairs])
     if isinstance(call, Reserve):
         offers = [replace(offer, keys=tuple(offer.keys), gone=tuple(offer.gone)) for offer in call.offers]
         return replace(call, offers=offers)

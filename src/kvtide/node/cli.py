@@ -12,6 +12,7 @@ from kvtide.node.cli_operate import CLEAR, STATUS
 from kvtide.node.lines import Lines
 from kvtide.node.node import Node
 from kvtide.node.settings import DEFAULT_POLICY, OPTIONS, PORT_MAX, options_of, read_settings
+from kvtide.node.tiers.lines import tiers_say
 
 TEXT = f"""\
 Keep one host pool for all engines of this machine, in a process that outlives them. Runs in the foreground until
@@ -21,6 +22,7 @@ EXAMPLES = """\
   kvtide node --memory 64GiB --socket /run/kvtide/node.sock
   kvtide node --memory 64GiB --socket /run/kvtide/node.sock --group vllm --metrics 9400
   kvtide node --config node.json --share Qwen3-8B=40% --share Llama-3.1-8B=60%
+  kvtide node --memory 64GiB --socket /run/kvtide/node.sock --tier type=disk,path=/var/cache/kvtide,size=500GiB
   kvtide node status --socket /run/kvtide/node.sock
   kvtide node clear --socket /run/kvtide/node.sock NAMESPACE
 
@@ -35,9 +37,10 @@ def run(args: Arguments) -> int:
     settings = read_settings(options)
     say = Lines(_write)
     try:
-        node = Node(settings, say)
-        node.stop_on_signals()
-        node.run()
+        with tiers_say(say):
+            node = Node(settings, say)
+            node.stop_on_signals()
+            node.run()
     finally:
         say.close()
     return 0
@@ -66,6 +69,12 @@ COMMAND: click.Command = group(
             Suggested(tuple(POLICIES)),
         ),
         option("--share", _SHARE, metavar="[MODEL=]PERCENT", many=True),
+        option(
+            "--tier",
+            "a place below host memory, nearest first: what engines write in `tiers`, as JSON or as names and values",
+            metavar="NAME=VALUE,…",
+            many=True,
+        ),
         option("--group", "a group whose members may connect, too", metavar="NAME"),
         option(
             "--metrics",

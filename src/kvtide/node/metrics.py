@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from kvtide.errors import ConfigError
 from kvtide.node.exported import exported
+from kvtide.node.tiers.metrics import tier_metrics
 
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 2.0
@@ -48,7 +49,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return it as Prometheus knows it."""
-        return exported(self._status)
+        yield from exported(self._status)
+        yield from tier_metrics(self._status)
 
     def close(self) -> None:
         """Answer no more."""

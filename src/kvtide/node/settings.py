@@ -13,9 +13,11 @@ from kvtide.errors import ConfigError
 from kvtide.json_option import object_of
 from kvtide.node.huge_pages import reserved_bytes
 from kvtide.node.shares import Share, read_shares
+from kvtide.node.tiers.options import read_tiers
 from kvtide.options import did_you_mean, parse_choice, parse_count, parse_size
+from kvtide.tiers.config import TierConfig
 
-OPTIONS = ("memory", "socket", "policy", "share", "group", "metrics")
+OPTIONS = ("memory", "socket", "tier", "policy", "share", "group", "metrics")
 """Of the command line, and of a file."""
 DEFAULT_POLICY = "prefix"
 PORT_MAX = 65535
@@ -32,6 +34,7 @@ class NodeSettings:
     shares: tuple[Share, ...] = ()
     group: int | None = None
     metrics_port: int | None = None
+    tiers: tuple[TierConfig, ...] = ()
 
 
 def options_of(config: str | None, written: Mapping[str, object]) -> dict[str, object]:
@@ -55,6 +58,7 @@ def read_settings(options: Mapping[str, object]) -> NodeSettings:
         shares=read_shares("share", options.get("share", ())),
         group=None if group is None else _group(group),
         metrics_port=None if metrics is None else _port(metrics),
+        tiers=read_tiers("tier", options.get("tier", ())),
     )
     check_memory(memory, memory_bytes, memory_left(), reserved_bytes())
     return settings

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvtide.node.tiers.rows import described_tiers
 from kvtide.units import percent_text, seconds_text, size_text
 
 WIDTH = 80
@@ -48,6 +49,7 @@ def _namespace(space: Mapping[str, Any]) -> Iterator[str]:
         node = "" if arena["numa_node"] is None else f", NUMA node {arena['numa_node']}"
         failure = f", stopped: {arena['failure']}" if arena["failure"] else ""
         yield _named(f"part {arena['part']}", f"{size_text(arena['bytes'])} {arena['pages']}{node}{failure}")
+    yield from described_tiers(space)
     full = percent_text(space["cached"] / space["slots"])
     yield _named("blocks", f"{space['cached']:,} ({full}), {space['stored_blocks']:,} stored, {_gone(space)}")
     yield _named("in use", f"{space['leased']:,} leased, {space['writing']:,} being written")

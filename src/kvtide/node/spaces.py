@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtide.core import Geometry, Group, Metrics, OffloadConfig
+from kvtide.core import BelowConfig, Geometry, Group, Metrics, OffloadConfig
 from kvtide.core.events import EventStream
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.shared import SharedIndex
@@ -21,6 +21,7 @@ from kvtide.node.namespaces import is_private, model_of, name_of, parts_of, unli
 from kvtide.node.owners import Owner
 from kvtide.node.room import Room
 from kvtide.node.shares import Budget, Share
+from kvtide.node.tiers.node_tiers import NodeTiers
 from kvtide.units import size_text
 
 SLOTS_MAX = 1 << 24
@@ -45,6 +46,8 @@ class Space:
     """What the index counts by itself."""
     budget: Budget
     arenas: dict[int, NodeArena] = field(default_factory=dict)
+    known: dict[int, Mapping[str, object]] = field(default_factory=dict)
+    """What the worker that was first in each part has said of its bytes."""
 
     @property
     def nbytes(self) -> int:
@@ -68,8 +71,13 @@ class Spaces:
         say: Callable[[str], None],
         policy: str = "prefix",
         shares: Iterable[Share] = (),
+        tiers: NodeTiers | None = None,
     ) -> None:
+        self._memory_bytes = memory_bytes
         self._room = Room(memory_bytes, shares, say)
+        self._tiers = tiers
+        if tiers is not None:
+            tiers.after = lambda name: self._tell(self._spaces[name])
         self._say = say
         self._policy = policy
         self._spaces: dict[str, Space] = {}
@@ -95,6 +103,8 @@ class Spaces:
             raise Refused(f"part {hello.part} of a block that has {len(space.parts)}", for_good=True)
         if hello.part not in space.arenas:
             space.arenas[hello.part] = self._made(space, hello)
+            space.known[hello.part] = hello.namespace
+            self._open_tiers(space)
         return [space.arenas[hello.part]]
 
     def handle(self, owner: Owner, frame: Frame) -> Iterable[Frame]:
@@ -106,6 +116,8 @@ class Spaces:
         except ProtocolError as error:
             raise BadFrame(str(error)) from error
         self._tell(space)
+        if self._tiers is not None:
+            self._tiers.due()
         return [] if reply is None else [reply_frame(reply)]
 
     def ending(self, owner: Owner) -> None:
@@ -128,6 +140,8 @@ class Spaces:
         if name not in self._spaces:
             raise Refused(f"this node has no namespace {name!r:.80}", for_good=True)
         blocks = self._spaces[name].index.clear()
+        if self._tiers is not None:
+            self._tiers.due()
         self._say(f"namespace {name} was cleared: {blocks} blocks are forgotten")
         return blocks
 
@@ -142,7 +156,10 @@ class Spaces:
 
     def status(self) -> Mapping[str, object]:
         """Return the namespaces and their arenas."""
-        namespaces = [{**_status(space), "engines": self._engines(space)} for space in self._spaces.values()]
+        namespaces = [
+            {**_status(space), "engines": self._engines(space), "tiers": self._tier_rows(space)}
+            for space in self._spaces.values()
+        ]
         return {**self._room.status(), "namespaces": namespaces}
 
     def close(self) -> None:
@@ -167,7 +184,9 @@ class Spaces:
         if line:
             self._say(line)
         slots = min(min(budget.free_bytes, budget.each_bytes) // sum(parts), SLOTS_MAX)
-        index, metrics = _index(groups, slots, self._policy)
+        # What only one engine can use, and only as long as it runs, need not be kept below.
+        below = None if self._tiers is None or is_private(hello.namespace) else self._tiers.below
+        index, metrics = _index(groups, slots, self._policy, len(parts), below)
         space = Space(name, hello.namespace, parts, slots, apart, SharedIndex(index), metrics, budget)
         budget.taken_bytes += space.nbytes
         if room := _room(space):
@@ -186,7 +205,19 @@ class Spaces:
     def _give_back(self, space: Space) -> None:
         self._say(f"{size_text(space.nbytes)} of namespace {space.name} are given back: no engine uses it")
         del self._spaces[space.name]
+        if self._tiers is not None:
+            self._tiers.remove(space.name)
         self._room.give_back(list(space.arenas.values()), space.budget, space.nbytes)
+
+    def _open_tiers(self, space: Space) -> None:
+        """Open the tiers of a namespace as soon as all of its parts have memory."""
+        if self._tiers is not None and space.index.has_tiers and len(space.arenas) == len(space.parts):
+            parts = [(space.arenas[part], space.known[part]) for part in range(len(space.parts))]
+            share = space.nbytes / self._memory_bytes
+            self._tiers.add(space.name, space.index, space.description, parts, share)
+
+    def _tier_rows(self, space: Space) -> list[dict[str, object]]:
+        return [] if self._tiers is None else self._tiers.status(space.name)
 
     def _engines(self, space: Space) -> int:
         """Return how many lives of engines there are, also of those that are ending."""
@@ -215,12 +246,14 @@ def _room(space: Space) -> str:
     return f"{size_text(space.nbytes)} of {size_text(wanted * sum(space.parts))}: other models have the rest"
 
 
-def _index(groups: tuple[Group, ...], slots: int, policy: str) -> tuple[LocalIndex, Metrics]:
-    """Return an index of so many slots, none of which is ready."""
+def _index(
+    groups: tuple[Group, ...], slots: int, policy: str, parts: int, below: BelowConfig | None
+) -> tuple[LocalIndex, Metrics]:
+    """Return an index of so many slots, none of which is ready. What is below answers for each part."""
     geometry = Geometry(groups=groups, block_bytes=1, device_blocks=slots + _BLOCKS)
-    config = OffloadConfig.build(geometry, {"host": slots, "policy": policy})
+    config = OffloadConfig.build(geometry, {"host": slots, "policy": policy}, below)
     metrics = Metrics()
-    return LocalIndex(config, Ledger(1, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0), metrics
+    return LocalIndex(config, Ledger(parts, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0), metrics
 
 
 def _status(space: Space) -> dict[str, object]:

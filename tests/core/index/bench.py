@@ -54,6 +54,10 @@ class Bench:
         assert not self.index.plan()
         if self.link is not None:
             self.link.let_in()
+        return self.receive()
+
+    def receive(self) -> list[Chain]:
+        """Hear what has come. Ranks map the memory of a life as soon as there is one."""
         unkept = self.index.receive()
         if self.index.pool != self._mapped:
             self._mapped = self.index.pool

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from kvtide.core.index.calls import Found, LookUp, Taken
+from kvtide.core.index.calls import Found, Taken
 from kvtide.core.reasons import NotLoaded, NotStored
 
 
@@ -27,10 +27,10 @@ class Counted:
         field(default_factory=Counter)
     )
 
-    def looked_up(self, call: LookUp, found: Found) -> None:
-        """Count a look-up."""
+    def looked_up(self, asked_tokens: int, found: Found) -> None:
+        """Count a look-up that is over."""
         self.lookups += 1
-        self.asked_tokens += call.num_tokens - call.device_tokens
+        self.asked_tokens += asked_tokens
         self.found_tokens += found.tokens
         for why, tokens in found.missed.items():
             self.not_loaded[why] += tokens

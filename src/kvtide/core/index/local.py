@@ -27,6 +27,7 @@ class LocalIndex(Index):
         self, config: OffloadConfig, ledger: Ledger, events: EventStream, metrics: Metrics, slots_ready: int | None
     ) -> None:
         groups = config.geometry.groups
+        self.ledger = ledger
         self.host = HostPool(config.slots, groups, config.policy, events, metrics, slots_ready=slots_ready)
         self.below = Below(config, self.host, ledger, metrics)
         self._matcher = Matcher(groups, self.host)

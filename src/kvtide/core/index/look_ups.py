@@ -27,6 +27,8 @@ class LookedUp:
     waited_s: float = 0.0
     """For the answer, or for somebody who takes the lease."""
     found: Found | None = None
+    waits: bool = False
+    """The node brings something up from below host memory for it: it is asked again, step after step."""
     told: bool = False
     """The request knows the answer."""
 
@@ -47,6 +49,8 @@ class LookUps:
         self._request_of: dict[int, str] = {}
         """The request of a look-up that is not answered."""
         self._last_id = 0
+        self.computed = (0, 0.0)
+        """Tokens and seconds of the last step that computed some, until the node has heard of it."""
 
     @property
     def unanswered(self) -> int:
@@ -67,8 +71,10 @@ class LookUps:
         self._last_id += 1
         asked = self._asked[request.id] = LookedUp(self._last_id, device_tokens, num_tokens)
         self._request_of[asked.id] = request.id
-        firsts = [device_tokens // group.block_tokens for group in self._groups]
-        self._lives.send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens, firsts))
+        # The key before the first block is its parent, which whoever brings it up from below has to know.
+        firsts = [max(0, device_tokens // group.block_tokens - 1) for group in self._groups]
+        self._lives.send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens, firsts, *self.computed))
+        self.computed = (0, 0.0)
         self._lives.flush()
         return asked
 
@@ -77,10 +83,21 @@ class LookUps:
         if asked.found is not None:
             asked.told = True
             return self._match(request, asked, asked.found, pays)
-        if asked.id not in self._request_of:  # the node went away while we waited
-            return self.miss(request, asked.device_tokens, asked.num_tokens, NotLoaded.NODE_AWAY)
-        late = self.miss(request, asked.device_tokens, asked.num_tokens, NotLoaded.NODE_LATE)
-        return late if asked.waited_s >= LATE_S else replace(late, waits=True)
+        device_tokens, num_tokens = asked.device_tokens, asked.num_tokens
+        if self._asked.get(request.id) is not asked:  # the node went away while we waited
+            return self.miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
+        if asked.id in self._request_of and asked.waited_s >= LATE_S:
+            return self.miss(request, device_tokens, num_tokens, NotLoaded.NODE_LATE)
+        why = NotLoaded.NOT_CACHED if asked.waits else NotLoaded.NODE_LATE
+        return replace(self.miss(request, device_tokens, num_tokens, why), waits=True)
+
+    def ask_again(self) -> None:
+        """Ask what has become of the look-ups that wait for what is below host memory."""
+        for request_id, asked in self._asked.items():
+            if asked.waits and asked.id not in self._request_of:
+                self._request_of[asked.id] = request_id
+                asked.waited_s = 0.0
+                self._lives.send(calls.Again(asked.id))
 
     def miss(self, request: Request, device_tokens: int, num_tokens: int, why: NotLoaded) -> Match:
         """Return that nothing was found."""
@@ -119,17 +136,22 @@ class LookUps:
         if asked is not None:
             self._request_of.pop(asked.id, None)
             self._return(asked.found)
+            if asked.waits and self._lives.now is not None:
+                self._lives.say(self._lives.now, calls.Drop(asked.id))
 
     def found(self, found: Found) -> None:
         """Take an answer."""
         if found.lease is not None:
             self._lives.hold()
         request_id = self._request_of.pop(found.id, None)
-        if request_id is None:
-            self._return(found)  # nobody wants to know any more
-        else:
+        if request_id is not None:
             asked = self._asked[request_id]
-            asked.found, asked.waited_s = found, 0.0
+            asked.waits, asked.waited_s = found.waits, 0.0
+            asked.found = None if found.waits else found
+        elif found.waits:
+            self._lives.send(calls.Drop(found.id))  # nobody wants to know any more
+        else:
+            self._return(found)
 
     def passed(self, seconds: float) -> None:
         """So much time has passed."""

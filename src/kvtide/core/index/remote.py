@@ -61,7 +61,7 @@ class RemoteIndex(Index):
             late = self._look_ups.miss(request, device_tokens, num_tokens, NotLoaded.NODE_LATE)
             return replace(late, waits=lives.is_young)
         asked = self._look_ups.ask(request, device_tokens, num_tokens)
-        if asked.found is None and not asked.waited_s:
+        if asked.found is None and not asked.waits and not asked.waited_s:
             lives.wait(LOOK_UP_S)
             self._take()
         return self._look_ups.answer(request, asked, pays)
@@ -128,7 +128,8 @@ class RemoteIndex(Index):
         return unkept
 
     def plan(self) -> tuple[Errand, ...]:
-        """See `Index`. What is below host memory is the node's business."""
+        """See `Index`. What is below host memory is the node's business, which is asked once per step."""
+        self._look_ups.ask_again()
         self._lives.flush()
         return ()
 
@@ -148,7 +149,9 @@ class RemoteIndex(Index):
             self._end_life(NotStored.NODE_LATE)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """See `Index`."""
+        """See `Index`. Goes with the next look-up."""
+        if tokens > 0:
+            self._look_ups.computed = tokens, seconds
 
     def grow(self, slots: int) -> None:
         """See `Index`. That is so in the present life; the next one begins with none."""

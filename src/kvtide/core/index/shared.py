@@ -6,6 +6,7 @@ read and write the slots. Only when they have all ended is it released (I10, I11
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from kvtide.core.chain import Chain
@@ -15,7 +16,10 @@ from kvtide.core.index.calls import Call, Found, Offer, Reply, Reserved, Run, Ta
 from kvtide.core.index.counted import Counted
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.local import LocalIndex
+from kvtide.core.index.waiting import WaitingLookUps
+from kvtide.core.ledger import Entry, FetchEntry
 from kvtide.core.match import Lease, Match
+from kvtide.core.messages import Errand, Name, Report
 from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.core.requests import Request
 from kvtide.errors import ProtocolError
@@ -56,10 +60,11 @@ class SharedIndex:
         self._index = index
         self._groups = len(index.block_tokens)
         self._owners: dict[int, Owner] = {}
+        self._waiting = WaitingLookUps(index)
         self._writing: dict[int, int] = {}
         """The owner that may write to a slot."""
         self._relying: dict[int, dict[int, None]] = {}
-        """Owners that have the bytes of a slot that somebody else writes."""
+        """Owners that have the bytes of a slot that somebody else writes, or that is brought up from below."""
         self._notices: list[tuple[int, Unkept]] = []
         self._last_id = 0
         self.counted = Counted()
@@ -75,10 +80,12 @@ class SharedIndex:
     def closed(self, owner: int) -> None:
         """Nothing more will be heard of an owner. What it holds stays until `ended`."""
         self._owners[owner].closed = True
+        self._waiting.drop_all_of(owner)  # it knows of no slot of these
 
     def ended(self, owner: int) -> None:
         """No process of an owner lives any more, or none copies: release what it held."""
         gone = self._owners.pop(owner)
+        self._waiting.drop_all_of(owner)
         for lease, _ in gone.leases.values():
             self._index.release(lease)
         for run in list(gone.runs.values()):
@@ -96,6 +103,7 @@ class SharedIndex:
         """
         blocks = self._index.host.num_cached
         self._index.reset(below=True)
+        self._waiting.drop_all()
         self._index.clear()
         self._relying.clear()
         for owner in self._owners.values():
@@ -118,6 +126,7 @@ class SharedIndex:
             "leased": sum(owner.leased_slots for owner in owners),
             "writing": len(self._writing),
             "quarantined": self.quarantined_slots,
+            "waiting": len(self._waiting),
             "calls_unknown": self.calls_unknown,
         }
 
@@ -125,6 +134,49 @@ class SharedIndex:
         """Return how many slots an owner may read, and write."""
         holder = self._owners[owner]
         return {"leased": holder.leased_slots, "writing": holder.writing_slots}
+
+    # ------------------------------------------------------------------ below host memory
+
+    def plan(self) -> tuple[Errand, ...]:
+        """Return what is to be done below host memory, with every part; from now on answers are expected."""
+        return self._index.plan()
+
+    def report(self, report: Report) -> None:
+        """Take what one part has answered, in the place of a rank."""
+        settled = self._index.ledger.settle(report)
+        for fetch_id in report.late:
+            self._index.late(fetch_id)
+        for errand in settled:
+            self._answered(errand)
+
+    def passed(self, seconds: float) -> None:
+        """So much time has passed: nobody waits for ever for a tier that does not answer."""
+        for errand in self._index.ledger.passed(seconds):
+            self._index.late(errand.id)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether anything is below."""
+        return self._index.below.has_tiers
+
+    @property
+    def sinking_blocks(self) -> int:
+        """Blocks that the tiers should have, and do not have yet."""
+        return self._index.below.sinking_blocks
+
+    def drain(self) -> None:
+        """Nothing is stored any more: let everything sink that the tiers should have."""
+        self._index.below.drain()
+
+    def _answered(self, errand: Entry) -> None:
+        """Whoever relied on what was brought up and has not come may store it (I14)."""
+        owners: dict[Name, Iterable[int]] = {}
+        if isinstance(errand, FetchEntry):
+            pairs = zip(errand.names, errand.slots, strict=True)
+            owners = {name: self._relying.pop(slot, ()) for name, slot in pairs}
+        for chain in self._index.answered(errand):
+            for owner in owners[chain.group, chain.keys[0]]:
+                self._notices.append((owner, Unkept(chain)))
 
     # ------------------------------------------------------------------ calls
 
@@ -136,13 +188,19 @@ class SharedIndex:
             return None
         match call:
             case calls.LookUp():
-                self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
-                found = self._look_up(holder, call)
-                self.counted.looked_up(call, found)
-                return found
+                return self._look_up(owner, call)
+            case calls.Again():
+                return self._look_again(owner, call.id)
             case calls.Reserve():
-                self._check(all(map(self._is_sound, call.offers)))
                 return self._reserve(owner, call)
+        self._hear(owner, holder, call)
+        return None
+
+    def _hear(self, owner: int, holder: Owner, call: Call) -> None:
+        """Do what needs no answer."""
+        match call:
+            case calls.Drop():
+                self._waiting.drop((owner, call.id))
             case calls.Settle():
                 for id_ in call.runs:
                     self._settle_one(holder, id_, kept=call.kept)
@@ -152,7 +210,6 @@ class SharedIndex:
                 self._cut(holder, call)
             case calls.Ready():
                 holder.slots_ready = call.slots
-        return None
 
     def take_notices(self) -> list[tuple[int, Unkept]]:
         """Return what owners have to be told, since the last time."""
@@ -176,21 +233,47 @@ class SharedIndex:
 
     # ------------------------------------------------------------------ loading
 
-    def _look_up(self, holder: Owner, call: calls.LookUp) -> Found:
+    def _look_up(self, owner: int, call: calls.LookUp) -> Found:
+        self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
+        if call.computed_tokens:
+            self._index.computed(call.computed_tokens, call.computed_s)
         request = Request("", call.keys, [[]] * self._groups)
         # There is nothing behind the last key, whatever number somebody sends: looking costs as much as the message.
         sizes = self._index.block_tokens
         known = max(len(keys) * size for keys, size in zip(call.keys, sizes, strict=True))
         num_tokens = min(call.num_tokens, max(known, call.device_tokens) + max(sizes))
         match = self._index.look_up(request, call.device_tokens, num_tokens, lambda _: True)
+        if self._waiting.begin((owner, call.id), request, match):
+            return self._look_again(owner, call.id)
+        return self._found(owner, call.id, match)
+
+    def _look_again(self, owner: int, id_: int) -> Found:
+        name = owner, id_
+        if not self._waiting.knows(name):
+            self.calls_unknown += 1
+            return Found(id_)
+        match = self._waiting.result(name)
+        if match is None:
+            return Found(id_, waits=True)
+        found = self._found(owner, id_, match)
+        self._waiting.drop(name)
+        return found
+
+    def _found(self, owner: int, id_: int, match: Match) -> Found:
+        found = self._leased(self._owners[owner], id_, match)
+        self.counted.looked_up(match.num_tokens - match.device_tokens, found)
+        return found
+
+    def _leased(self, holder: Owner, id_: int, match: Match) -> Found:
+        """Lease what was found, and say so."""
         slots = match.slots
         if not slots:
-            return Found(call.id, match.tokens, (), match.missed)
+            return Found(id_, match.tokens, (), match.missed)
         if max(slots) >= holder.slots_ready:  # this engine has not pinned all of its memory yet
-            return Found(call.id, 0, (), {NotLoaded.NOT_CACHED: call.num_tokens - call.device_tokens})
+            return Found(id_, 0, (), {NotLoaded.NOT_CACHED: match.num_tokens - match.device_tokens})
         self._last_id += 1
         holder.leases[self._last_id] = self._index.lease(match), match
-        return Found(call.id, match.tokens, match.pieces, match.missed, self._last_id)
+        return Found(id_, match.tokens, match.pieces, match.missed, self._last_id)
 
     def _release(self, holder: Owner, call: calls.Release) -> None:
         held = holder.leases.pop(call.lease, None)
@@ -205,12 +288,13 @@ class SharedIndex:
     # ------------------------------------------------------------------ storing
 
     def _reserve(self, owner: int, call: calls.Reserve) -> Reserved:
+        self._check(all(map(self._is_sound, call.offers)))
         taken: list[Taken] = []
 
         def granted(grants: list[Grant]) -> None:
             taken.extend(self._take(owner, offer, grant) for offer, grant in zip(call.offers, grants, strict=True))
 
-        if self._writing:
+        if self._writing or self._index.below.rising:
             for offer in call.offers:
                 self._rely(owner, offer)
         self._index.reserve([_want(offer) for offer in call.offers], call.room_blocks, granted)
@@ -238,10 +322,10 @@ class SharedIndex:
         return Taken(runs, spans, refused, grant.gone, reached)
 
     def _rely(self, owner: int, offer: Offer) -> None:
-        """Remember that an engine has the bytes of what somebody else writes."""
-        known = self._index.host.slots_of(offer.group, offer.keys)
-        for slot in self._writing.keys() & set(known):
-            if self._writing[slot] != owner:
+        """Remember that an engine has the bytes of what somebody else writes, or of what is on its way up."""
+        rising = self._index.below.rising
+        for slot in self._index.host.slots_of(offer.group, offer.keys):
+            if slot is not None and (slot in rising or self._writing.get(slot, owner) != owner):
                 self._relying.setdefault(slot, {})[owner] = None
 
     def _cut(self, holder: Owner, call: calls.Cut) -> None:

@@ -88,7 +88,7 @@ def waits_for_an_answer() -> Patches:
 @canary("F29", "an engine never leaves a node that hangs", "I13", node="yes")
 def never_leaves() -> Patches:
     def patient(passed: Callable[..., None], self: RemoteIndex, seconds: float) -> None:
-        for ask in self._asks.values():
+        for ask in self._reservations._asks.values():
             ask.waited_s = 0.0
         passed(self, seconds)
 
