@@ -109,8 +109,9 @@ class RemoteIndex(Index):
         if self._life is None:
             return self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
         asked = self._ask(request, device_tokens, num_tokens)
-        if asked.found is None and not asked.waited_s:
-            self._link.wait(LOOK_UP_S)
+        left_s = 0.0 if asked.waited_s else LOOK_UP_S
+        while left_s > 0 and asked.id in self._request_of:  # what comes first may be something else
+            left_s = self._link.wait(left_s)
             self._take()
         if asked.found is not None:
             asked.told = True

@@ -159,14 +159,17 @@ class SharedIndex:
         known = max(len(keys) * size for keys, size in zip(call.keys, sizes, strict=True))
         num_tokens = min(call.num_tokens, max(known, call.device_tokens) + max(sizes))
         match = self._index.look_up(request, call.device_tokens, num_tokens, lambda _: True)
-        slots = match.slots
-        if not slots:
+        if not match.pieces:
             return Found(call.id, match.tokens, (), match.missed)
-        if max(slots) >= holder.slots_ready:  # this engine has not pinned all of its memory yet
+        if not self._all_ready(holder, match):
             return Found(call.id, 0, (), {NotLoaded.NOT_CACHED: call.num_tokens - call.device_tokens})
         self._last_id += 1
         holder.leases[self._last_id] = self._index.lease(match), match
         return Found(call.id, match.tokens, match.pieces, match.missed, self._last_id)
+
+    def _all_ready(self, holder: Owner, match: Match) -> bool:
+        """Whether an engine can use what was found. While it pins its memory, it cannot use all."""
+        return holder.slots_ready >= self._index.host.slots or max(match.slots) < holder.slots_ready
 
     def _release(self, holder: Owner, call: calls.Release) -> None:
         held = holder.leases.pop(call.lease, None)
