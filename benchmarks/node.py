@@ -52,6 +52,8 @@ PROMPTS_HELD = 16
 ENGINES = 8
 STORES_PER_S, LOADS_PER_S = 2, 10
 """Of each engine."""
+STEP_BLOCKS = 8192 // BLOCK_TOKENS
+"""That one step computes: `max_num_batched_tokens` of vLLM's servers."""
 STEP_S = 0.01
 """Between two plans of a busy engine, for as long as it stores."""
 TIMEOUT_S = 60.0
@@ -106,13 +108,14 @@ class Engine:
             parent = keys[position - 1] if position else None
             self.device.register(block, 0, key, parent, (position + 1) * BLOCK_TOKENS)
         self.manager.admit(name, 0)
-        begin = time.thread_time()
-        self.manager.advance(name, size * BLOCK_TOKENS)
-        stored, end_s = 0, time.monotonic() + TIMEOUT_S
-        spent = time.thread_time() - begin
+        computed, stored, spent = 0, 0, 0.0
+        end_s = time.monotonic() + TIMEOUT_S
         while stored < size:
             assert time.monotonic() < end_s, f"{stored} blocks stored: {self.manager.metrics.not_stored}"
             begin = time.thread_time()
+            if computed < size:
+                computed = min(size, computed + STEP_BLOCKS)
+                self.manager.advance(name, computed * BLOCK_TOKENS)
             plan = self.manager.plan()
             stored += sum(len(copy.slots) for copy in plan.stores)
             self.manager.report(Report(0, tuple(copy.id for copy in plan.stores)))

@@ -235,8 +235,11 @@ class SharedIndex:
 
     def _over(self, run: Chain, *, kept: bool) -> None:
         """Nobody writes these any more. If they did not come, whoever has the bytes may store them (I14)."""
-        for position, slot in enumerate(run.slots):
+        for slot in run.slots:
             self._writing.pop(slot, None)
+        if not self._relying:
+            return  # as usual
+        for position, slot in enumerate(run.slots):
             relying = self._relying.pop(slot, None)
             if relying and not kept:
                 block = run.part(position, position + 1, self._index.block_tokens[run.group])
