@@ -185,9 +185,15 @@ class MemoryLink:
         replies, self._in = self._in, []
         return replies
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> float:
         """See `Link`."""
         self.waited_s += seconds
+        return 0.0
+
+    def let_one_in(self, seconds: float) -> float:
+        """Instead of `wait`: let one thing come that is under way, in half of the time."""
+        self._in.append(self._held_back.pop(0))
+        return seconds / 2
 
     def leave(self) -> None:
         """See `Link`."""

@@ -72,10 +72,13 @@ class IndexLink:
             self._lives += 1
         return replies if self._client is before else []
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> float:
         """See `core.index.link.Link`."""
-        if self._client is not None:
-            self._client.wait_for_frames(seconds)
+        if self._client is None:
+            return 0.0
+        end_s = time.monotonic() + seconds
+        self._client.wait_for_frames(seconds)
+        return end_s - time.monotonic()
 
     def leave(self) -> None:
         """See `core.index.link.Link`."""

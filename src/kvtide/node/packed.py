@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
-from struct import Struct, error
+from itertools import chain
+from struct import Struct, error, iter_unpack, pack
 from typing import Any, overload
 
 from kvtide.node.errors import BadFrame
 
 _COUNT = Struct("<I")
 _KEYS = Struct("<IIB")
-_SLOT_BYTES = array("i").itemsize
 
 
 class Keys(Sequence[bytes]):
@@ -46,8 +45,9 @@ class Keys(Sequence[bytes]):
         return self._data[begin : begin + self._key_bytes]
 
     def __iter__(self) -> Iterator[bytes]:
-        data, size = self._data, self._key_bytes or 1  # without keys they have no length
-        return (data[at : at + size] for at in range(self._begin, self._begin + self._len * self._key_bytes, size))
+        end = self._begin + self._len * self._key_bytes
+        keys = memoryview(self._data)[self._begin : end] if self._len else b""  # without keys they have no length
+        return chain.from_iterable(iter_unpack(f"{self._key_bytes or 1}s", keys))
 
 
 def pack_keys(keys: Sequence[bytes], first: int = 0) -> bytes:
@@ -58,7 +58,7 @@ def pack_keys(keys: Sequence[bytes], first: int = 0) -> bytes:
 
 def pack_slots(slots: Sequence[int]) -> bytes:
     """Return slots, or positions."""
-    return _COUNT.pack(len(slots)) + array("i", slots).tobytes()
+    return pack(f"<I{len(slots)}i", len(slots), *slots)
 
 
 class Reader:
@@ -84,15 +84,6 @@ class Reader:
             raise BadFrame(f"a frame that promises {count} of something")
         return int(count)
 
-    def bytes(self, nbytes: int) -> bytes:
-        """Return so many bytes."""
-        end = self._at + nbytes
-        if end > len(self._body):
-            raise BadFrame("a frame that ends too early")
-        data = self._body[self._at : end]
-        self._at = end
-        return data
-
     def keys(self) -> Keys:
         """Return keys; how many are left out before them may be up to two thousand million."""
         first, count, key_bytes = self.numbers(_KEYS)
@@ -106,10 +97,7 @@ class Reader:
 
     def slots(self) -> list[int]:
         """Return slots, or positions."""
-        (count,) = self.numbers(_COUNT)
-        slots = array("i")
-        slots.frombytes(self.bytes(count * _SLOT_BYTES))
-        return slots.tolist()
+        return list(self.numbers(Struct(f"<{self.count()}i")))
 
     def end(self) -> None:
         """There must be nothing more."""

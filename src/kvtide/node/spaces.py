@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -91,6 +92,7 @@ class Spaces:
         space = self._spaces.get(name)
         if space is None:
             space = self._spaces[name] = self._new(name, hello)
+            gc.freeze()  # or its lists, of a million numbers each, are looked through now and then, which takes 30 ms
         owner.namespace = name
         self._owners[owner.number] = owner
         space.index.attach(owner.number)

@@ -214,7 +214,11 @@ def test_whoever_waits_for_a_node_that_goes_is_told(slow: Remote, noticed: bool,
 
 
 def test_a_node_that_goes_while_it_is_waited_for_is_a_miss(slow: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow.way, "wait", lambda _: slow.way.node.restart())
+    def wait(seconds: float) -> float:
+        slow.way.node.restart()
+        return seconds / 2
+
+    monkeypatch.setattr(slow.way, "wait", wait)
     match = slow.look()
     assert (match.waits, match.missed) == (False, {NotLoaded.NODE_AWAY: 2 * SIZE + 1})
 
@@ -388,6 +392,17 @@ def test_a_look_up_holds_the_engine_up_once_then_waits_then_is_a_miss(slow: Remo
     assert (match.waits, match.missed) == (False, {NotLoaded.NODE_LATE: 2 * SIZE + 1})
     assert slow.way.waited_s == LOOK_UP_S
     assert len(slow.sent(LookUp)) == 1
+
+
+def test_a_look_up_is_answered_in_the_same_step_though_something_else_comes_first(
+    slow: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow.store("a", 0, 2)
+    slow.index.reserve([slow.want("b", 1)], 9, lambda _: None)
+    monkeypatch.setattr(slow.way, "wait", slow.way.let_one_in)
+    match = slow.look()
+    assert not match.waits
+    assert match.tokens == 2 * SIZE
 
 
 def test_an_answer_that_comes_late_is_used_if_the_request_still_waits(slow: Remote) -> None:

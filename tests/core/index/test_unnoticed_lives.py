@@ -41,8 +41,9 @@ class FakeLink:
         replies, self.replies = self.replies, []
         return replies
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> float:
         """Nothing comes."""
+        return 0.0
 
     def hang_up(self) -> None:
         """End this life."""

@@ -36,8 +36,8 @@ class Link(Protocol):
     def receive(self) -> Sequence[Reply]:
         """Return what has come since the last call, in the life that there is now. Does not block."""
 
-    def wait(self, seconds: float) -> None:
-        """Wait until something comes, at most so long."""
+    def wait(self, seconds: float) -> float:
+        """Wait until something comes, at most so long; return how much of that is left."""
 
     def leave(self) -> None:
         """End this life, and begin the next one under a name that nobody else has: the weights have changed."""

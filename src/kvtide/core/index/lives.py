@@ -126,9 +126,9 @@ class Lives:
         self._link.flush()
         self.unsent = False
 
-    def wait(self, seconds: float) -> None:
-        """Wait until something comes, at most so long."""
-        self._link.wait(seconds)
+    def wait(self, seconds: float) -> float:
+        """Wait until something comes, at most so long; return how much of that is left."""
+        return self._link.wait(seconds)
 
     def leave(self) -> None:
         """Go where nobody else is: the weights have changed. To be followed by `end`."""

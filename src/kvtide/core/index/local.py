@@ -200,6 +200,8 @@ class LocalIndex(Index):
             known = self.host.slots_of(chain.group, chain.keys)
             gone = zip(known, chain.blocks, strict=True)
             self.below.rely_on(slot for slot, block in gone if block == NULL_BLOCK)
+        if None not in known:
+            return []  # what was loaded, mostly
         runs: list[tuple[int, int]] = []
         first: int | None = None
         for position, (slot, block) in enumerate(zip(known, chain.blocks, strict=True)):

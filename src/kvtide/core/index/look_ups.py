@@ -78,6 +78,10 @@ class LookUps:
         self._lives.flush()
         return asked
 
+    def is_unanswered(self, asked: LookedUp) -> bool:
+        """Whether an answer may come."""
+        return asked.id in self._request_of
+
     def answer(self, request: Request, asked: LookedUp, pays: Callable[[int], bool]) -> Match:
         """Return what was found. Without an answer the request waits, but not for long."""
         if asked.found is not None:

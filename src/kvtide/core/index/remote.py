@@ -61,8 +61,9 @@ class RemoteIndex(Index):
             late = self._look_ups.miss(request, device_tokens, num_tokens, NotLoaded.NODE_LATE)
             return replace(late, waits=lives.is_young)
         asked = self._look_ups.ask(request, device_tokens, num_tokens)
-        if asked.found is None and not asked.waits and not asked.waited_s:
-            lives.wait(LOOK_UP_S)
+        left_s = 0.0 if asked.waits or asked.waited_s else LOOK_UP_S
+        while left_s > 0 and self._look_ups.is_unanswered(asked):  # what comes first may be something else
+            left_s = lives.wait(left_s)
             self._take()
         return self._look_ups.answer(request, asked, pays)
 

@@ -266,14 +266,17 @@ class SharedIndex:
 
     def _leased(self, holder: Owner, id_: int, match: Match) -> Found:
         """Lease what was found, and say so."""
-        slots = match.slots
-        if not slots:
+        if not match.pieces:
             return Found(id_, match.tokens, (), match.missed)
-        if max(slots) >= holder.slots_ready:  # this engine has not pinned all of its memory yet
+        if not self._all_ready(holder, match):
             return Found(id_, 0, (), {NotLoaded.NOT_CACHED: match.num_tokens - match.device_tokens})
         self._last_id += 1
         holder.leases[self._last_id] = self._index.lease(match), match
         return Found(id_, match.tokens, match.pieces, match.missed, self._last_id)
+
+    def _all_ready(self, holder: Owner, match: Match) -> bool:
+        """Whether an engine can use what was found. While it pins its memory, it cannot use all."""
+        return holder.slots_ready >= self._index.host.slots or max(match.slots) < holder.slots_ready
 
     def _release(self, holder: Owner, call: calls.Release) -> None:
         held = holder.leases.pop(call.lease, None)
@@ -353,8 +356,11 @@ class SharedIndex:
 
     def _over(self, run: Chain, *, kept: bool) -> None:
         """Nobody writes these any more. If they did not come, whoever has the bytes may store them (I14)."""
-        for position, slot in enumerate(run.slots):
+        for slot in run.slots:
             self._writing.pop(slot, None)
+        if not self._relying:
+            return  # as usual
+        for position, slot in enumerate(run.slots):
             relying = self._relying.pop(slot, None)
             if relying and not kept:
                 block = run.part(position, position + 1, self._index.block_tokens[run.group])

@@ -104,12 +104,13 @@ class SimLink:
                 del self.unanswered[reply.id]
         return inbox
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> float:
         """See `Link`."""
         clock, life = self._run.clock, self.life
         end = clock.now + round(seconds / TICK_S)
         while clock.now < end and not self._inbox and self.life == life:
             clock.run(1)
+        return (end - clock.now) * TICK_S
 
     def leave(self) -> None:
         """See `Link`."""
