@@ -39,7 +39,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "sim": "commands copy core errors options progress tiers worker",
         "traces": "commands copy core engine errors options output progress units",
         "demo": "commands copy core engine errors options output progress",
-        "doctor": "commands copy core errors json_option options output tiers units vllm",
+        "doctor": "commands copy core errors json_option node options output tiers units vllm",
         "top": "commands errors output progress redaction units",
         "cli": "__init__ commands completion errors redaction signals",
         "__init__": "core errors",
