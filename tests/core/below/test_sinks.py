@@ -474,3 +474,17 @@ def test_at_the_end_tiers_written_through_alone_lose_nothing_and_the_host_keeps_
     drain_all(world)
     assert world.cached_blocks(A) == list(range(8))
     assert len(world.below) == 8
+
+
+def test_a_reset_at_the_end_frees_what_was_about_to_leave() -> None:
+    world = world_of(on_evict=("all",), host_blocks=64)
+    store(world, "a", A)
+    index_of(world).below.drain()
+    world.plan()
+    assert index_of(world).below.sinking_blocks == 8
+    world.manager.reset()
+    sinks = sinks_of(world)
+    assert sum(len(sink.slots) for sink in sinks) == 4
+    world.drain()
+    assert world.manager.gauges().slots_free == 64
+    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 8}
