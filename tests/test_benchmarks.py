@@ -43,6 +43,11 @@ def test_node_transport_prints_a_row_per_question_and_number_of_clients() -> Non
     assert all(0 < row["median_us"] <= row["p99_us"] for row in rows)
 
 
+def test_node_tiers_compares_gets_through_a_node_with_the_tier_alone() -> None:
+    shown = json.loads(run("node_tiers.py", "--small", "--json").splitlines()[-1])
+    assert min(shown[name] for name in ("alone_gbps", "node_gbps", "get_ratio")) > 0
+
+
 def test_tiers_compares_the_disk_with_a_plain_file() -> None:
     shown = json.loads(run("tiers.py", "--small", "--json", "--tier", "disk"))
     names = {"tier", "block_bytes", "put_gbps", "get_gbps", "plain_put_gbps", "plain_get_gbps"}

@@ -227,3 +227,40 @@ def test_it_ticks_and_runs_what_other_threads_post() -> None:
     loop.close()
     loop.post(lambda: posted.append(thread))  # a signal that comes late
     assert len(posted) == 1
+
+
+def test_what_is_to_be_called_later_is_called_once_in_order_and_not_before() -> None:
+    loop = Loop(tick_s=60.0)
+    begin_s = time.monotonic()
+    called: list[tuple[str, float]] = []
+
+    def call(name: str) -> None:
+        called.append((name, time.monotonic() - begin_s))
+        if name == "second":
+            loop.later(0.01, partial(call, "third"))
+        elif name == "third":
+            loop.stop()
+
+    loop.later(0.03, partial(call, "second"))
+    loop.later(0.02, partial(call, "first"))
+    loop.run(lambda _: None)
+    assert [name for name, _ in called] == ["first", "second", "third"]
+    for (_, at_s), least_s in zip(called, (0.02, 0.03, 0.04), strict=True):
+        assert at_s >= least_s
+    loop.close()
+
+
+def test_what_is_posted_again_and_again_does_not_keep_others_waiting() -> None:
+    loop = Loop(tick_s=60.0)
+    reading, writing = os.pipe()
+
+    def again() -> None:
+        loop.post(again)
+
+    loop.watch(reading, READ, lambda _: loop.stop())
+    loop.post(again)
+    os.write(writing, b"x")
+    loop.run(lambda _: None)
+    loop.close()
+    os.close(reading)
+    os.close(writing)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.core import FullAttention, NotLoaded
+from kvtide.core import BelowConfig, FullAttention, NotLoaded
 from kvtide.core.index.calls import Again, Drop, Found, LookUp
 from kvtide.core.index.look_ups import LATE_S
+from kvtide.core.index.shared import SharedIndex
 from kvtide.core.ledger import OVERDUE_S
 from kvtide.core.messages import Fetch, Lookup
-from tests.core.index.bench import SIZE
+from tests.core.index.bench import SIZE, config_of
 from tests.core.index.deep import DeepBench, deep_bench, deep_config, deep_engine
-from tests.memory_node import MemoryNode
+from tests.memory_node import MemoryNode, local_index
 
 FULL = (FullAttention(SIZE),)
 REMOTE = "remote, answered at once"
@@ -191,3 +192,22 @@ def test_what_comes_up_to_slots_that_an_engine_cannot_read_yet_is_a_miss_for_it(
     assert (match.tokens, match.missed) == (0, {NotLoaded.NOT_CACHED: 4 * SIZE + 1})
     small.finish(request)
     assert small.fill()[2] == 0
+
+
+def test_at_the_end_what_tiers_should_have_sinks_from_a_shared_index() -> None:
+    on_evict = BelowConfig(on_evict=frozenset({"all"}))
+    ending = deep_bench(REMOTE, FULL, below=on_evict)
+    assert ending.link is not None
+    shared = ending.link.space.shared
+    ending.store("a", 0, 4)
+    ending.settle()
+    assert not ending.kept[0]
+    shared.drain()
+    ending.settle()
+    assert len(ending.kept[0]) == 4
+    assert shared.sinking_blocks == 0
+
+
+def test_whether_anything_is_below_is_known() -> None:
+    assert SharedIndex(local_index(deep_config(FULL, 4))).has_tiers
+    assert not SharedIndex(local_index(config_of(FULL, 4))).has_tiers

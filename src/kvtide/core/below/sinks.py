@@ -113,7 +113,10 @@ class Sinks:
     def reset(self) -> None:
         """Forget what waits. What was evicted before its turn has been counted."""
         self._lose(NotSunk.RESET, sum(self._host.holds(slot, name) for slot, name, _ in self._queue))
+        self._lose(NotSunk.RESET, len(self._last))
+        self._host.free([slot for slot, _, _ in self._last])
         self._queue.clear()
+        self._last.clear()
 
     def _evicted(self, slots: Sequence[int]) -> None:
         """Slots were needed at once. What the tiers wanted of them and do not have is lost."""
@@ -149,9 +152,8 @@ class Sinks:
         target = min(AHEAD_BLOCKS_MAX, max(1, host.slots // 16))
         if self._draining:
             yield from self._leave_all(target - self._leaving_blocks)
-            return
-        count = target - host.num_free - self._leaving_blocks
-        yield from self._detach(count if on_evict and host.slots > 1 else 0)
+        elif on_evict and host.slots > 1:
+            yield from self._detach(target - host.num_free - self._leaving_blocks)
 
     def _leave_all(self, room: int) -> Iterator[tuple[int, Name, bool]]:
         """Let everything leave, so many blocks at a time: what the host would have kept for longest comes first."""
@@ -164,7 +166,7 @@ class Sinks:
     def _detach(self, count: int) -> Iterator[tuple[int, Name, bool]]:
         """Evict blocks, and yield those that tiers want and lack, heads first. The slots of the others are free."""
         host, on_evict = self._host, self._config.on_evict
-        victims = host.detach(count) if count > 0 else {}
+        victims = host.detach(count)
         self._lose_unsunk(list(victims), self._config.through, DONE_THROUGH)  # to tiers that are not written on evict
         clean = []
         for slot, name in reversed(victims.items()):  # heads first: a tail is of no use without

@@ -170,12 +170,10 @@ class SharedIndex:
 
     def _answered(self, errand: Entry) -> None:
         """Whoever relied on what was brought up and has not come may store it (I14)."""
-        owners: dict[Name, Iterable[int]] = {}
-        if isinstance(errand, FetchEntry):
-            pairs = zip(errand.names, errand.slots, strict=True)
-            owners = {name: self._relying.pop(slot, ()) for name, slot in pairs}
+        brought = zip(errand.names, errand.slots, strict=True) if isinstance(errand, FetchEntry) else ()
+        relying: dict[Name, Iterable[int]] = {name: self._relying.pop(slot, ()) for name, slot in brought}
         for chain in self._index.answered(errand):
-            for owner in owners[chain.group, chain.keys[0]]:
+            for owner in relying[chain.group, chain.keys[0]]:
                 self._notices.append((owner, Unkept(chain)))
 
     # ------------------------------------------------------------------ calls
@@ -235,8 +233,7 @@ class SharedIndex:
 
     def _look_up(self, owner: int, call: calls.LookUp) -> Found:
         self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
-        if call.computed_tokens:
-            self._index.computed(call.computed_tokens, call.computed_s)
+        self._index.computed(call.computed_tokens, call.computed_s)
         request = Request("", call.keys, [[]] * self._groups)
         # There is nothing behind the last key, whatever number somebody sends: looking costs as much as the message.
         sizes = self._index.block_tokens
