@@ -91,21 +91,6 @@ def test_slots_are_ready_when_every_part_has_them(monkeypatch: pytest.MonkeyPatc
     spaces.close()
 
 
-def test_a_worker_that_lays_its_part_out_in_another_way_is_refused_for_good_by_name() -> None:
-    spaces = Spaces(3000, lambda _: None)
-    owner = Owner(1, "e", "")
-    spaces.attach(owner, hello())
-    try:
-        for layout in ({"order": "HND"}, {"order": "HND"}):
-            spaces.join(owner, Hello(Role.WORKER, part=1, layout=layout))
-        spaces.join(owner, Hello(Role.WORKER, part=0, layout={"order": "NHD"}))
-        with pytest.raises(Refused, match='lays part 1 out in another way: order is "NHD", not "HND"') as refused:
-            spaces.join(owner, Hello(Role.WORKER, part=1, layout={"order": "NHD"}))
-        assert refused.value.for_good
-    finally:
-        spaces.close()
-
-
 def test_memory_that_cannot_be_made_is_a_refusal_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise OSError(24, "Too many open files")

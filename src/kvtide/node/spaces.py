@@ -40,8 +40,6 @@ class Space:
     """In what it differs from the one that was here already and is most like it."""
     index: SharedIndex
     arenas: dict[int, NodeArena] = field(default_factory=dict)
-    layouts: dict[int, Mapping[str, object]] = field(default_factory=dict)
-    """How the first worker of each part has laid it out."""
 
     @property
     def ready_slots(self) -> int:
@@ -79,10 +77,6 @@ class Spaces:
         space = self._spaces[owner.namespace]
         if hello.part >= len(space.parts):
             raise Refused(f"part {hello.part} of a block that has {len(space.parts)}", for_good=True)
-        layout = space.layouts.setdefault(hello.part, hello.layout)
-        if hello.layout != layout:
-            apart = unlike(hello.layout, [layout])
-            raise Refused(f"this worker lays part {hello.part} out in another way: {apart}", for_good=True)
         if hello.part not in space.arenas:
             space.arenas[hello.part] = self._made(space, hello)
         return [space.arenas[hello.part]]
