@@ -37,7 +37,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "vllm": "__init__ copy core errors latency options redaction schema tiers units worker",
         "sim": "commands copy core errors options progress tiers worker",
         "traces": "commands copy core engine errors options output progress units",
-        "demo": "commands copy core engine errors options output progress",
+        "demo": "commands copy core engine errors node options output progress",
         "doctor": "commands copy core errors options output redaction tiers units vllm",
         "top": "commands errors output progress redaction units",
         "cli": "__init__ commands completion errors redaction signals",
