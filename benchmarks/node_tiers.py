@@ -159,9 +159,9 @@ class Engine:
         self._link = IndexLink(socket, Hello(Role.SCHEDULER, engine="engine", namespace=namespace), lambda _: None)
         self._index = RemoteIndex(self._link, groups)
         self._requests = 0
-        until(lambda: self._index.receive() is not None and self._link.owner is not None)
-        assert self._link.owner is not None
-        epoch, owner = self._link.owner
+        until(lambda: self._index.receive() is not None and self._link.pool is not None)
+        assert self._link.pool is not None
+        epoch, owner = self._link.pool.epoch, self._link.pool.owner
         self._worker = Client(socket, Hello(Role.WORKER, engine="engine", epoch=epoch, owner=owner))
         self._worker.wait(TIMEOUT_S)
         until(lambda: self._space()["ready_slots"] == self._link.slots)

@@ -278,6 +278,6 @@ def test_rows_are_those_of_all_parts_together() -> None:
     (row,) = tier_rows(configs, [{"null": tier.stats()}, {"null": stats}], "")
     assert row["state"] == "open"
     assert list(described_tiers({"tiers": [row]})) == [
-        "  tier null (null:): switched off after failures, 0 bytes put, 0 bytes got"
+        "  tier       null (null:): switched off after failures, 0 bytes put, 0 bytes got"
     ]
     tier.close()

@@ -50,6 +50,8 @@ class Hello:
     """What this rank holds of a block: ranks that hold the same bytes have the same part."""
     numa_node: int | None = None
     """Where the memory of its part should be, if it knows."""
+    worker: str = ""
+    """A name that no other worker ever has. One that comes again under it has no copies of before under way."""
 
     def frame(self) -> Frame:
         """Return it as it is sent."""
@@ -115,6 +117,7 @@ def read_hello(frame: Frame) -> Hello:
         rank=_count(said, "rank"),
         part=_count(said, "part"),
         numa_node=None if numa_node is None else _count(said, "numa_node", _NUMA_NODES),
+        worker=_name(said, "worker"),
     )
 
 

@@ -50,4 +50,4 @@ def described_tiers(namespace: Mapping[str, Any]) -> Iterator[str]:
         shown = tier["failure"] or state.get(tier["state"], tier["state"])
         used = "" if tier["bytes_used"] is None else f", {size_text(tier['bytes_used'])} used"
         moved = f"{size_text(tier['bytes_put'])} put, {size_text(tier['bytes_got'])} got"
-        yield f"  {'tier':<10}{tier['name']} ({tier['place']}): {shown}{used}, {moved}"
+        yield f"  {'tier':<10} {tier['name']} ({tier['place']}): {shown}{used}, {moved}"
