@@ -64,15 +64,13 @@ class Engine:
     def _attach(self, socket: Path, name: str) -> Client:
         assert self.link is not None
         end_s = time.monotonic() + TIMEOUT_S
-        while self.link.owner is None:
+        while (pool := self.manager.plan().pool) is None:
             assert time.monotonic() < end_s, "there is no node"
-            self.manager.plan()
             time.sleep(0.005)
-        epoch, owner = self.link.owner
-        worker = Client(socket, Hello(Role.WORKER, engine=name, epoch=epoch, owner=owner))
+        worker = Client(socket, Hello(Role.WORKER, engine=name, epoch=pool.epoch, owner=pool.owner))
         worker.wait(TIMEOUT_S)
         wait_until_ready(socket)
-        self.manager.report(Report(0, slots_ready=self.link.slots))
+        self.manager.report(Report(0, slots_ready=self.link.slots, life=pool.life))
         return worker
 
     def store(self, prompt: int) -> float:

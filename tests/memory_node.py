@@ -20,6 +20,7 @@ from kvtide.core.index.calls import Call, Found, LookUp, Reply, Reserve, Reserve
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.ledger import Ledger
+from kvtide.core.messages import Pool
 from kvtide.core.metrics import Metrics
 
 
@@ -147,6 +148,11 @@ class MemoryLink:
                 assert (owner is None) == (life != self.life), f"life {life} is not drained, or too early"
                 assert owner is None or not (owner.leases or owner.runs), f"life {life} holds something"
         assert len(set(self.lives_drained)) == len(self.lives_drained)
+
+    @property
+    def pool(self) -> Pool | None:
+        """See `Link`."""
+        return None if self.life is None else Pool(self.life, "memory", self.life)
 
     @property
     def slots(self) -> int:

@@ -57,6 +57,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "eviction": "groups",
         "events": "groups metrics",
         "config": "eviction groups",
+        "ready_slots": "messages",
         "share": "messages",
         "host_pool": "chain events eviction groups messages metrics orphans",
         "match": "groups host_pool reasons",
@@ -66,7 +67,8 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "index": "below chain config events groups host_pool ledger match messages metrics reasons requests",
         "loading": "break_even config device groups index ledger linear_fit match messages metrics reasons requests",
         "storing": "chain config device groups index ledger metrics reasons requests",
-        "manager": "config device events groups index ledger loading match messages metrics requests storing",
+        "manager": "config device events groups index ledger loading match messages metrics ready_slots requests"
+        " storing",
         "__init__": "config device events eviction groups manager match messages metrics reasons",
     },
     "kvtide.tiers": {

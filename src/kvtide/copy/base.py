@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvtide.core.messages import Copy
+from kvtide.core.messages import Copy, Pool
 from kvtide.latency import Latencies
 
 Fence = Callable[[], object]
@@ -123,6 +123,14 @@ class CopyEngine(ABC):
 
         No transfer is under way. Addresses stay the same, and are valid again when the next transfer comes.
         """
+
+    def use(self, pool: Pool | None) -> None:  # noqa: B027 (most engines have memory of their own)
+        """Tell where host slots are from now on, in every step: for engines whose host memory is kept by a node."""
+
+    @property
+    def life(self) -> int:
+        """Which memory `slots_ready` is about, as `Copy.life` says: 0 where there is only one."""
+        return 0
 
     @property
     def lost(self) -> str | None:

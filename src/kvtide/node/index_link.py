@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvtide.core.index.calls import Call, Reply
+from kvtide.core.messages import Pool
 from kvtide.node.client import Client
 from kvtide.node.codec import call_frame, read_reply
 from kvtide.node.errors import NodeError, NoNode
@@ -33,11 +34,11 @@ class IndexLink:
         return self._lives if self._client is not None else None
 
     @property
-    def owner(self) -> tuple[str, int] | None:
-        """What workers have to say to join this life: the epoch, and the number of the owner."""
+    def pool(self) -> Pool | None:
+        """See `core.index.link.Link`."""
         if self._client is None or self._client.welcome is None:
             return None
-        return self._client.welcome.epoch, self._client.welcome.owner
+        return Pool(self._lives, self._client.welcome.epoch, self._client.welcome.owner)
 
     @property
     def slots(self) -> int:

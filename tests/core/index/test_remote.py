@@ -8,7 +8,10 @@ from kvtide.core import FullAttention, Match, NotLoaded, NotStored
 from kvtide.core.chain import Chain
 from kvtide.core.index.calls import Call, LookUp, Ready, Release, Reserve
 from kvtide.core.index.index import Grant, Want
-from kvtide.core.index.remote import ASK_S, ASKS_MAX, LATE_S, LOOK_UP_S, RemoteIndex
+from kvtide.core.index.lives import ATTACH_S
+from kvtide.core.index.look_ups import LATE_S
+from kvtide.core.index.remote import LOOK_UP_S, RemoteIndex
+from kvtide.core.index.reservations import ASK_S, ASKS_MAX
 from kvtide.core.ledger import Entry
 from tests.core.index.bench import SIZE, Bench, config_of, engine_of
 from tests.memory_node import MemoryLink, MemoryNode
@@ -21,7 +24,8 @@ class Remote(Bench):
 
     def __init__(self, *, later: bool = False, slots: int = 16) -> None:
         bench = engine_of(MemoryNode(config_of(FULL, slots)), FULL, slots, later=later)
-        super().__init__(bench.index, FULL, bench.link)
+        super().__init__(bench.index, FULL, bench.link, slots=slots)
+        self._mapped = bench.index.pool
 
     @property
     def way(self) -> MemoryLink:
@@ -57,10 +61,9 @@ class Remote(Bench):
         for _ in range(3):
             self.step()
         self.way.check_at_rest()
-        assert not self.remote._asks
-        assert not self.remote._look_ups
-        assert not self.remote._request_of
-        assert not any(self.remote._held.values())
+        assert self.remote._reservations.at_rest
+        assert self.remote._look_ups.at_rest
+        assert self.remote._lives.holds_nothing
 
 
 @pytest.fixture
@@ -98,7 +101,6 @@ def test_without_a_node_a_look_up_is_a_miss_at_once_and_stores_are_refused(bench
 def test_a_node_that_comes_is_told_what_is_ready_and_used(bench: Remote) -> None:
     bench.way.go_away()
     bench.step()
-    bench.index.grow(16)
     bench.way.come()
     bench.step()
     assert (bench.way.life, Ready(16)) in bench.way.sent
@@ -123,6 +125,67 @@ def test_what_was_committed_is_found_by_the_next_life_at_the_same_node(bench: Re
     bench.step()
     assert bench.found("a", 2) == 2 * SIZE
     bench.check_at_rest()
+
+
+# ---------------------------------------------------------------------- a life begins without memory
+
+
+def begun(slots: int = 16) -> Remote:
+    """An engine whose second life has begun, and whose ranks have not mapped anything yet."""
+    bench = Remote(slots=slots)
+    bench.store("a", 0, 2)
+    bench.slots = 0
+    bench.way.go_away()
+    bench.step()
+    bench.way.come()
+    bench.step()
+    bench.way.sent.clear()
+    return bench
+
+
+def test_right_after_a_life_begins_requests_wait_for_the_ranks_and_nobody_is_asked() -> None:
+    bench = begun()
+    match = bench.look()
+    assert (match.waits, match.missed) == (True, {NotLoaded.NODE_LATE: 2 * SIZE + 1})
+    bench.index.passed(ATTACH_S / 2)
+    assert bench.look().waits
+    assert not bench.sent(LookUp)
+    bench.index.grow(16)
+    assert bench.look().tokens == 2 * SIZE
+
+
+def test_ranks_that_take_too_long_cost_hits_and_no_more() -> None:
+    bench = begun()
+    bench.index.passed(ATTACH_S)
+    match = bench.look()
+    assert (match.waits, match.missed) == (False, {NotLoaded.NODE_LATE: 2 * SIZE + 1})
+    assert not bench.sent(LookUp)
+    bench.index.grow(16)
+    assert bench.look().tokens == 2 * SIZE, "they are late, not lost"
+
+
+def test_time_that_passed_in_an_earlier_life_does_not_count(bench: Remote) -> None:
+    bench.index.passed(ATTACH_S)
+    bench.slots = 0
+    bench.way.node.restart()
+    bench.step()
+    assert bench.look().waits
+
+
+def test_what_lies_in_slots_that_are_not_ready_is_a_miss() -> None:
+    bench = begun()
+    bench.index.grow(1)
+    match = bench.look()
+    assert (match.tokens, match.waits) == (0, False)
+    assert match.missed == {NotLoaded.NOT_CACHED: 2 * SIZE + 1}
+
+
+def test_nothing_is_evicted_for_an_engine_that_cannot_write_yet() -> None:
+    bench = begun(slots=2)
+    (grant,) = bench.ask(bench.chain("b", 0, 2))
+    assert (grant.runs, grant.refused) == ([], {NotStored.NODE_LATE: 2})
+    assert not bench.sent(Reserve)
+    assert bench.fill() == (0, 2, 0)
 
 
 # ---------------------------------------------------------------------- what is asked when the node goes
@@ -370,7 +433,7 @@ def test_the_same_answer_serves_for_a_moment_and_is_then_given_back(bench: Remot
     bench.look_up(request)
     assert len(bench.sent(LookUp)) == 1
     bench.index.passed(LATE_S / 2)
-    assert not bench.remote._look_ups
+    assert bench.remote._look_ups.at_rest
     bench.check_at_rest()
     bench.look_up(request)
     assert len(bench.sent(LookUp)) == 2
@@ -482,7 +545,7 @@ def test_what_others_did_not_write_waits_for_a_step(bench: Remote) -> None:
 
 
 def test_only_so_many_keys_are_remembered(bench: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.remote, "_remember_blocks", 3)
+    monkeypatch.setattr(bench.remote._reservations, "_remember_blocks", 3)
     first, second = bench.chain("a", 0, 2).keys, bench.chain("b", 0, 2).keys
     bench.store("a", 0, 2)
     assert all(bench.index.has(0, key) for key in first)
@@ -490,7 +553,7 @@ def test_only_so_many_keys_are_remembered(bench: Remote, monkeypatch: pytest.Mon
     assert all(bench.index.has(0, key) for key in second)
     assert not any(bench.index.has(0, key) for key in first)
     assert not bench.index.is_arriving(0, second[0])
-    monkeypatch.setattr(bench.remote, "_remember_blocks", 0)
+    monkeypatch.setattr(bench.remote._reservations, "_remember_blocks", 0)
     bench.store("c", 0, 1)
     assert not bench.index.has(0, bench.chain("c", 0, 1).keys[0])
 

@@ -10,6 +10,7 @@ from kvtide.core.index.calls import Call, Found, Ready, Reply, Reserved, Run, Ta
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.remote import RemoteIndex
 from kvtide.core.match import Match, Piece
+from kvtide.core.messages import Pool
 from kvtide.core.requests import Request
 
 KEY = b"k"
@@ -25,6 +26,10 @@ class FakeLink:
         self.said: list[tuple[int | None, Call]] = []
         self.replies: list[Reply] = []
         self.lives_drained: list[int] = []
+
+    @property
+    def pool(self) -> Pool | None:
+        return None if self.life is None else Pool(self.life, "epoch", 10 * self.life)
 
     def send(self, call: Call) -> None:
         self.said.append((self.life, call))
@@ -54,6 +59,7 @@ def granted_run(link: FakeLink, index: RemoteIndex) -> Chain:
     """Be granted a slot in the first life."""
     grants: list[Grant] = []
     index.receive()
+    index.grow(8)
     index.reserve([Want(Chain(0, [KEY], None, 4, [1]), needs_prefix=False, touch=False)], 1, grants.extend)
     link.replies = [Reserved(1, [Taken([Run(7, 0, [3])], [], {}, [], 1)])]
     index.receive()
@@ -63,6 +69,7 @@ def granted_run(link: FakeLink, index: RemoteIndex) -> Chain:
 def found(link: FakeLink, index: RemoteIndex) -> Match:
     """Find a slot in the first life."""
     index.receive()
+    index.grow(8)
     request = Request("r", [[KEY, b"l"]], [[]])
     index.look_up(request, 0, 8, lambda _: True)
     link.replies = [Found(1, 4, (Piece(0, 0, [3]),), {}, lease=9)]
@@ -79,9 +86,11 @@ def test_nothing_of_the_life_before_is_said_to_the_next() -> None:
     refused: list[Grant] = []
     index.reserve([Want(Chain(0, [KEY], None, 4, [1]), needs_prefix=False, touch=False)], 1, refused.extend)
     assert refused[0].refused == {NotStored.NODE_AWAY: 1}
+    pools = [index.pool]
     assert link.said == []
     index.receive()
-    assert link.said == [(2, Ready(5))]
+    assert link.said == [(2, Ready(0))], "what was ready was so in the life before"
+    assert [*pools, index.pool] == [None, Pool(2, "epoch", 20)]
     assert link.lives_drained == [1]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvtide.core.index.calls import Call, Reply
+from kvtide.core.messages import Pool
 
 
 class Link(Protocol):
@@ -17,6 +18,10 @@ class Link(Protocol):
     @property
     def life(self) -> int | None:
         """Which life this is; None while there is nobody to talk to. A life that is over does not come back."""
+
+    @property
+    def pool(self) -> Pool | None:
+        """What ranks have to know to get at the memory of this life; None while there is nobody to talk to."""
 
     @property
     def slots(self) -> int:

@@ -14,7 +14,7 @@ from kvtide.core.host_pool import HostPool
 from kvtide.core.index.index import RUN_BLOCKS_MAX, Fill, Grant, Granted, Index, Want
 from kvtide.core.ledger import Entry, Ledger
 from kvtide.core.match import Lease, Match, Matcher
-from kvtide.core.messages import Errand
+from kvtide.core.messages import Errand, Pool
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
@@ -31,6 +31,11 @@ class LocalIndex(Index):
         self.below = Below(config, self.host, ledger, metrics)
         self._matcher = Matcher(groups, self.host)
         self.block_tokens = [group.block_tokens for group in groups]
+
+    @property
+    def pool(self) -> Pool | None:
+        """See `Index`. The ranks have made their memory themselves."""
+        return None
 
     # ------------------------------------------------------------------ loading
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from kvtide.core.chain import Chain
 from kvtide.core.index import calls
-from kvtide.core.index.remote import RemoteIndex, RemoteRun
+from kvtide.core.index.look_ups import LookUps
+from kvtide.core.index.remote import RemoteIndex
+from kvtide.core.index.reservations import RemoteRun, Reservations
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.match import Lease, Match
 from kvtide.core.reasons import NotLoaded
@@ -41,11 +43,11 @@ def lease_ends_with_connection() -> Patches:
 
 @canary("F28", "an engine does not return its leases", "I11", node=True)
 def lease_not_released() -> Patches:
-    def silent(self: RemoteIndex, lease: Lease) -> None:
+    def silent(self: LookUps, lease: Lease) -> None:
         if lease.id:
-            self._let_go(lease.life)
+            self._lives.let_go(lease.life)
 
-    return [(RemoteIndex, "release", silent)]
+    return [(LookUps, "release", silent)]
 
 
 @canary("F28", "leases of a dead engine are kept for ever", "I5", node=True)
@@ -59,23 +61,23 @@ def lease_of_the_dead() -> Patches:
 
 @canary("F28", "what was granted in an earlier life is committed in this one", "I12", node=True)
 def commit_of_an_old_epoch() -> Patches:
-    def of_any_life(settle: Callable[..., bool], self: RemoteIndex, chains: Sequence[Chain], *, kept: bool) -> bool:
+    def of_any_life(settle: Callable[..., bool], self: Reservations, chains: Sequence[Chain], *, kept: bool) -> bool:
         runs = [chain for chain in chains if isinstance(chain, RemoteRun)]
-        old = [run.id for run in runs if run.life != self._life]
-        if old and kept and self._life is not None:
-            self._link.send(calls.Settle(old, kept=True))
+        old = [run.id for run in runs if run.life != self._lives.now]
+        if old and kept and self._lives.now is not None:
+            self._lives.send(calls.Settle(old, kept=True))
         return settle(self, chains, kept=kept)
 
-    return [around(RemoteIndex, "settle", of_any_life)]
+    return [around(Reservations, "settle", of_any_life)]
 
 
 @canary("F29", "an engine waits for a node that is not there", "I13", node=True)
 def waits_for_a_dead_node() -> Patches:
-    def patient(miss: Callable[..., Match], self: RemoteIndex, *args: Any) -> Match:
+    def patient(miss: Callable[..., Match], self: LookUps, *args: Any) -> Match:
         match = miss(self, *args)
         return replace(match, waits=True) if NotLoaded.NODE_AWAY in match.missed else match
 
-    return [around(RemoteIndex, "_miss", patient)]
+    return [around(LookUps, "miss", patient)]
 
 
 @canary("F29", "an engine waits for an answer without end", "I13", node=True)

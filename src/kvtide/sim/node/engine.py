@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from dataclasses import replace
+from functools import partial
 
+from kvtide.core.messages import Plan
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.copies import Job, SimCopyEngine
 from kvtide.sim.engine import SimEngine
@@ -12,6 +14,7 @@ from kvtide.sim.node.arena import Arena, Name
 from kvtide.sim.node.link import SimLink
 from kvtide.sim.run import Run
 from kvtide.sim.traffic import Arrival
+from kvtide.sim.work import StepWork
 
 WEIGHTS_OF_MODEL = 8
 """Models are told apart by the weights that their bytes are made from. These may change, less often than that."""
@@ -35,9 +38,11 @@ class NodeEngine(SimEngine):
         self._serves_at_tick = self.clock.now + run.draw.pick(STARTING_TICKS)
         self.scheduler.epoch = self.watch.observed.epoch = WEIGHTS_OF_MODEL * model
         self.told_tick = self.clock.now
+        self._arenas: dict[int, Arena] = {}
         link.engine = self
         for rank in self.ranks:
-            rank.slots_grow = rank.has_news = True  # what it has mapped is told in its first report
+            rank.slots_grow = True  # none can be used before it has mapped something
+            rank.memory_of = partial(self._memory_of, rank.index)
         link.connect()
 
     def step(self) -> None:
@@ -71,10 +76,18 @@ class NodeEngine(SimEngine):
         """Let the weights not change any more."""
         self._resets.clear()
 
-    def map(self, life: int, arena: Arena) -> None:
-        """Let every rank have its part of the memory of a life."""
+    def welcome(self, life: int, arena: Arena) -> None:
+        """Let ranks find the memory of a life, once they hear of it by a plan."""
+        self._arenas[life] = arena
+
+    def _memory_of(self, rank: int, life: int) -> MutableSequence[int]:
+        return self._arenas[life].parts[rank]
+
+    def _dispatch(self, plan: Plan, work: StepWork) -> None:
+        """Send a plan. It says where the host slots are."""
         for rank in self.ranks:
-            rank.memories[life] = arena.parts[rank.index]
+            rank.worker.use(plan.pool)
+        super()._dispatch(plan, work)
 
     def stores_under_way(self) -> Iterator[Job]:
         """Yield what is being written to memory of the node."""

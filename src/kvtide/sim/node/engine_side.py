@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 WAITS_S_MAX = 0.1
 """So long a request waits for an answer, and then until the next step."""
+WAITS_FOR_MEMORY_S_MAX = 1.0
+"""So long after the beginning of a life it waits for ranks that have not mapped anything."""
 
 
 class AtNodeChecker(Checker):
@@ -49,6 +51,12 @@ class AtNodeChecker(Checker):
                 raise Violation("I13", f"{request.id} waits for a node that is not there, or is offered what it has")
             return
         if not match.waits:
+            self._waiting.pop(request.id, None)
+            return
+        if not self._link.has_memory:
+            age_s = (self._link.engine.told_tick - self._link.greeted_tick) * TICK_S
+            if age_s > WAITS_FOR_MEMORY_S_MAX:
+                raise Violation("I13", f"{request.id} waits for memory of the node, {age_s:.3f} s after it came")
             self._waiting.pop(request.id, None)
             return
         question, told = (life, match.device_tokens, match.num_tokens), self._link.engine.told_tick

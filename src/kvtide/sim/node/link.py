@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvtide.core.groups import Key
 from kvtide.core.index.calls import Call, Ready, Reply, Reserve, Unkept
+from kvtide.core.messages import Pool
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.node.connection import Connection, draw_delay
 from kvtide.sim.run import Run
@@ -27,6 +28,10 @@ class SimLink:
         """What is being opened, or is open."""
         self.greeted: int | None = None
         """The last life that the engine has taken note of."""
+        self.greeted_tick = 0
+        """What the engine had told of time by then."""
+        self.has_memory = False
+        """The engine has told, in that life, that its ranks can use some slots."""
         self.unkept: dict[tuple[int, Key], None] = {}
         """What nobody has written, as the engine was told, and what it has not offered since."""
         self.dead = False
@@ -49,6 +54,11 @@ class SimLink:
         return self.connection.life if self.connection is not None and self._welcome else None
 
     @property
+    def pool(self) -> Pool | None:
+        """See `Link`."""
+        return None if self.life is None else Pool(self.life, f"epoch {self._node.epoch}", self.life)
+
+    @property
     def slots(self) -> int:
         """See `Link`."""
         return self._run.world.host_slots if self._welcome else 0
@@ -56,6 +66,9 @@ class SimLink:
     def send(self, call: Call) -> None:
         """See `Link`."""
         if isinstance(call, Ready):
+            self.has_memory = call.slots > 0
+            if self.greeted != self.life:
+                self.greeted_tick = self.engine.told_tick
             self.greeted = self.life
             if self.greeted is not None:
                 self._in_use[self.greeted] = None
@@ -122,12 +135,12 @@ class SimLink:
             self.lost(connection)
 
     def welcome(self, connection: Connection, _: None) -> None:
-        """The node has answered: its memory is mapped, and a life begins."""
+        """The node has answered: its memory can be mapped, and a life begins."""
         if self.dead or connection is not self.connection:
             return
         assert connection.arena is not None
         self._welcome = True
-        self.engine.map(connection.life, connection.arena)
+        self.engine.welcome(connection.life, connection.arena)
         for life in self._said_in_use:
             if life not in self._in_use:
                 connection.carry_there(self._node.hear_drained, life)  # it was in use when this began
