@@ -134,6 +134,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "client": "connection credentials drained errors frames hello mapped",
         "link": "client errors frames hello",
         "index_link": "client codec errors hello link",
+        "memory": "client errors hello link",
         "cli": "client errors frames hello lines node settings shown",
         "__init__": "",
     },
@@ -149,7 +150,7 @@ THIRD_PARTY = {
     "cli": "click",
     "copy": "numba numpy torch triton",
     "tiers": "click cryptography mooncake numpy pydantic valkey xxhash",
-    "node": "click numpy prometheus_client",
+    "node": "click prometheus_client",
     "engine": "numpy",
     "vllm": "huggingface_hub numpy prometheus_client pydantic ray torch vllm",  # the rest is vLLM's own
     "traces": "click matplotlib numpy rich tokenizers torch",

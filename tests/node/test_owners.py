@@ -43,6 +43,17 @@ def test_a_worker_is_waited_for_after_its_scheduler_and_its_connection_have_ende
     assert seen(owners.exited(worker.number, 1e9)) == ([], [], [scheduler.owner])
 
 
+def test_a_worker_that_comes_again_has_ended_what_it_copied_before() -> None:
+    owners = Owners()
+    schedulers = [opened(owners) for _ in range(2)]
+    for scheduler, worker in zip(schedulers, ("this one", ""), strict=True):
+        owners.join(scheduler.owner.number, rank=0, pid=2, is_watched=True, worker=worker)
+        assert seen(owners.closed(scheduler.number, 0.0)) == ([scheduler.owner], [], [])
+    assert seen(owners.came_again("another one")) == seen(owners.came_again("")) == ([], [], [])
+    assert owners.came_again("this one").over == [schedulers[0].owner]
+    assert seen(owners.came_again("this one")) == ([], [], [])
+
+
 def test_a_worker_that_ends_takes_its_scheduler_with_it_but_not_other_workers() -> None:
     owners = Owners()
     scheduler = opened(owners)

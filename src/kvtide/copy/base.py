@@ -52,6 +52,10 @@ class Traffic:
         """Seconds of all copies together."""
         return self.seconds.total_s
 
+    def plus(self, other: Traffic) -> Traffic:
+        """Return this and what another engine has moved."""
+        return Traffic(self.transfers + other.transfers, self.bytes + other.bytes, self.seconds.together(other.seconds))
+
 
 class CopyEngine(ABC):
     """Moves blocks. Nothing that goes wrong with a transfer is raised: it is reported by `poll`.

@@ -16,6 +16,9 @@ from kvtide.node.errors import NodeError, NoNode
 from kvtide.node.hello import Hello
 from kvtide.node.link import Link
 
+ATTACH_S = 1.0
+"""So long an engine waits at its start for a node that listens, so that its first request finds what is there."""
+
 
 class IndexLink:
     """Each connection is a life. None of its methods raises, or waits longer than it is told to."""
@@ -27,6 +30,15 @@ class IndexLink:
         self._tie = Link(path, hello, say)
         self._client: Client | None = None
         self._lives = 0
+
+    def attach(self, timeout_s: float = ATTACH_S) -> bool:
+        """Wait for the first life, if somebody listens: without a node not at all. Returns whether it has begun."""
+        end_s = time.monotonic() + timeout_s
+        self.receive()
+        while self._tie.is_greeting and (left_s := end_s - time.monotonic()) > 0:
+            self._tie.wait(left_s)
+            self.receive()
+        return self._client is not None
 
     @property
     def life(self) -> int | None:

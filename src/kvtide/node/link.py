@@ -51,6 +51,16 @@ class Link:
             self.lost(error, now_s)
         return []
 
+    @property
+    def is_greeting(self) -> bool:
+        """Whether somebody listens, and has not answered yet."""
+        return self._greeting is not None
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the answer to a hello, at most so long."""
+        if self._greeting is not None:
+            self._greeting.wait_for_frames(seconds)
+
     def lost(self, error: NodeError, now_s: float) -> None:
         """The node is of no use any more, as whoever talks to it has found out. It is tried again later."""
         if self.client is not None and self.client.welcome is not None:

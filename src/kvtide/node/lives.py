@@ -40,7 +40,10 @@ class Lives:
                 member = self.owners.open(hello.engine, "", pid=pid, is_watched=process is not None)
             else:
                 watched = process is not None
-                member = self.owners.join(hello.owner, rank=hello.rank, pid=pid, is_watched=watched)
+                self._apply(self.owners.came_again(hello.worker))
+                member = self.owners.join(
+                    hello.owner, rank=hello.rank, pid=pid, is_watched=watched, worker=hello.worker
+                )
         except BaseException:
             if process is not None:
                 os.close(process)
