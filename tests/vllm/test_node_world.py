@@ -18,6 +18,7 @@ from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route
 from kvtide.vllm import kv_tensors, node_namespace, versions
 from kvtide.vllm.kv_tensors import Copier, Stripe
 from kvtide.vllm.options import Copying
+from kvtide.vllm.worker_side import WorkerSide
 from tests.copy.cuda.fake_gpu import FakeGpu
 from tests.vllm.node_rig import NodeProcess, wait_until
 from tests.vllm.world import BLOCK_TOKENS, World, full, latent, sliding, text
@@ -65,9 +66,10 @@ def make(tmp_path: Path, nodes: Nodes) -> Iterator[Make]:
 
     yield make
     for world in worlds:
-        world.run()
-        world.check_at_rest()
-        shut_down(world)
+        if isinstance(world.workers[0]._worker, WorkerSide):
+            world.run()
+            world.check_at_rest()
+            shut_down(world)
     if nodes.node is not None and nodes.node.process.poll() is None:
         check_holds_nothing(nodes.node)
 
@@ -118,14 +120,27 @@ def test_f26_an_engine_that_is_started_again_finds_all_that_was_there(nodes: Nod
     assert make().generate("b", PROMPT) == HIT, "in its first request"
 
 
-@pytest.mark.parametrize("mode", ["eager", "lazy"])
-def test_groups_and_modes_work_at_a_node_as_without(nodes: Nodes, make: Make, mode: str) -> None:
+def test_an_engine_that_has_rested_waits_for_the_node_as_any_other(nodes: Nodes, make: Make) -> None:
+    nodes.start()
+    make().generate("a", PROMPT)
+    rested = make()
+    rested.side._overdue._told_s -= 60.0
+    assert rested.generate("b", PROMPT) == HIT
+
+
+def test_models_with_several_groups_share_too(nodes: Nodes, make: Make) -> None:
     nodes.start()
     groups = [full(), sliding(40)]
-    first, second = make(groups=groups, mode=mode), make(groups=groups, mode=mode)
+    make(groups=groups).generate("a", PROMPT)
+    assert make(groups=groups).generate("b", PROMPT) == HIT
+
+
+def test_in_lazy_mode_what_the_device_gives_up_is_found_by_the_other_engine(nodes: Nodes, make: Make) -> None:
+    nodes.start()
+    first, second = make(mode="lazy"), make(mode="lazy")
     first.generate("a", PROMPT)
-    for number in range(4):  # so many other prompts that the device gives the first one up
-        first.generate(f"other {number}", text(10 + number, 150))
+    for number in range(12):  # short ones: the node has time to answer before the device needs the room
+        first.generate(f"other {number}", text(10 + number, 2 * BLOCK_TOKENS))
     assert second.generate("b", PROMPT) == HIT
 
 

@@ -54,6 +54,9 @@ class SchedulerSide:
         self._loads = LoadEnds(self.manager, self._requests, layout, cache_manager)
         self._times = StepTimes(self.manager)
         self._overdue = OverdueWatch(self.manager)
+        self._is_overdue = False
+        self._is_time_told = False
+        """Whether the core knows how much time has passed since the last step."""
         self._stats = CoreStats()
         self._idle = False
         self._is_reset = False
@@ -76,6 +79,7 @@ class SchedulerSide:
 
         None: the request waits for what is below host memory; vLLM asks again in the next step.
         """
+        self._let_time_pass()
         self._requests.match(request, device_tokens)
         if not self._may_load(request, device_tokens):
             self.manager.give_up(request.request_id)
@@ -122,11 +126,21 @@ class SchedulerSide:
         self._is_informed = True
         self._requests.step(step)
         self._idle = step.total_num_scheduled_tokens == 0
-        overdue = self._overdue.let_time_pass()  # here: vLLM does not call `report` when no worker has anything to say
+        self._let_time_pass()  # here: vLLM does not call `report` when no worker has anything to say
+        self._is_time_told = False
         plan = self.manager.plan(idle=self._idle)
         metadata = StepMetadata(plan, self.config.slots, self._idle, self._times.begin(step))
-        self._loads.announce(metadata, overdue=overdue)
+        self._loads.announce(metadata, overdue=self._is_overdue)
         return metadata
+
+    def _let_time_pass(self) -> None:
+        """Tell how long the last step took, or the engine has rested, before anything is asked for in this one.
+
+        What a node is asked for would be late otherwise, before it was asked.
+        """
+        if not self._is_time_told:
+            self._is_time_told = True
+            self._is_overdue = self._overdue.let_time_pass()
 
     def report(self, output: Any) -> None:
         """Take what the workers say."""
