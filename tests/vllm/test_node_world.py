@@ -235,7 +235,7 @@ def test_a_worker_with_another_layout_is_refused_by_name_and_its_engine_serves_w
     other = make()
     assert other.generate("b", PROMPT) == 0
     assert revisit(other, "c") == 0
-    why = "this worker lays part 0 out in another way: layout is"
+    why = "holds other bytes than those who were here first: in part 0, layout is"
     assert why in node.lines()
     assert why in vllm_log.text
 

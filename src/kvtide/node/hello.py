@@ -41,7 +41,7 @@ class Hello:
     role: Role
     engine: str = ""
     namespace: Mapping[str, object] = field(default_factory=dict)
-    """All that the bytes depend on; of a scheduler."""
+    """All that the bytes depend on; of a worker, what only it knows, with the `block_bytes` of its part."""
     epoch: str = ""
     owner: int = 0
     """Of a worker: which life of which node it belongs to."""
@@ -52,8 +52,6 @@ class Hello:
     """Where the memory of its part should be, if it knows."""
     worker: str = ""
     """A name that no other worker ever has. One that comes again under it has no copies of before under way."""
-    layout: Mapping[str, object] = field(default_factory=dict)
-    """Of a worker: how the bytes of its part are laid out, as far as only it knows that."""
 
     def frame(self) -> Frame:
         """Return it as it is sent."""
@@ -107,18 +105,19 @@ def read_hello(frame: Frame) -> Hello:
         role = Role(said.get("role"))
     except ValueError:
         raise BadFrame(f"a hello of a role that is not known: {said.get('role')!r:.80}") from None
-    numa_node = said.get("numa_node")
+    namespace, numa_node = said.get("namespace"), said.get("numa_node")
+    if not isinstance(namespace, dict) or _is_deeper(namespace, _DEPTH_MAX):
+        raise BadFrame(f"a hello whose namespace is no object, or deeper than {_DEPTH_MAX}")
     return Hello(
         role,
         engine=_name(said, "engine"),
-        namespace=_description(said, "namespace"),
+        namespace=namespace,
         epoch=_name(said, "epoch"),
         owner=_count(said, "owner"),
         rank=_count(said, "rank"),
         part=_count(said, "part"),
         numa_node=None if numa_node is None else _count(said, "numa_node", _NUMA_NODES),
         worker=_name(said, "worker"),
-        layout=_description(said, "layout"),
     )
 
 
@@ -167,13 +166,6 @@ def _check_protocol(said: Mapping[str, object], *, they: str, we: str) -> None:
         older = they if theirs < PROTOCOL else we
         why = f"{they} speaks protocol {theirs} (kvtide {version:.40}), {we} speaks {PROTOCOL} (kvtide {__version__})"
         raise Refused(f"{why}: upgrade kvtide of {older}", for_good=True)
-
-
-def _description(said: Mapping[str, object], name: str) -> dict[str, object]:
-    value = said.get(name)
-    if not isinstance(value, dict) or _is_deeper(value, _DEPTH_MAX):
-        raise BadFrame(f"a hello whose {name} is no object, or deeper than {_DEPTH_MAX}")
-    return value
 
 
 def _is_deeper(value: object, depth: int) -> bool:

@@ -24,8 +24,8 @@ JOIN_S = 0.02
 class NodeMemory:
     """See `kvtide.copy.HostMemory`: what `LivesCopyEngine` copies to and from. For one rank.
 
-    `hello` has the role of a worker, the engine, rank, part, layout, and the NUMA node where that is known; which life
-    it joins the scheduler says. `share` tells ranks apart that have the same part. `say` hears why there is no memory.
+    `hello` has the role of a worker, the engine, rank, part, and the NUMA node where that is known; which life it joins
+    the scheduler says. `share` tells ranks apart that have the same part. `say` hears why there is no memory.
     """
 
     def __init__(self, path: Path, hello: Hello, say: Callable[[str], None], *, share: Share = ALL) -> None:

@@ -34,7 +34,7 @@ class MemoryAtNode:
             rank=self.rank,
             part=self.rank // self.share.count,
             numa_node=copier.numa_node,
-            layout=known_by_worker(self.vllm_config, self.kv_cache_config, copier.block_bytes, layout),
+            namespace=known_by_worker(self.vllm_config, self.kv_cache_config, copier.block_bytes, layout),
         )
         return LivesCopyEngine(NodeMemory(self.path, hello, self._say, share=self.share), copier.engine, self._say)
 
