@@ -35,7 +35,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "worker": "copy core errors tiers",
         "node": "__init__ commands copy core errors json_option options output tiers units",
         "engine": "copy core errors node options tiers worker",
-        "vllm": "__init__ copy core errors latency options redaction schema tiers units worker",
+        "vllm": "__init__ copy core errors latency node options redaction schema tiers units worker",
         "sim": "commands copy core errors options progress tiers worker",
         "traces": "commands copy core engine errors options output progress units",
         "demo": "commands copy core engine errors node options output progress",

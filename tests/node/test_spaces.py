@@ -95,6 +95,34 @@ def test_slots_are_ready_when_every_part_has_them(monkeypatch: pytest.MonkeyPatc
     spaces.close()
 
 
+def worker(layout: str, part: int = 0, rank: int = 0, **more: object) -> Hello:
+    return Hello(Role.WORKER, engine="engine", part=part, rank=rank, namespace={"layout": layout, **more})
+
+
+def test_a_worker_that_holds_other_bytes_than_the_first_one_of_its_part_is_refused_for_good() -> None:
+    spaces = Spaces(15_000, lambda _: None)
+    owner = attached(spaces)
+    spaces.join(owner, worker("keys, then values"))
+    spaces.join(owner, worker("keys, then values", rank=1))
+    spaces.join(owner, worker("values, then keys", part=1))
+    with pytest.raises(Refused) as refused:
+        spaces.join(owner, worker("values, then keys", rank=2))
+    said = 'in part 0, layout is "values, then keys", not "keys, then values"'
+    assert refused.value.why == f"rank 2 of engine engine holds other bytes than those who were here first: {said}"
+    assert refused.value.for_good
+    spaces.close()
+
+
+def test_a_worker_whose_blocks_have_another_size_than_its_scheduler_says_is_refused_for_good() -> None:
+    spaces = Spaces(15_000, lambda _: None)
+    owner = attached(spaces)
+    spaces.join(owner, worker("same", block_bytes=1000))
+    with pytest.raises(Refused, match="blocks of 1000 bytes in part 1, not 500") as refused:
+        spaces.join(owner, worker("same", part=1, rank=1, block_bytes=1000))
+    assert refused.value.for_good
+    spaces.close()
+
+
 def test_memory_that_cannot_be_made_is_a_refusal_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise OSError(24, "Too many open files")

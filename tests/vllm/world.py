@@ -127,6 +127,7 @@ class World:
         control: Control | None = None,
         monkeypatch: Any = None,
         engine_args: dict[str, Any] | None = None,
+        node: Path | None = None,
         **options: Any,
     ) -> None:
         specs = list(groups or [full()])
@@ -139,11 +140,13 @@ class World:
         model = write_llama(path / "world-model", layers=1)
         self.ranks = max(context_parallel, tensor_parallel)
         page = specs[0].page_size_bytes
+        # What a node has is looked at when it is loaded.
+        host = {"host_per_rank": host_blocks * page * LAYERS} if node is None else {"node": str(node)}
         transfer = KVTransferConfig(
             kv_connector="KVTideConnector",
             kv_role="kv_both",
             kv_connector_module_path="kvtide.vllm",
-            kv_connector_extra_config={"host_per_rank": host_blocks * page * LAYERS, **options},
+            kv_connector_extra_config={**host, **options},
         )
         config = EngineArgs(
             model=str(model),
@@ -468,7 +471,7 @@ class World:
         for tracked in self.side._requests.known.values():
             self._learn(tracked)
         for rank, worker in enumerate(self.workers):
-            if isinstance(worker._worker, WorkerSide):
+            if isinstance(worker._worker, WorkerSide) and worker._worker._arena is not None:
                 self._check_host(rank, worker._worker._arena.memory)
         gauges = self.manager.gauges()
         assert gauges.slots_free + gauges.slots_cached + gauges.slots_writing == gauges.slots

@@ -17,7 +17,7 @@ from kvtide.node.frames import Frame, Kind
 
 PROTOCOL = 1
 HELLO_BYTES_MAX = 1 << 16
-_NAME_MAX = 256
+NAME_CHARS_MAX = 256
 _NUMA_NODES = 1024  # the most that Linux knows
 _DEPTH_MAX = 16
 """Of a namespace. What is much deeper can be read, but not be written again by whoever is deeper in calls."""
@@ -41,7 +41,7 @@ class Hello:
     role: Role
     engine: str = ""
     namespace: Mapping[str, object] = field(default_factory=dict)
-    """All that the bytes depend on; of a scheduler."""
+    """All that the bytes depend on; of a worker, what only it knows, with the `block_bytes` of its part."""
     epoch: str = ""
     owner: int = 0
     """Of a worker: which life of which node it belongs to."""
@@ -182,6 +182,6 @@ def _count(said: Mapping[str, object], name: str, end: int = 1 << 63) -> int:
 
 def _name(said: Mapping[str, object], name: str) -> str:
     value = said.get(name)
-    if not isinstance(value, str) or len(value) > _NAME_MAX or not value.isprintable():
+    if not isinstance(value, str) or len(value) > NAME_CHARS_MAX or not value.isprintable():
         raise BadFrame(f"a hello whose {name} is no name: {value!r:.80}")
     return value

@@ -103,6 +103,7 @@ class Spaces:
         space = self._spaces[owner.namespace]
         if hello.part >= len(space.parts):
             raise Refused(f"part {hello.part} of a block that has {len(space.parts)}", for_good=True)
+        _check_bytes(space, hello)
         if hello.part not in space.arenas:
             space.arenas[hello.part] = self._made(space, hello)
             space.known[hello.part] = hello.namespace
@@ -238,6 +239,18 @@ class Spaces:
         why = f": {arena.failure}" if arena.failure else ""
         of = f"{arena.ready_slots} of {arena.description.slots} slots"
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready{why}")
+
+
+def _check_bytes(space: Space, hello: Hello) -> None:
+    """Refuse a worker whose bytes of a block are not those that the others have in this part."""
+    who = f"rank {hello.rank} of engine {hello.engine} holds other bytes"
+    block_bytes = hello.namespace.get("block_bytes", space.parts[hello.part])
+    if block_bytes != space.parts[hello.part]:
+        sizes = f"blocks of {block_bytes!r:.40} bytes in part {hello.part}, not {space.parts[hello.part]}"
+        raise Refused(f"{who} than its scheduler says: {sizes}", for_good=True)
+    held = space.known.get(hello.part, hello.namespace)
+    if apart := unlike(hello.namespace, [held]):
+        raise Refused(f"{who} than those who were here first: in part {hello.part}, {apart}", for_good=True)
 
 
 def _room(space: Space) -> str:

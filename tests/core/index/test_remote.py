@@ -156,12 +156,23 @@ def test_right_after_a_life_begins_requests_wait_for_the_ranks_and_nobody_is_ask
 
 def test_ranks_that_take_too_long_cost_hits_and_no_more() -> None:
     bench = begun()
+    bench.index.passed(0.0)
     bench.index.passed(ATTACH_S)
     match = bench.look()
     assert (match.waits, match.missed) == (False, {NotLoaded.NODE_LATE: 2 * SIZE + 1})
     assert not bench.sent(LookUp)
     bench.index.grow(16)
     assert bench.look().tokens == 2 * SIZE, "they are late, not lost"
+
+
+def test_time_that_an_engine_has_rested_does_not_count() -> None:
+    bench = begun()
+    bench.index.passed(60.0)  # told in the step in which its next request has come
+    assert bench.look().waits
+    bench.index.passed(ATTACH_S / 2)
+    assert bench.look().waits
+    bench.index.passed(ATTACH_S / 2)
+    assert not bench.look().waits
 
 
 def test_time_that_passed_in_an_earlier_life_does_not_count(bench: Remote) -> None:
