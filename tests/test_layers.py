@@ -130,7 +130,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "node": "credentials hello listening loop metrics peers server settings spaces systemd",
         "client": "connection credentials drained errors frames hello mapped",
         "link": "client errors frames hello",
-        "index_link": "client codec errors hello link",
+        "index_link": "client codec errors frames hello link",
         "cli": "client errors frames hello lines node settings shown",
         "__init__": "",
     },

@@ -36,7 +36,7 @@ class Kind(IntEnum):
 _COUNT = Struct("<I")
 _LOOK_UP = Struct("<QQQI")
 _RELEASE = Struct("<Q?")
-_RESERVE = Struct("<QII")
+_RESERVE = Struct("<QI")
 _OFFER = Struct("<BQ???")
 _SETTLE = Struct("<?")
 _RUN_ID = Struct("<Q")
@@ -66,7 +66,7 @@ def call_frame(call: Call) -> Frame:
         case calls.Release():
             return Frame(Kind.RELEASE, _RELEASE.pack(call.lease, call.used))
         case calls.Reserve():
-            head = _RESERVE.pack(call.id, call.room_blocks, len(call.offers))
+            head = _RESERVE.pack(call.id, call.room_blocks) + _COUNT.pack(len(call.offers))
             return Frame(Kind.RESERVE, head + b"".join(map(_pack_offer, call.offers)))
         case calls.Settle():
             runs = b"".join(map(_RUN_ID.pack, call.runs))
@@ -95,7 +95,7 @@ def _pack_offer(offer: Offer) -> bytes:
 def _read_look_up(reader: Reader) -> Call:
     id_, device_tokens, num_tokens, groups = reader.numbers(_LOOK_UP)
     keys = [reader.keys() for _ in range(_few(groups))]
-    return calls.LookUp(id_, keys, device_tokens, num_tokens)
+    return calls.LookUp(id_, keys, device_tokens, num_tokens, [each.first for each in keys])
 
 
 def _read_release(reader: Reader) -> Call:
@@ -103,8 +103,8 @@ def _read_release(reader: Reader) -> Call:
 
 
 def _read_reserve(reader: Reader) -> Call:
-    id_, room_blocks, count = reader.numbers(_RESERVE)
-    return calls.Reserve(id_, [_read_offer(reader) for _ in range(_few(count))], room_blocks)
+    id_, room_blocks = reader.numbers(_RESERVE)
+    return calls.Reserve(id_, [_read_offer(reader) for _ in range(reader.count())], room_blocks)
 
 
 def _read_offer(reader: Reader) -> Offer:
@@ -232,7 +232,7 @@ def _whole(frame: Frame, read: Callable[[Reader], Said]) -> Said:
 
 
 def _few(count: int) -> int:
-    """Return a number of groups, or of offers, if it can be one."""
+    """Return a number of groups, if it can be one."""
     if count > _FEW:
         raise BadFrame(f"a frame about {count} groups")
     return count

@@ -16,7 +16,7 @@ from kvtide.node.arenas import NodeArena
 from kvtide.node.codec import read_call, reply_frame
 from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
-from kvtide.node.frames import Frame
+from kvtide.node.frames import BODY_BYTES_MAX, Frame
 from kvtide.node.hello import Hello
 from kvtide.node.namespaces import name_of, parts_of, unlike
 from kvtide.node.owners import Owner
@@ -92,7 +92,7 @@ class Spaces:
         except ProtocolError as error:
             raise BadFrame(str(error)) from error
         self._tell(space)
-        return [] if reply is None else [reply_frame(reply)]
+        return [] if reply is None else [_fitting(reply_frame(reply))]
 
     def ending(self, owner: Owner) -> None:
         """What it holds is in quarantine."""
@@ -108,7 +108,8 @@ class Spaces:
     def _tell(self, space: Space) -> None:
         """Tell engines what they have not asked for."""
         for number, notice in space.index.take_notices():
-            self.send(self._owners[number], reply_frame(notice))
+            if number in self._owners:  # else it was found to be gone when it was told of another one
+                self.send(self._owners[number], reply_frame(notice))
 
     def status(self) -> Mapping[str, object]:
         """Return the namespaces and their arenas."""
@@ -147,6 +148,13 @@ class Spaces:
         why = f": {arena.failure}" if arena.failure else ""
         of = f"{arena.ready_slots} of {arena.description.slots} slots"
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready{why}")
+
+
+def _fitting(frame: Frame) -> Frame:
+    """Return an answer, if it can be sent. Keys of a few bytes are shorter than what is said about them."""
+    if len(frame.body) > BODY_BYTES_MAX:
+        raise BadFrame(f"a call whose answer takes {len(frame.body)} bytes")
+    return frame
 
 
 def _index(groups: tuple[Group, ...], slots: int, policy: str) -> LocalIndex:

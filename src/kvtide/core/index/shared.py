@@ -111,6 +111,7 @@ class SharedIndex:
         match call:
             case calls.LookUp():
                 self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
+                self._check(self._leaves_out_no_more_than_the_device_has(call))
                 return self._look_up(holder, call)
             case calls.Reserve():
                 self._check(all(map(self._is_sound, call.offers)))
@@ -140,6 +141,11 @@ class SharedIndex:
     def _check(self, sound: bool) -> None:
         if not sound:
             raise ProtocolError("this engine asks for what cannot be: it has another idea of the model's groups")
+
+    def _leaves_out_no_more_than_the_device_has(self, call: calls.LookUp) -> bool:
+        """Or looking would cost more than the message did."""
+        sizes = self._index.block_tokens
+        return all(first <= call.device_tokens // size for first, size in zip(call.firsts, sizes, strict=False))
 
     def _is_sound(self, offer: Offer) -> bool:
         return (
@@ -185,14 +191,19 @@ class SharedIndex:
 
     def _reserve(self, owner: int, call: calls.Reserve) -> Reserved:
         taken: list[Taken] = []
+        room = call.room_blocks
+        if self._owners[owner].slots_ready < self._index.host.slots:
+            room = min(room, self._index.host.num_free)  # nothing is evicted for who may not be able to use the slot
 
         def granted(grants: list[Grant]) -> None:
+            if room < call.room_blocks:
+                _refuse_left(grants)
             taken.extend(self._take(owner, offer, grant) for offer, grant in zip(call.offers, grants, strict=True))
 
         if self._writing:
             for offer in call.offers:
                 self._rely(owner, offer)
-        self._index.reserve([_want(offer) for offer in call.offers], call.room_blocks, granted)
+        self._index.reserve([_want(offer) for offer in call.offers], room, granted)
         return Reserved(call.id, taken)
 
     def _take(self, owner: int, offer: Offer, grant: Grant) -> Taken:
@@ -244,6 +255,14 @@ class SharedIndex:
             if relying and not kept:
                 block = run.part(position, position + 1, self._index.block_tokens[run.group])
                 self._notices += [(owner, Unkept(replace(block))) for owner in relying]
+
+
+def _refuse_left(grants: list[Grant]) -> None:
+    """There is no room, and asking again is of no use."""
+    for grant in grants:
+        if grant.left:
+            grant.refused[NotStored.HOST_FULL] += sum(map(len, grant.left))
+            grant.left = []
 
 
 def _want(offer: Offer) -> Want:
