@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -121,6 +123,19 @@ def test_a_call_that_makes_no_sense_for_this_model_is_refused() -> None:
     call = calls.LookUp(1, [[b"key"], [b"key"]], 0, 16, [0, 0])
     with pytest.raises(BadFrame, match="another idea of the model's groups"):
         spaces.handle(attached(spaces), call_frame(call))
+
+
+def test_what_was_given_back_is_found_when_the_next_namespace_comes() -> None:
+    spaces = Spaces(100_000, lambda _: None)
+    owner = attached(spaces)
+    space = spaces._spaces.pop(owner.namespace)
+    space.unlike = space  # type: ignore[assignment]  # something that refers to itself
+    gone = weakref.ref(space.index)
+    del space
+    spaces._free_bytes = 100_000
+    assert gc.get_freeze_count(), "what is there for long is not looked through"
+    attached(spaces, 2)
+    assert gone() is None
 
 
 def test_an_engine_that_is_found_to_be_gone_is_told_nothing_more() -> None:
