@@ -139,7 +139,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "node": "credentials hello listening loop metrics peers server settings spaces systemd tiers",
         "client": "connection credentials drained errors frames hello mapped",
         "link": "client errors frames hello",
-        "index_link": "client codec errors hello link",
+        "index_link": "client codec errors frames hello link",
         "ask": "client errors frames hello",
         "cli_operate": "ask shown",
         "cli": "cli_operate lines node settings tiers",

@@ -105,9 +105,10 @@ REPLIES: some.SearchStrategy[Reply] = some.one_of(
 
 
 def plain(said: Any) -> Any:
-    """With keys as lists, whatever they came in."""
+    """With keys as lists, whatever they came in, and where they begin."""
     if isinstance(said, LookUp):
-        return replace(said, keys=[list(keys) for keys in said.keys])
+        firsts = list(said.firsts) or [0] * len(said.keys)
+        return replace(said, keys=[list(keys) for keys in said.keys], firsts=firsts)
     return said
 
 
@@ -121,6 +122,12 @@ def test_replies_are_read_as_they_were_sent(reply: Reply) -> None:
     assert read_reply(reply_frame(reply)) == reply
 
 
+def test_a_reservation_may_be_about_hundreds_of_short_chains() -> None:
+    offer = Offer(0, [b"k" * 32], None, 16, [], needs_prefix=False, touch=False)
+    call = Reserve(1, [offer] * 1000, 1000)
+    assert read_call(call_frame(call)) == call
+
+
 def test_keys_that_nobody_looks_at_are_not_sent() -> None:
     keys = [bytes([number]) * 32 for number in range(100)]
     frame = call_frame(LookUp(1, [keys], 90 * 16, 1600, [90]))
@@ -131,6 +138,8 @@ def test_keys_that_nobody_looks_at_are_not_sent() -> None:
     assert len(there) == 100
     assert list(there[90:]) == keys[90:]
     assert there[95] == keys[95]
+    assert [there[0], there[89], *there[88:92]] == [b"", b"", b"", b"", *keys[90:92]], "what is left out is nobody's"
+    assert (list(there[10:12]), len(there[80:95][5:]), list(there[80:95][12:])) == ([b"", b""], 10, keys[92:95])
     assert list(there[95:97]) == keys[95:97]
 
 

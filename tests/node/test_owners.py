@@ -60,7 +60,7 @@ def test_a_worker_that_ends_takes_its_scheduler_with_it_but_not_other_workers() 
     first, second = joined(owners, scheduler, 0), joined(owners, scheduler, 1)
     assert seen(owners.exited(first.number, 0.0)) == ([scheduler.owner], [scheduler], [])
     assert second.is_connected
-    assert seen(owners.drained(second.number)) == ([], [second], [scheduler.owner])
+    assert seen(owners.drained(second.number, second.pid)) == ([], [second], [scheduler.owner])
 
 
 def test_an_exit_counts_before_the_connection_has_ended() -> None:
@@ -73,10 +73,19 @@ def test_an_exit_counts_before_the_connection_has_ended() -> None:
     assert seen(owners.closed(scheduler.number, 0.0)) == ([], [], [])
 
 
+def test_what_another_process_says_of_a_workers_copies_means_nothing() -> None:
+    owners = Owners()
+    scheduler = opened(owners)
+    worker = joined(owners, scheduler)
+    owners.closed(scheduler.number, 0.0)
+    assert seen(owners.drained(worker.number, worker.pid + 1)) == ([], [], [])
+    assert seen(owners.drained(worker.number, worker.pid)) == ([], [worker], [scheduler.owner])
+
+
 def test_what_a_scheduler_says_of_its_copies_means_nothing() -> None:
     owners = Owners()
     scheduler = opened(owners)
-    assert seen(owners.drained(scheduler.number)) == ([], [], [])
+    assert seen(owners.drained(scheduler.number, scheduler.pid)) == ([], [], [])
     assert not scheduler.is_quiet
 
 
@@ -166,7 +175,7 @@ class WhateverHappens(RuleBasedStateMachine):
         member = data.draw(st.sampled_from(self.members))
         if event == "drained":
             self.can_write.pop(member.number, None)
-            self.apply(self.owners.drained(member.number))
+            self.apply(self.owners.drained(member.number, member.pid))
             return
         self.silent_since_s.setdefault(member.number, self.now_s)
         if event == "closed":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -153,6 +155,48 @@ def test_a_call_that_makes_no_sense_for_this_model_is_refused() -> None:
     call = calls.LookUp(1, [[b"key"], [b"key"]], 0, 16, [0, 0])
     with pytest.raises(BadFrame, match="another idea of the model's groups"):
         spaces.handle(attached(spaces), call_frame(call))
+
+
+def test_what_was_given_back_is_found_when_the_next_namespace_comes() -> None:
+    spaces = Spaces(100_000, lambda _: None)
+    owner = attached(spaces)
+    space = spaces._spaces.pop(owner.namespace)
+    space.unlike = space  # type: ignore[assignment]  # something that refers to itself
+    gone = weakref.ref(space.index)
+    space.budget.taken_bytes = 0
+    del space
+    assert gc.get_freeze_count(), "what is there for long is not looked through"
+    attached(spaces, 2)
+    assert gone() is None
+
+
+def test_an_engine_that_is_found_to_be_gone_is_told_nothing_more() -> None:
+    spaces = Spaces(100_000, lambda _: None)
+    writer, gone = attached(spaces, 1), attached(spaces, 2)
+    index = spaces._spaces[writer.namespace].index
+    index.grow(8)
+    offer = calls.Offer(0, [b"a", b"b"], None, 16, [], needs_prefix=False, touch=False)
+    for owner in (writer, gone):
+        spaces.handle(owner, call_frame(calls.Ready(8)))
+        spaces.handle(owner, call_frame(calls.Reserve(1, [offer], 8)))
+    told: list[Owner] = []
+
+    def send(owner: Owner, _: Frame) -> None:
+        told.append(owner)
+        spaces.ending(owner)
+        spaces.over(owner)
+
+    spaces.send = send
+    spaces.ending(writer)
+    spaces.over(writer)
+    assert told == [gone], "of the first of two blocks that nobody has written"
+
+
+def test_a_call_whose_answer_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtide.node.spaces.BODY_BYTES_MAX", 8)
+    spaces = Spaces(100_000, lambda _: None)
+    with pytest.raises(BadFrame, match="a call whose answer takes"):
+        spaces.handle(attached(spaces), call_frame(calls.LookUp(1, [[b"key"]], 0, 16, [0])))
 
 
 @pytest.mark.parametrize(

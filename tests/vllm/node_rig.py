@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtide.node.cli import status_of
+from kvtide.node.ask import status_of
 from kvtide.node.errors import NodeError
 from tests.vllm.llm import Result
 

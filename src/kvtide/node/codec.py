@@ -40,7 +40,7 @@ _TOKENS_MAX = (1 << 32) - 1
 _STEP_S_MAX = 3600.0
 _LOOK_UP = Struct("<QQQIdI")
 _RELEASE = Struct("<Q?")
-_RESERVE = Struct("<QII")
+_RESERVE = Struct("<QI")
 _OFFER = Struct("<BQ???")
 _SETTLE = Struct("<?")
 _RUN_ID = Struct("<Q")
@@ -73,7 +73,7 @@ def call_frame(call: Call) -> Frame:
         case calls.Release():
             frame = Frame(Kind.RELEASE, _RELEASE.pack(call.lease, call.used))
         case calls.Reserve():
-            head = _RESERVE.pack(call.id, call.room_blocks, len(call.offers))
+            head = _RESERVE.pack(call.id, call.room_blocks) + _COUNT.pack(len(call.offers))
             frame = Frame(Kind.RESERVE, head + b"".join(map(_pack_offer, call.offers)))
         case calls.Settle():
             runs = b"".join(map(_RUN_ID.pack, call.runs))
@@ -105,7 +105,8 @@ def _read_look_up(reader: Reader) -> Call:
     if not 0 <= computed_s <= _STEP_S_MAX:
         raise BadFrame(f"a step that took {computed_s} s")
     keys = [reader.keys() for _ in range(_few(groups))]
-    return calls.LookUp(id_, keys, device_tokens, num_tokens, computed_tokens=computed_tokens, computed_s=computed_s)
+    firsts = [each.first for each in keys]
+    return calls.LookUp(id_, keys, device_tokens, num_tokens, firsts, computed_tokens, computed_s)
 
 
 def _read_again(reader: Reader) -> Call:
@@ -121,8 +122,8 @@ def _read_release(reader: Reader) -> Call:
 
 
 def _read_reserve(reader: Reader) -> Call:
-    id_, room_blocks, count = reader.numbers(_RESERVE)
-    return calls.Reserve(id_, [_read_offer(reader) for _ in range(_few(count))], room_blocks)
+    id_, room_blocks = reader.numbers(_RESERVE)
+    return calls.Reserve(id_, [_read_offer(reader) for _ in range(reader.count())], room_blocks)
 
 
 def _read_offer(reader: Reader) -> Offer:
@@ -253,7 +254,7 @@ def _whole(frame: Frame, read: Callable[[Reader], Said]) -> Said:
 
 
 def _few(count: int) -> int:
-    """Return a number of groups, or of offers, if it can be one."""
+    """Return a number of groups, if it can be one."""
     if count > _FEW:
         raise BadFrame(f"a frame about {count} groups")
     return count

@@ -17,8 +17,8 @@ from kvtide.node.errors import BadFrame
 MAGIC = b"kvt\x01"
 _HEADER = Struct("<4sBBxxII")
 HEADER_BYTES = _HEADER.size
-BODY_BYTES_MAX = 4 << 20
-"""130,000 keys of 32 bytes: a prompt of two million tokens."""
+BODY_BYTES_MAX = 16 << 20
+"""500,000 keys of 32 bytes: a prompt of a million tokens, of a model with eight groups."""
 DESCRIPTORS_MAX = 16
 """With one frame. The kernel takes up to 253."""
 TAGS = 1 << 32

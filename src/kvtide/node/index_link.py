@@ -13,6 +13,7 @@ from kvtide.core.messages import Pool
 from kvtide.node.client import Client
 from kvtide.node.codec import call_frame, read_reply
 from kvtide.node.errors import NodeError, NoNode
+from kvtide.node.frames import BODY_BYTES_MAX
 from kvtide.node.hello import Hello
 from kvtide.node.link import Link
 
@@ -64,6 +65,8 @@ class IndexLink:
         if self._client is not None:
             try:
                 frame = call_frame(call)
+                if len(frame.body) > BODY_BYTES_MAX:
+                    raise NoNode(f"a call of {len(frame.body)} bytes, and {BODY_BYTES_MAX} are the most")
                 self._client.send(frame.kind, frame.body)
             except NodeError as error:
                 self._lost(error)

@@ -144,10 +144,15 @@ class Owners:
         self._quiet(number, changes)
         return changes
 
-    def drained(self, number: int) -> Changes:
-        """A worker says that no copy of it is under way, nor will be. It may say so before or after its end."""
+    def drained(self, number: int, pid: int) -> Changes:
+        """A worker says that no copy of it is under way, nor will be. It may say so before or after its end.
+
+        Nobody else knows: what another process says of it changes nothing (I10).
+        """
         changes = Changes()
-        self._quiet(number, changes)
+        member = self._members.get(number)
+        if member is not None and member.pid == pid:
+            self._quiet(number, changes)
         return changes
 
     def passed(self, now_s: float) -> Changes:

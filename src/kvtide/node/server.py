@@ -67,7 +67,7 @@ class Server:
 
     def send(self, owner: Owner, frame: Frame) -> None:
         """Send something to a scheduler that did not ask. Nothing happens if its life is ending."""
-        for member in owner.members.values():
+        for member in list(owner.members.values()):  # who has gone is noticed here, and forgotten
             if member.role == Role.SCHEDULER.value and member.number in self._by_member:
                 self._push(self._by_member[member.number], frame)
 
@@ -175,7 +175,7 @@ class Server:
             self._greet(peer, frame)
         elif frame.kind == Kind.DRAINED and peer.member is not None:
             for number in read_drained(frame):
-                self.lives.drained(number)
+                self.lives.drained(number, peer.credentials.pid)
         elif frame.kind == Kind.STATUS and peer.role is Role.OPERATOR:
             peer.connection.send(Frame(Kind.STATUS, self._status_body(), frame.tag))
         elif frame.kind == Kind.CLEAR and peer.role is Role.OPERATOR:

@@ -16,7 +16,7 @@ from kvtide.node.arenas import NodeArena
 from kvtide.node.codec import read_call, reply_frame
 from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
-from kvtide.node.frames import Frame
+from kvtide.node.frames import BODY_BYTES_MAX, Frame
 from kvtide.node.hello import Hello
 from kvtide.node.namespaces import is_private, model_of, name_of, parts_of, unlike
 from kvtide.node.owners import Owner
@@ -92,7 +92,7 @@ class Spaces:
         space = self._spaces.get(name)
         if space is None:
             space = self._spaces[name] = self._new(name, hello)
-            gc.freeze()  # or its lists, of a million numbers each, are looked through now and then, which takes 30 ms
+            _look_for_garbage_now()
         owner.namespace = name
         self._owners[owner.number] = owner
         space.index.attach(owner.number)
@@ -121,7 +121,7 @@ class Spaces:
         self._tell(space)
         if self._tiers is not None:
             self._tiers.due()
-        return [] if reply is None else [reply_frame(reply)]
+        return [] if reply is None else [_fitting(reply_frame(reply))]
 
     def ending(self, owner: Owner) -> None:
         """What it holds is in quarantine."""
@@ -151,7 +151,8 @@ class Spaces:
     def _tell(self, space: Space) -> None:
         """Tell engines what they have not asked for."""
         for number, notice in space.index.take_notices():
-            self.send(self._owners[number], reply_frame(notice))
+            if number in self._owners:  # else it was found to be gone when it was told of another one
+                self.send(self._owners[number], reply_frame(notice))
 
     def held(self, owner: Owner) -> Mapping[str, int]:
         """Return how many slots an engine may read, and write."""
@@ -239,6 +240,20 @@ class Spaces:
         why = f": {arena.failure}" if arena.failure else ""
         of = f"{arena.ready_slots} of {arena.description.slots} slots"
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready{why}")
+
+
+def _look_for_garbage_now() -> None:
+    """Lists of a million numbers that live for long are looked through now, and not now and then: it takes 30 ms."""
+    gc.unfreeze()  # what was given back since is found, too
+    gc.collect()
+    gc.freeze()
+
+
+def _fitting(frame: Frame) -> Frame:
+    """Return an answer, if it can be sent. Keys of a few bytes are shorter than what is said about them."""
+    if len(frame.body) > BODY_BYTES_MAX:
+        raise BadFrame(f"a call whose answer takes {len(frame.body)} bytes")
+    return frame
 
 
 def _check_bytes(space: Space, hello: Hello) -> None:

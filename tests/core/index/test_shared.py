@@ -100,6 +100,29 @@ def test_what_nobody_has_is_not_leased(node: Node) -> None:
     assert found.missed == {NotLoaded.NOT_CACHED: 2 * SIZE}
 
 
+def test_nothing_is_evicted_for_an_engine_that_cannot_use_all_slots_yet() -> None:
+    node = Node(slots=4)
+    run = node.store(A, "a", 4)
+    node.say(B, Ready(2))
+    (taken,) = node.reserve(B, node.offer("b", 3))
+    assert (taken.runs, taken.left, taken.refused) == ([], [], {NotStored.HOST_FULL: 3})
+    assert node.look_up(A, "a", 4).pieces[0].slots == run.slots
+
+
+def test_an_engine_that_cannot_use_all_slots_yet_is_given_free_ones() -> None:
+    node = Node(slots=4)
+    node.store(A, "a", 2)
+    node.say(B, Ready(3))
+    (taken,) = node.reserve(B, node.offer("b", 3), room=1)
+    assert (taken.runs[0].slots, taken.left, taken.refused) == ([2], [(1, 3)], {}), "the rest waits for its own room"
+
+
+def test_leaving_out_keys_that_the_device_does_not_have_is_refused(node: Node) -> None:
+    with pytest.raises(ProtocolError):
+        node.shared.handle(A, LookUp(7, [keys("a", 3)], SIZE, 3 * SIZE + 1, [2]))
+    assert node.shared.handle(A, LookUp(7, [keys("a", 3)], 2 * SIZE, 3 * SIZE + 1, [2])) is not None
+
+
 def test_every_lease_and_every_run_has_a_name_of_its_own(node: Node) -> None:
     runs = [node.store(A, "a", 1).id, node.write(B, "b", 1).id]
     leases = [node.look_up(owner, "a", 1).lease for owner in (A, A, B)]

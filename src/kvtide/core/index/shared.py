@@ -220,6 +220,11 @@ class SharedIndex:
         if not sound:
             raise ProtocolError("this engine asks for what cannot be: it has another idea of the model's groups")
 
+    def _leaves_out_no_more_than_the_device_has(self, call: calls.LookUp) -> bool:
+        """Or looking would cost more than the message did."""
+        sizes = self._index.block_tokens
+        return all(first <= call.device_tokens // size for first, size in zip(call.firsts, sizes, strict=False))
+
     def _is_sound(self, offer: Offer) -> bool:
         return (
             0 <= offer.group < self._groups
@@ -233,6 +238,7 @@ class SharedIndex:
 
     def _look_up(self, owner: int, call: calls.LookUp) -> Found:
         self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
+        self._check(self._leaves_out_no_more_than_the_device_has(call))
         self._index.computed(call.computed_tokens, call.computed_s)
         request = Request("", call.keys, [[]] * self._groups)
         # There is nothing behind the last key, whatever number somebody sends: looking costs as much as the message.
@@ -290,14 +296,19 @@ class SharedIndex:
     def _reserve(self, owner: int, call: calls.Reserve) -> Reserved:
         self._check(all(map(self._is_sound, call.offers)))
         taken: list[Taken] = []
+        room = call.room_blocks
+        if self._owners[owner].slots_ready < self._index.host.slots:
+            room = min(room, self._index.host.num_free)  # nothing is evicted for who may not be able to use the slot
 
         def granted(grants: list[Grant]) -> None:
+            if room < call.room_blocks:
+                _refuse_left(grants)
             taken.extend(self._take(owner, offer, grant) for offer, grant in zip(call.offers, grants, strict=True))
 
         if self._writing or self._index.below.rising:
             for offer in call.offers:
                 self._rely(owner, offer)
-        self._index.reserve([_want(offer) for offer in call.offers], call.room_blocks, granted)
+        self._index.reserve([_want(offer) for offer in call.offers], room, granted)
         self.counted.reserved(taken)
         return Reserved(call.id, taken)
 
@@ -362,6 +373,14 @@ class SharedIndex:
             if relying and not kept:
                 block = run.part(position, position + 1, self._index.block_tokens[run.group])
                 self._notices += [(owner, Unkept(replace(block))) for owner in relying]
+
+
+def _refuse_left(grants: list[Grant]) -> None:
+    """There is no room, and asking again is of no use."""
+    for grant in grants:
+        if grant.left:
+            grant.refused[NotStored.HOST_FULL] += sum(map(len, grant.left))
+            grant.left = []
 
 
 def _want(offer: Offer) -> Want:
