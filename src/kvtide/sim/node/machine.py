@@ -168,6 +168,10 @@ class NodeMachine:
         if self.node.alive and self._dies("node", more * chances.node_dies):
             self.node.die()
             self._clock.after(self._draw.skewed(1, AWAY_TICKS_MAX), self.node.begin, None)
+        is_there = self.node.alive and self.node.namespaces
+        if chances.node_clears and is_there and self._draw.chance(more * chances.node_clears):
+            self.fault_counts["node_clears"] += 1
+            self.node.clear(self._draw.pick(tuple(self.node.namespaces)))
 
     def _dies(self, who: str, chance: int) -> bool:
         if self._deaths[who] == DEATHS_MAX or not self._draw.chance(chance):
