@@ -161,7 +161,7 @@ def test_an_operator_clears_a_namespace_and_engines_go_on(
     assert (code, out, err) == (0, "3 blocks were forgotten\n", "")
     assert engine.look_up("clear", 3).tokens == 0
     assert namespace(running)["leased"] == 6
-    assert any(f"namespace {name} was cleared: 3 blocks are forgotten" in line for line in running.lines)
+    wait_until(lambda: f"kvtide: namespace {name} was cleared: 3 blocks are forgotten" in running.lines)
     engine.store("clear", 3)
     assert engine.look_up("clear", 3).tokens == 3 * TOKENS
 
