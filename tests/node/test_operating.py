@@ -226,6 +226,15 @@ def samples(port: int) -> dict[tuple[str, str], float]:
     }
 
 
+def test_a_port_that_the_system_has_chosen_is_said(tmp_path: Path) -> None:
+    with node(tmp_path / "node.sock", "--metrics", "0") as process:
+        wait_until(lambda: len(process.lines) > 1)
+        found = re.fullmatch(r"kvtide: metrics are at http://127\.0\.0\.1:(\d+)/metrics", process.lines[1])
+        assert found is not None
+        port = int(found[1])
+        wait_until(lambda: samples(port).get(("kvtide_node_memory_bytes", "")) == 1 << 20)
+
+
 def test_prometheus_reads_what_a_status_says_from_0_on(running: NodeProcess, engine: Engine, port: int) -> None:
     engine.look_up("prometheus", 4)
     status = status_of(running.path)
