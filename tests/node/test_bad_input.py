@@ -186,6 +186,7 @@ def test_engines_whose_block_hashes_differ(tmp_path: Path, what: str, value: str
 def test_who_is_refused_again_and_again_is_said_once(running: NodeProcess) -> None:
     for _ in range(3):
         Engine(running.path, "stubborn", parts=[2 << 20]).line()
+    said(running, "stubborn")
     assert sum("stubborn" in line for line in running.lines) == 1
     assert status_of(running.path)["refused"] >= 3
 

@@ -161,7 +161,7 @@ def test_an_operator_clears_a_namespace_and_engines_go_on(
     assert (code, out, err) == (0, "3 blocks were forgotten\n", "")
     assert engine.look_up("clear", 3).tokens == 0
     assert namespace(running)["leased"] == 6
-    assert any(f"namespace {name} was cleared: 3 blocks are forgotten" in line for line in running.lines)
+    wait_until(lambda: f"kvtide: namespace {name} was cleared: 3 blocks are forgotten" in running.lines)
     engine.store("clear", 3)
     assert engine.look_up("clear", 3).tokens == 3 * TOKENS
 
@@ -224,6 +224,15 @@ def samples(port: int) -> dict[tuple[str, str], float]:
         for family in families
         for sample in family.samples
     }
+
+
+def test_a_port_that_the_system_has_chosen_is_said(tmp_path: Path) -> None:
+    with node(tmp_path / "node.sock", "--metrics", "0") as process:
+        wait_until(lambda: len(process.lines) > 1)
+        found = re.fullmatch(r"kvtide: metrics are at http://127\.0\.0\.1:(\d+)/metrics", process.lines[1])
+        assert found is not None
+        port = int(found[1])
+        wait_until(lambda: samples(port).get(("kvtide_node_memory_bytes", "")) == 1 << 20)
 
 
 def test_prometheus_reads_what_a_status_says_from_0_on(running: NodeProcess, engine: Engine, port: int) -> None:

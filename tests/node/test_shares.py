@@ -147,6 +147,17 @@ def test_a_model_that_no_engine_uses_gives_its_memory_to_the_next_one(rig: Rig) 
     assert any("are given back: no engine uses it" in line for line in rig.lines)
 
 
+def test_a_crumb_that_is_left_is_no_room_for_the_whole_life_of_another_model(rig: Rig) -> None:
+    owner, _ = rig.come("a", parts=[9600])
+    with pytest.raises(
+        Refused, match="400 bytes are left of the node's memory, and one block takes 100 bytes"
+    ) as crumb:
+        rig.come("b", parts=[100])
+    assert not crumb.value.for_good
+    rig.go(owner)
+    assert rig.come_at_last("b", parts=[100])[1]["slots"] == 100
+
+
 def test_an_engine_that_comes_again_finds_its_model_as_it_was(rig: Rig) -> None:
     owner, _ = rig.come("a")
     (space,) = rig.spaces._spaces.values()

@@ -66,15 +66,15 @@ def test_engines_with_the_same_description_share_and_another_seed_is_told_apart(
 def test_a_namespace_beside_another_one_says_so() -> None:
     lines: list[str] = []
     spaces = Spaces(3000, lines.append)
-    spaces.attach(Owner(1, "e", ""), hello(parts=[2999]))
+    spaces.attach(Owner(1, "e", ""), hello(parts=[1400]))
     assert spaces.attach(Owner(2, "e", ""), hello("small", parts=[1])) == {
-        "slots": 1,
-        "unlike": "parts is [1], not [2999]",
-        "room": "1 bytes of 2.93 KiB: other models have the rest",
+        "slots": 200,
+        "unlike": "parts is [1], not [1400]",
+        "room": "200 bytes of 2.93 KiB: other models have the rest",
     }
     assert lines == [
-        "engine small shares nothing with the others: parts is [1], not [2999]",
-        "engine small has 1 bytes of 2.93 KiB: other models have the rest",
+        "engine small shares nothing with the others: parts is [1], not [1400]",
+        "engine small has 200 bytes of 2.93 KiB: other models have the rest",
     ]
     spaces.close()
 

@@ -43,6 +43,11 @@ class Metrics(Collector):
         )
         self._thread.start()
 
+    @property
+    def url(self) -> str:
+        """Where Prometheus finds it."""
+        return f"http://{LOOPBACK}:{self.port}/metrics"
+
     def publish(self, status: Mapping[str, Any]) -> None:
         """Answer with this from now on. It must not change any more."""
         self._status = status

@@ -85,6 +85,8 @@ class Node:
         self._say(
             f"node {self.epoch} listens at {settings.socket}: {memory} (kvtide {__version__}, protocol {PROTOCOL})"
         )
+        if self._metrics is not None:
+            self._say(f"metrics are at {self._metrics.url}")
         notify("READY=1", f"STATUS={memory}")
         try:
             self._tick(time.monotonic())

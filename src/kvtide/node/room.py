@@ -10,6 +10,9 @@ from kvtide.node.giving_back import GivingBack
 from kvtide.node.shares import Budget, Budgets, Share
 from kvtide.units import size_text
 
+WORTH_HAVING = 20
+"""Less than this part of what a namespace may have is no room: it would keep it for its whole life."""
+
 
 class Room:
     """All memory of a node."""
@@ -47,11 +50,11 @@ class Room:
             raise Refused(f"{room} of {budget.label}: start the node with more (--memory, --share)", for_good=True)
 
     def check(self, budget: Budget, block_bytes: int, models: Iterable[str]) -> None:
-        """Raise `Refused` if one block does not fit now, or more will soon. `models`: who has the memory."""
+        """Raise `Refused` if there is no room worth having now, or more will be soon. `models`: who has the memory."""
         self._giving_back.look()
         if self._giving_back.bytes_of(budget):
             raise Refused("memory of a model that no engine uses is being given back for it", for_good=False)
-        if budget.free_bytes < block_bytes:
+        if budget.free_bytes < max(block_bytes, budget.each_bytes // WORTH_HAVING):
             left = f"{size_text(budget.free_bytes)} are left of {budget.label}"
             others = ", ".join(sorted(set(models)))
             what = f"end the engines of {others}, or start the node with a --share for each model"

@@ -211,3 +211,19 @@ def test_at_the_end_what_tiers_should_have_sinks_from_a_shared_index() -> None:
 def test_whether_anything_is_below_is_known() -> None:
     assert SharedIndex(local_index(deep_config(FULL, 4))).has_tiers
     assert not SharedIndex(local_index(config_of(FULL, 4))).has_tiers
+
+
+def test_a_look_up_that_waits_for_a_tier_finds_nothing_after_a_clear(bench: DeepBench) -> None:
+    request = bench.request("a", 4)
+    assert bench.begin(request).waits
+    fetch = begin_fetch(bench)
+    assert bench.link is not None
+    shared = bench.link.space.shared
+    shared.clear()
+    assert shared.counts()["waiting"] == 0
+    bench.answer(fetch)
+    assert bench.until(request).tokens == 0
+    bench.finish(request)
+    bench.settle()
+    assert shared.counts()["cached"] == 0
+    assert shared.counts()["free"] == bench.link.space.local.host.slots

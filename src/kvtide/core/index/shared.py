@@ -103,6 +103,7 @@ class SharedIndex:
         """
         blocks = self._index.host.num_cached
         self._index.reset(below=True)
+        self._index.ledger.abandon()
         self._waiting.drop_all()
         self._index.clear()
         self._relying.clear()

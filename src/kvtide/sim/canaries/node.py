@@ -121,3 +121,27 @@ def failed_store_committed() -> Patches:
         return settle(self, chains, kept=True)
 
     return [around(RemoteIndex, "settle", trusting)]
+
+
+@canary("F9", "what is being written when an operator clears is committed all the same", "I12", node=True)
+def commit_of_what_was_cleared() -> Patches:
+    def forgetful(clear: Callable[..., int], self: SharedIndex) -> int:
+        blocks = clear(self)
+        for owner in self._owners.values():
+            owner.void.clear()
+        return blocks
+
+    return [around(SharedIndex, "clear", forgetful)]
+
+
+@canary("F28", "leases end when an operator clears", "I11", node=True)
+def lease_ends_with_a_clear() -> Patches:
+    def hasty(clear: Callable[..., int], self: SharedIndex) -> int:
+        blocks = clear(self)
+        for owner in self._owners.values():
+            for lease, _ in owner.leases.values():
+                self._index.release(lease)
+            owner.leases.clear()
+        return blocks
+
+    return [around(SharedIndex, "clear", hasty)]

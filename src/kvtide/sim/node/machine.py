@@ -175,9 +175,12 @@ class NodeMachine:
         if self.node.alive and self._dies("node", more * chances.node_dies):
             self.node.die()
             self._clock.after(self._draw.skewed(1, chances.away_ticks_max), self.node.begin, None)
-
         if self.node.alive and not self.node.hang_ticks_left and self._hangs < HANGS_MAX:
             self._hang(more * chances.node_hangs)
+        is_there = self.node.alive and not self.node.hang_ticks_left and self.node.namespaces
+        if chances.node_clears and is_there and self._draw.chance(more * chances.node_clears):
+            self.fault_counts["node_clears"] += 1
+            self.node.clear(self._draw.pick(tuple(self.node.namespaces)))
 
     def _hang(self, chance: int) -> None:
         if self._draw.chance(chance):

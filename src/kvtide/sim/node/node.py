@@ -187,6 +187,15 @@ class SimNode:
         self._watch.ended(connection)
         self._tell_notices(connection)
 
+    def clear(self, name: Name) -> None:
+        """An operator wants all blocks of a namespace to be forgotten."""
+        namespace = self.namespaces[name]
+        if self._run.log:
+            self._run.log.add(f"namespace {name} is cleared")
+        namespace.index.clear()
+        namespace.take_events()
+        self._watch.cleared(namespace.arena)
+
     # ------------------------------------------------------------------ calls
 
     @when_it_works

@@ -6,8 +6,10 @@ from kvtide.core.events import CacheEvent, Stored
 from kvtide.core.index import calls
 from kvtide.core.index.calls import Call, Found, Reply, Reserve, Reserved, Unkept
 from kvtide.sim.copies import Job
+from kvtide.sim.node.arena import Arena
 from kvtide.sim.node.books import Books, Granted, Named
 from kvtide.sim.node.checkers.base import NodeChecker
+from kvtide.sim.node.checkers.clears import ClearsChecker
 from kvtide.sim.node.checkers.commits import CommitsChecker
 from kvtide.sim.node.checkers.leases import LeasesChecker
 from kvtide.sim.node.checkers.namespaces import NamespacesChecker
@@ -21,6 +23,7 @@ NODE_CHECKERS: tuple[type[NodeChecker], ...] = (
     CommitsChecker,
     TakeoverChecker,
     NamespacesChecker,
+    ClearsChecker,
 )
 
 
@@ -57,6 +60,12 @@ class NodeWatch:
                 for checker in self._checkers:
                     checker.visible(owner, event.group, list(event.keys), committed)
 
+    def cleared(self, arena: Arena) -> None:
+        """An operator has cleared a namespace."""
+        self.books.clear(arena)
+        for checker in self._checkers:
+            checker.cleared(arena)
+
     def ended(self, owner: Connection) -> None:
         """The node has let go of what a life held."""
         self.books.forget(owner.life)
@@ -92,7 +101,7 @@ class NodeWatch:
             run = self.books.runs.pop((owner.life, run_id), None)
             if run is None:
                 continue
-            if not call.kept:
+            if run.void or not call.kept:
                 self._unkept(run)
                 continue
             for checker in self._checkers:
