@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvtide.sim.below import TierWorld
 from kvtide.sim.draw import Draw
 
 NODE_STREAM, NODE_RUN_STREAM = 1 << 64, 1 << 65
@@ -32,6 +33,8 @@ class NodeWorld:
     """The node is killed, and comes back empty."""
     remembers: bool
     """Engines remember which keys the node has."""
+    tier: TierWorld | None = None
+    """What is below the node's memory."""
 
     @classmethod
     def draw(cls, seed: int) -> NodeWorld:
@@ -56,7 +59,7 @@ class NodeWorld:
         return (
             f"{self.engines} engines of {self.models} models, messages take {self.link_ticks_max} ticks "
             f"(longer {self.link_slow}/256), per turn: connections break {self.link_breaks}/256, engines die "
-            f"{self.engine_dies}/256, the node dies {self.node_dies}/256"
+            f"{self.engine_dies}/256, the node dies {self.node_dies}/256; tiers: {self.tier or 'none'}"
         )
 
 
