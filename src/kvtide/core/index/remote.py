@@ -26,6 +26,8 @@ LOOK_UP_S = 0.002
 """So long a look-up may hold the engine up."""
 LATE_S = 0.1
 """After so long without an answer a request goes on without. An answer that nobody has used is as good for so long."""
+AGAIN_S = 0.002
+"""One that waits for what is below is not asked for more often: an engine that has nothing else to do steps quickly."""
 ASK_S = 10.0
 """After so long without an answer to a reservation the node is left, and tried again."""
 ASKS_MAX = 1024
@@ -93,6 +95,8 @@ class RemoteIndex(Index):
         self._known: set[tuple[int, Key]] = set()
         self._slots_ready = 0
         self._unsent = False
+        self._hears_time = False
+        """Somebody tells how time passes."""
         self._computed = (0, 0.0)
         """Tokens and seconds of the last step that computed some, until the node has heard of it."""
         self._last_id = 0
@@ -293,7 +297,8 @@ class RemoteIndex(Index):
     def plan(self) -> tuple[Errand, ...]:
         """See `Index`. What is below host memory is the node's business, which is asked once per step."""
         for request_id, asked in self._look_ups.items():
-            if asked.waits and asked.id not in self._request_of:
+            due = asked.waited_s >= AGAIN_S or not self._hears_time
+            if asked.waits and due and asked.id not in self._request_of:
                 self._request_of[asked.id] = request_id
                 asked.waited_s = 0.0
                 self._send(calls.Again(asked.id))
@@ -309,6 +314,7 @@ class RemoteIndex(Index):
 
     def passed(self, seconds: float) -> None:
         """See `Index`."""
+        self._hears_time = True
         for request_id, asked in list(self._look_ups.items()):
             asked.waited_s += seconds
             if asked.told and asked.waited_s >= LATE_S:  # by now the node may have more, or need the room
