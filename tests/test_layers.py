@@ -36,7 +36,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "node": "__init__ commands copy core errors json_option options output tiers units",
         "engine": "copy core errors node options tiers worker",
         "vllm": "__init__ copy core errors latency node options redaction schema tiers units worker",
-        "sim": "commands copy core errors options progress tiers worker",
+        "sim": "commands copy core errors node options progress tiers worker",
         "traces": "commands copy core engine errors options output progress units",
         "demo": "commands copy core engine errors node options output progress",
         "doctor": "commands copy core errors json_option node options output tiers units vllm",

@@ -199,6 +199,12 @@ def test_a_namespace_that_is_given_up_lets_go_of_its_tiers_and_its_memory(tmp_pa
     assert done.wait(SOON_S)
     wait_until(lambda: threading.active_count() == before)
     assert looping.tiers.status("0" * 16) == []
+    for _ in range(3):  # given up and wanted again at once
+        looping.tiers.add("0" * 16, space.index, {}, [(arena, {}) for arena in arenas], 1.0)
+        looping.tiers.remove("0" * 16)
+    looping.tiers.add("0" * 16, space.index, {}, [(arena, {}) for arena in arenas], 1.0)
+    wait_until(lambda: looping.tiers.status("0" * 16)[0]["state"] == "closed")
+    assert looping.lines == []
     looping.close()
     for arena in arenas:
         arena.close()

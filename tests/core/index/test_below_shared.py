@@ -6,7 +6,7 @@ import pytest
 
 from kvtide.core import BelowConfig, FullAttention, NotLoaded
 from kvtide.core.index.calls import Again, Drop, Found, LookUp
-from kvtide.core.index.look_ups import LATE_S
+from kvtide.core.index.look_ups import AGAIN_S, LATE_S
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.ledger import OVERDUE_S
 from kvtide.core.messages import Fetch, Lookup
@@ -111,6 +111,17 @@ def test_one_that_waits_is_asked_for_once_in_a_step_and_not_before_the_last_answ
         bench.index.plan()
         assert bench.index.look_up(request, 0, 4 * SIZE + 1, lambda _: True).waits
     assert len(sent(bench, Again)) == before + 1
+    bench.finish(request)
+
+
+def test_an_engine_that_steps_quickly_does_not_ask_the_node_in_every_step(bench: DeepBench) -> None:
+    request = bench.request("a", 4)
+    assert bench.begin(request).waits
+    before = len(sent(bench, Again))
+    for _ in range(10):
+        bench.index.passed(AGAIN_S / 4)
+        assert bench.begin(request).waits
+    assert len(sent(bench, Again)) - before in (2, 3)
     bench.finish(request)
 
 

@@ -13,6 +13,8 @@ from kvtide.core.match import Lease, Match, Piece
 from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Request
 
+AGAIN_S = 0.002
+"""One that waits for what is below is not asked for more often: an engine that has nothing else to do steps quickly."""
 LATE_S = 0.1
 """After so long without an answer a request goes on without. An answer that nobody has used is as good for so long."""
 
@@ -49,6 +51,8 @@ class LookUps:
         self._request_of: dict[int, str] = {}
         """The request of a look-up that is not answered."""
         self._last_id = 0
+        self._hears_time = False
+        """Somebody tells how time passes."""
         self.computed = (0, 0.0)
         """Tokens and seconds of the last step that computed some, until the node has heard of it."""
 
@@ -98,7 +102,8 @@ class LookUps:
     def ask_again(self) -> None:
         """Ask what has become of the look-ups that wait for what is below host memory."""
         for request_id, asked in self._asked.items():
-            if asked.waits and asked.id not in self._request_of:
+            due = asked.waited_s >= AGAIN_S or not self._hears_time
+            if asked.waits and due and asked.id not in self._request_of:
                 self._request_of[asked.id] = request_id
                 asked.waited_s = 0.0
                 self._lives.send(calls.Again(asked.id))
@@ -159,6 +164,7 @@ class LookUps:
 
     def passed(self, seconds: float) -> None:
         """So much time has passed."""
+        self._hears_time = True
         for request_id, asked in list(self._asked.items()):
             asked.waited_s += seconds
             if asked.told and asked.waited_s >= LATE_S:  # by now the node may have more, or need the room

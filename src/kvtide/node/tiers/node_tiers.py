@@ -41,7 +41,8 @@ class NodeTiers:
         self._say = say
         self._places = TierPlaces(configs)
         self._spaces: dict[str, SpaceTiers] = {}
-        self._opening: list[threading.Thread] = []
+        self._threads: dict[str, threading.Thread] = {}
+        """The last one of each namespace that opens or closes tiers."""
         self._is_due = self._is_ticking = False
         self.after: Callable[[str], None] = lambda _name: None
         """Is told of namespaces in which something has changed."""
@@ -64,19 +65,13 @@ class NodeTiers:
             return
         deadline_s = max(config.deadline_ms for config in self._configs) / 1000
         space = self._spaces[name] = SpaceTiers(index, len(parts), deadline_s)
-        thread = threading.Thread(
-            target=self._open, args=(space, name, described, parts, share), name=f"kvtide-open-{name}", daemon=True
-        )
-        self._opening = [*(each for each in self._opening if each.is_alive()), thread]
-        thread.start()
+        self._begin(name, lambda: self._open(space, name, described, parts, share))
 
     def remove(self, name: str) -> None:
         """A namespace is given up. Its tiers are closed in a thread; its memory goes when they let go of it."""
         space = self._spaces.pop(name, None)
         if space is not None:
-            thread = threading.Thread(target=self._close, args=(space, name), name=f"kvtide-close-{name}", daemon=True)
-            self._opening.append(thread)
-            thread.start()
+            self._begin(name, lambda: self._close(space, name))
 
     def due(self) -> None:
         """There may be something to do. From any thread."""
@@ -109,7 +104,7 @@ class NodeTiers:
     def close(self) -> None:
         """Close all tiers, and let others have the folders. The loop has ended. May be called again."""
         end_s = time.monotonic() + _OPEN_TIMEOUT_S
-        for thread in self._opening:
+        for thread in self._threads.values():
             thread.join(max(0.0, end_s - time.monotonic()))
         spaces, self._spaces = self._spaces, {}
         for name, space in spaces.items():
@@ -137,10 +132,8 @@ class NodeTiers:
         self._drive()
 
     def _opened(self, space: SpaceTiers, name: str, stacks: Sequence[TierStack], failure: str) -> None:
-        if self._spaces.get(name) is not space:  # it was given up meanwhile
-            for stack in stacks:
-                stack.close(0.0)
-            return
+        if self._spaces.get(name) is not space:
+            return  # it was given up meanwhile, and is being closed
         if failure:
             self._say(f"namespace {name} has no tiers: {failure}")
         space.failure = failure
@@ -148,6 +141,18 @@ class NodeTiers:
         self.due()
 
     # ------------------------------------------------------------------ in threads
+
+    def _begin(self, name: str, work: Callable[[], None]) -> None:
+        """Do something that blocks, after what was begun before for the same namespace."""
+        before = self._threads.get(name)
+
+        def run() -> None:
+            if before is not None:
+                before.join(_OPEN_TIMEOUT_S)
+            work()
+
+        thread = self._threads[name] = threading.Thread(target=run, name=f"kvtide-tiers-{name}", daemon=True)
+        thread.start()
 
     def _open(
         self,

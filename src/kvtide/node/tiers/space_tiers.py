@@ -6,6 +6,7 @@ time, in a thread, and what they are to do meanwhile is held back.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -78,7 +79,8 @@ class SpaceTiers:
 
     def close(self, timeout_s: float) -> bool:
         """Close all tiers; blocks. Returns whether nothing touches the memory any more."""
-        closed = [stack.close(timeout_s) for stack in self._stacks or self.coming]
+        end_s = time.monotonic() + timeout_s
+        closed = [stack.close(max(0.0, end_s - time.monotonic())) for stack in self._stacks or self.coming]
         return all(closed)
 
     def _start(self, errand: Errand) -> None:

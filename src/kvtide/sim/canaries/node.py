@@ -123,7 +123,7 @@ def failed_store_committed() -> Patches:
     return [around(RemoteIndex, "settle", trusting)]
 
 
-@canary("F9", "what is being written when an operator clears is committed all the same", "I12", node=True)
+@canary("F9", "what is being written when an operator clears is committed all the same", "I12", node="yes")
 def commit_of_what_was_cleared() -> Patches:
     def forgetful(clear: Callable[..., int], self: SharedIndex) -> int:
         blocks = clear(self)
@@ -134,7 +134,7 @@ def commit_of_what_was_cleared() -> Patches:
     return [around(SharedIndex, "clear", forgetful)]
 
 
-@canary("F28", "leases end when an operator clears", "I11", node=True)
+@canary("F28", "leases end when an operator clears", "I11", node="yes")
 def lease_ends_with_a_clear() -> Patches:
     def hasty(clear: Callable[..., int], self: SharedIndex) -> int:
         blocks = clear(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvtide.sim.below import TierWorld
 from kvtide.sim.draw import Draw
 
 NODE_STREAM, NODE_RUN_STREAM, CLEARS_STREAM = 1 << 64, 1 << 65, 1 << 66
@@ -38,6 +39,8 @@ class NodeWorld:
     """How long it takes until what was killed is started again."""
     node_clears: int = 0
     """An operator clears a namespace."""
+    tier: TierWorld | None = None
+    """What is below the node's memory."""
 
     @classmethod
     def draw(cls, seed: int) -> NodeWorld:
@@ -73,7 +76,7 @@ class NodeWorld:
             f"{self.engines} engines of {self.models} models, messages take {self.link_ticks_max} ticks "
             f"(longer {self.link_slow}/256), per turn: connections break {self.link_breaks}/256, engines die "
             f"{self.engine_dies}/256, the node dies {self.node_dies}/256, hangs {self.node_hangs}/256, is cleared "
-            f"{self.node_clears}/256"
+            f"{self.node_clears}/256; tiers: {self.tier or 'none'}"
         )
 
 

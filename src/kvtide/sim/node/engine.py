@@ -10,14 +10,11 @@ from kvtide.core.messages import Plan
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.copies import Job, SimCopyEngine
 from kvtide.sim.engine import SimEngine
-from kvtide.sim.node.arena import Arena, Name
+from kvtide.sim.node.arena import WEIGHTS_OF_MODEL, Arena, Name
 from kvtide.sim.node.link import SimLink
 from kvtide.sim.run import Run
 from kvtide.sim.traffic import Arrival
 from kvtide.sim.work import StepWork
-
-WEIGHTS_OF_MODEL = 8
-"""Models are told apart by the weights that their bytes are made from. These may change, less often than that."""
 
 STARTING_TICKS = (0, 40, 40, 40)
 """So long an engine takes to start, if it does not find its node before."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvtide.core.match import Match
 from kvtide.core.messages import Plan
+from kvtide.core.reasons import NotLoaded
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.clock import TICK_S
@@ -50,7 +51,7 @@ class AtNodeChecker(Checker):
             if match.waits or match.tokens:
                 raise Violation("I13", f"{request.id} waits for a node that is not there, or is offered what it has")
             return
-        if not match.waits:
+        if not match.waits or NotLoaded.NODE_LATE not in match.missed:  # or it waits for a tier: the node has answered
             self._waiting.pop(request.id, None)
             return
         if not self._link.has_memory:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from kvtide.core.manager import OffloadManager
+from kvtide.core.metrics import Metrics
 from kvtide.sim.checkers.content import ContentChecker
 from kvtide.sim.checkers.ownership import OwnershipChecker
 from kvtide.sim.checkers.pin_budget import PinBudgetChecker
@@ -84,6 +85,11 @@ class NodeMachine:
             self._begin(f"e{index}", index % self._node_world.models, arrivals)
             for index, arrivals in enumerate(self._deal())
         ]
+
+    @property
+    def counted(self) -> list[Metrics]:
+        """What was counted, by engines and at the node."""
+        return [*(manager.metrics for manager in self.managers), *self.node.counted]
 
     @property
     def step_number(self) -> int:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
-from kvtide.core.events import CacheEvent, EventStream
-from kvtide.core.index.calls import Call
+from kvtide.core.events import CacheEvent, EventStream, Stored
+from kvtide.core.index.calls import Call, Reserved
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.ledger import Ledger
 from kvtide.core.metrics import Metrics
 from kvtide.sim.configuration import config_of
-from kvtide.sim.node.arena import Arena, Name
+from kvtide.sim.node.arena import WEIGHTS_OF_MODEL, Arena, Name
 from kvtide.sim.node.connection import Connection, draw_delay
+from kvtide.sim.node.tiers import Kept, NodeTiers, with_tiers
 from kvtide.sim.node.watch import NodeWatch
 from kvtide.sim.run import Run
+from kvtide.sim.tokens import node_of_key, stamp
 from kvtide.sim.violation import Violation
 
 if TYPE_CHECKING:
@@ -26,14 +28,46 @@ if TYPE_CHECKING:
 class Namespace:
     """The blocks of one model: an index, and memory."""
 
-    def __init__(self, run: Run, name: Name) -> None:
+    def __init__(self, run: Run, name: Name, node: SimNode) -> None:
         world = run.world
         config = config_of(world)
+        tier = world.node.tier if world.node is not None and name[1] == 0 else None
+        if tier is not None:
+            config = with_tiers(config, tier)
         metrics = Metrics()
+        node.counted.append(metrics)
         self._events = EventStream(True, metrics)
         self.local = LocalIndex(config, Ledger(world.ranks, metrics), self._events, metrics, None)
         self.index = SharedIndex(self.local)
         self.arena = Arena(name, world.host_slots, world.ranks)
+        self.tiers: NodeTiers | None = None
+        if tier is not None:
+            self.tiers = NodeTiers(
+                run,
+                tier,
+                self.index,
+                self.arena,
+                kept=node.kept,
+                books=node.watch.books,
+                hang_ticks_left=lambda: node.hang_ticks_left,
+                after=partial(node.tiers_moved, self),
+            )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its tiers have nothing to do."""
+        return self.tiers is None or self.tiers.is_idle
+
+    def check_came_up(self, watch: NodeWatch) -> None:
+        """Only what every part has becomes visible without a commit (I12)."""
+        weights = WEIGHTS_OF_MODEL * self.arena.namespace[0]
+        stored = [event for event in self.take_events() if isinstance(event, Stored)]
+        for group, key in ((event.group, key) for event in stored for key in event.keys):
+            slot = self.local.host.slot_of(group, key)
+            content = stamp(node_of_key(key), weights, group)
+            if slot is None or not self.arena.holds(slot, content):
+                raise Violation("I12", f"{key.hex()} came up, and slot {slot} does not hold it in every part")
+            watch.came_up((self.arena, group, key), slot)
 
     def take_events(self) -> list[CacheEvent]:
         """Return what became visible and what was evicted."""
@@ -58,7 +92,11 @@ class SimNode:
 
     def __init__(self, run: Run, watch: NodeWatch) -> None:
         self._run = run
-        self._watch = watch
+        self.watch = watch
+        self.kept: Kept = {}
+        """What is below, in whichever life of the node."""
+        self.counted: list[Metrics] = []
+        """Of all namespaces that there ever were."""
         self._lives = 0
         self.alive = False
         self.epoch = 0
@@ -132,6 +170,8 @@ class SimNode:
             fill = namespace.local.fill()
             if fill.pinned or fill.free + fill.cached != fill.slots or namespace.index.quarantined_slots:
                 raise Violation("I5", f"slots are held at the node when nothing runs: {fill}")
+            if namespace.index.counts()["waiting"] or not namespace.is_idle:
+                raise Violation("I5", "something waits for tiers, or they for something, when nothing runs")
 
     # ------------------------------------------------------------------ owners
 
@@ -145,12 +185,12 @@ class SimNode:
                 self._end(earlier)
         name = self.namespace_of(connection)
         if name not in self.namespaces:
-            self.namespaces[name] = Namespace(self._run, name)
+            self.namespaces[name] = Namespace(self._run, name, self)
         namespace = self.namespaces[name]
         connection.arena = namespace.arena
         namespace.index.attach(connection.life)
         self.owners[connection.life] = connection
-        self._watch.attached(connection)
+        self.watch.attached(connection)
         connection.carry_here(connection.engine.link.welcome, None)
 
     def namespace_of(self, connection: Connection) -> Name:
@@ -184,7 +224,7 @@ class SimNode:
         self.closed(connection)
         del self.owners[connection.life]
         self._index(connection).ended(connection.life)
-        self._watch.ended(connection)
+        self.watch.ended(connection)
         self._tell_notices(connection)
 
     def clear(self, name: Name) -> None:
@@ -194,7 +234,9 @@ class SimNode:
             self._run.log.add(f"namespace {name} is cleared")
         namespace.index.clear()
         namespace.take_events()
-        self._watch.cleared(namespace.arena)
+        self.watch.cleared(namespace.arena)
+        if namespace.tiers is not None:
+            namespace.tiers.due()
 
     # ------------------------------------------------------------------ calls
 
@@ -203,8 +245,14 @@ class SimNode:
         """Do what an engine asks for, and answer."""
         if not self._is_heard(connection):
             return
-        reply = self._index(connection).handle(connection.life, call)
-        self._watch.handled(connection, call, reply, self._namespace(connection).take_events())
+        namespace = self._namespace(connection)
+        reply = namespace.index.handle(connection.life, call)
+        self.watch.handled(connection, call, reply, namespace.take_events())
+        if namespace.tiers is not None:
+            if isinstance(reply, Reserved):
+                slots = [slot for taken in reply.taken for run in taken.runs for slot in run.slots]
+                namespace.tiers.check_unused(slots, f"{connection} may write")
+            namespace.tiers.due()
         if reply is not None:
             connection.carry_here(connection.engine.link.hear, reply)
         self._tell_notices(connection)
@@ -214,8 +262,15 @@ class SimNode:
 
     def _tell_notices(self, about: Connection) -> None:
         notices = self._index(about).take_notices()
-        self._watch.noticed(about, notices)
+        self.watch.noticed(about, notices)
         for life, notice in notices:
+            owner = self.owners[life]
+            owner.carry_here(owner.engine.link.hear, notice)
+
+    def tiers_moved(self, namespace: Namespace) -> None:
+        """Something may have come up, or has not."""
+        namespace.check_came_up(self.watch)
+        for life, notice in namespace.index.take_notices():
             owner = self.owners[life]
             owner.carry_here(owner.engine.link.hear, notice)
 

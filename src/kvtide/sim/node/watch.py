@@ -34,6 +34,8 @@ class NodeWatch:
         self.books = Books()
         self._checkers = [checker(self.books) for checker in NODE_CHECKERS]
         self._by_life: dict[int, Connection] = {}
+        self._asked: dict[tuple[int, int], calls.LookUp] = {}
+        """Look-ups that are not over, by life and id."""
 
     def attached(self, connection: Connection) -> None:
         """A life has begun."""
@@ -51,14 +53,19 @@ class NodeWatch:
                 self._unkept(run.cut(call.keep_blocks))
         elif isinstance(call, calls.Release):
             self.books.leases.pop((owner.life, call.lease), None)
-        elif isinstance(call, calls.LookUp) and isinstance(reply, Found):
-            self._found(owner, call, reply)
+        elif isinstance(call, calls.LookUp | calls.Again | calls.Drop):
+            self._looked_up(owner, call, reply)
         elif isinstance(call, Reserve) and isinstance(reply, Reserved):
             self._reserved(owner, call, reply)
         for event in events:
             if isinstance(event, Stored):
                 for checker in self._checkers:
                     checker.visible(owner, event.group, list(event.keys), committed)
+
+    def came_up(self, name: Named, slot: int) -> None:
+        """Tiers have brought a key up, to this slot."""
+        for checker in self._checkers:
+            checker.came_up(name, slot)
 
     def cleared(self, arena: Arena) -> None:
         """An operator has cleared a namespace."""
@@ -114,6 +121,16 @@ class NodeWatch:
         for checker in self._checkers:
             checker.unkept(run)
         self.books.end(run)
+
+    def _looked_up(self, owner: Connection, call: calls.LookUp | calls.Again | calls.Drop, found: Reply | None) -> None:
+        """A look-up is over, or waits for what is below."""
+        if isinstance(call, calls.LookUp):
+            self._asked[owner.life, call.id] = call
+        if isinstance(found, Found) and found.waits:
+            return
+        asked = self._asked.pop((owner.life, call.id), None)
+        if asked is not None and isinstance(found, Found):
+            self._found(owner, asked, found)
 
     def _found(self, owner: Connection, call: calls.LookUp, found: Found) -> None:
         assert owner.arena is not None

@@ -33,6 +33,9 @@ class NodeChecker:
     def noticed(self, told: list[tuple[Connection, Named]]) -> None:
         """Some were told that keys have not come. To be called after each `unkept`."""
 
+    def came_up(self, name: Named, slot: int) -> None:
+        """Tiers have brought a key up, to this slot."""
+
     def cleared(self, arena: Arena) -> None:
         """An operator has cleared a namespace."""
 
