@@ -11,6 +11,8 @@ from kvtide.core.messages import Pool
 
 ATTACH_S = 1.0
 """So long after the beginning of a life requests wait for the ranks to have its memory."""
+STEP_S_MAX = 0.4
+"""The most that one step counts for: ranks hear of a life by a plan, and cannot answer while the engine rests."""
 
 
 class Lives:
@@ -82,7 +84,7 @@ class Lives:
 
     def passed(self, seconds: float) -> None:
         """So much time has passed."""
-        self._age_s += seconds
+        self._age_s += min(seconds, STEP_S_MAX)
 
     # ------------------------------------------------------------------ what is held
 
