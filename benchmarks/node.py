@@ -233,7 +233,7 @@ def costs(socket: Path | None, prompts: int) -> tuple[float, float]:
 
 def engines_on_a_node(*, small: bool) -> dict[str, object]:
     """Return what engines gain, and what it costs them (node_engines.py)."""
-    documents, rounds = (3, 5) if small else (12, 41)
+    documents, rounds = (2, 3) if small else (12, 41)
     with node(node_engines.memory_for(documents)) as socket:
         own_ms, other_ms = node_engines.other_engine_ttft(socket, documents)
     with node(node_engines.memory_for(documents)) as socket:
