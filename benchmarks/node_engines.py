@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
 from kvtide.copy import CopyEngine, DeviceCache, Direction, HostArena, Region, ThreadedCopyEngine, libc
+from kvtide.core.index import lives, look_ups
 from kvtide.core.messages import Copy
 from kvtide.engine import Completion, Engine, EngineConfig, ModelConfig
 from kvtide.node.cli import status_of
@@ -35,6 +37,13 @@ TIMEOUT_S = 120.0
 
 COPY_BLOCKS, COPY_LAYERS, COPY_FRAGMENT_BYTES = 256, 16, 16 << 10
 """Blocks of 256 KiB, 64 MiB at a time, in 16 fragments."""
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Let what is late on a busy machine count as late, and not as a miss."""
+    with patch.object(lives, "ATTACH_S", TIMEOUT_S), patch.object(look_ups, "LATE_S", TIMEOUT_S):
+        yield
 
 
 def memory_for(documents: int) -> int:
@@ -64,7 +73,7 @@ def other_engine_ttft(socket: Path, documents: int) -> tuple[float, float]:
     own_ms, other_ms = [], []
     host = {"host": memory_for(documents)}
     at_node = {"node": str(socket)}
-    with Engine(CONFIG, host) as own, Engine(CONFIG, at_node) as first, Engine(CONFIG, at_node) as second:
+    with patience(), Engine(CONFIG, host) as own, Engine(CONFIG, at_node) as first, Engine(CONFIG, at_node) as second:
         for engine in (own, first):
             for number in range(documents):
                 assert serve(engine, number).loaded_tokens == 0
@@ -121,7 +130,7 @@ def _engine_process(socket: Path) -> Iterator[tuple[multiprocessing.process.Base
 
 
 def _serve_all(socket: Path, pipe: Pipe) -> None:
-    with Engine(CONFIG, {"node": str(socket)}) as engine:
+    with patience(), Engine(CONFIG, {"node": str(socket)}) as engine:
         pipe.send(0)
         while True:
             pipe.send(serve(engine, pipe.recv()).loaded_tokens)
