@@ -12,8 +12,10 @@ from kvtide.demo.at_node import RUNS, compare_at_node
 from kvtide.demo.report import sentences
 from tests.command_line import check_refused
 from tests.demo.support import tiny
-from tests.node.real_node import RealNode
+from tests.node.real_node import RealNode, be_patient
 from tests.node.support import open_descriptors
+
+patient = pytest.fixture(autouse=True)(be_patient)
 
 
 def processes() -> set[str]:

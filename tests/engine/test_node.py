@@ -13,8 +13,10 @@ import pytest
 from kvtide.core import NotLoaded
 from kvtide.engine import Engine
 from kvtide.errors import ConfigError
-from tests.node.real_node import MODEL, EngineProcess, RealNode, config_of, serve
+from tests.node.real_node import MODEL, EngineProcess, RealNode, be_patient, config_of, serve
 from tests.node.support import open_descriptors, wait_until
+
+patient = pytest.fixture(autouse=True)(be_patient)
 
 
 def prompt(seed: int, length: int = 160) -> list[int]:

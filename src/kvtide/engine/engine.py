@@ -95,11 +95,12 @@ class Engine:
         self._offloading.manager.passed(self._stepped_s - before_s)
         self._scheduler.take(self._offloading.collect())
         work = self._scheduler.schedule()
-        self._offloading.start(self._offloading.manager.plan(idle=not work))
+        plan = self._offloading.manager.plan(idle=not work)
+        self._offloading.start(plan)
         self._scheduler.slide()
         if work:
             self._compute_timed(work)
-        else:
+        elif not plan.wait_for:
             self._offloading.rest()
         completions, self._completions = self._completions, []
         return completions

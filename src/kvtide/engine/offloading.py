@@ -182,7 +182,7 @@ class Offloading:
             worker.start(plan)
 
     def rest(self) -> None:
-        """Let a step be over that has computed nothing."""
+        """Let a step be over that has computed nothing, and waited for nothing."""
         if self.node is not None:
             self.node.rest()
 

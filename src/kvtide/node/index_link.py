@@ -32,9 +32,12 @@ class IndexLink:
         self._client: Client | None = None
         self._lives = 0
 
-    def attach(self, timeout_s: float = ATTACH_S) -> bool:
-        """Wait for the first life, if somebody listens: without a node not at all. Returns whether it has begun."""
-        end_s = time.monotonic() + timeout_s
+    def attach(self, timeout_s: float | None = None) -> bool:
+        """Wait for the first life, if somebody listens: without a node not at all. Returns whether it has begun.
+
+        At most `timeout_s`, or ATTACH_S.
+        """
+        end_s = time.monotonic() + (ATTACH_S if timeout_s is None else timeout_s)
         self.receive()
         while self._tie.is_greeting and (left_s := end_s - time.monotonic()) > 0:
             self._tie.wait(left_s)

@@ -16,6 +16,8 @@ from kvtide.sim.run import Run
 from kvtide.sim.traffic import Arrival
 from kvtide.sim.work import StepWork
 
+LONG_STEP_S = 0.4
+"""More does not count as one step."""
 STARTING_TICKS = (0, 40, 40, 40)
 """So long an engine takes to start, if it does not find its node before."""
 
@@ -35,6 +37,8 @@ class NodeEngine(SimEngine):
         self._serves_at_tick = self.clock.now + run.draw.pick(STARTING_TICKS)
         self.scheduler.epoch = self.watch.observed.epoch = WEIGHTS_OF_MODEL * model
         self.told_tick = self.clock.now
+        self.patience_s = 0.0
+        """Time as it counts for who waits for ranks, that cannot answer while their engine rests."""
         self._arenas: dict[int, Arena] = {}
         self.told_s = 0.0
         """Time that it has told of. Of a step that takes longer than a second, only that: it was not there to hear."""
@@ -47,6 +51,7 @@ class NodeEngine(SimEngine):
     def step(self) -> None:
         """Do one step. The time since the last one is told."""
         passed_s = TICK_S * (self.clock.now - self.told_tick)
+        self.patience_s += min(passed_s, LONG_STEP_S)
         self.told_tick = self.clock.now
         self.told_s += min(passed_s, 1.0)
         self.manager.manager.passed(passed_s)
