@@ -128,6 +128,26 @@ def test_an_engine_that_has_rested_waits_for_the_node_as_any_other(nodes: Nodes,
     assert rested.generate("b", PROMPT) == HIT
 
 
+def test_time_is_told_once_in_each_step_before_anything_is_asked_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make()
+    told: list[str] = []
+    for name in ("passed", "match", "plan"):
+        call = getattr(engine.manager, name)
+
+        def spy(*given: Any, name: str = name, call: Any = call, **more: Any) -> Any:
+            told.append(name)
+            return call(*given, **more)
+
+        monkeypatch.setattr(engine.manager, name, spy)
+    for name in ("a", "b"):
+        engine.add(name, PROMPT[:20])
+    engine.step()
+    engine.step()
+    assert told == ["passed", "match", "match", "plan", "passed", "plan"]
+
+
 def test_models_with_several_groups_share_too(nodes: Nodes, make: Make) -> None:
     nodes.start()
     groups = [full(), sliding(40)]
