@@ -6,6 +6,9 @@ A real node process and real engines' schedulers. Prompts have 16,000 tokens (1,
 
 lookup_ms_p99           a look-up with lease, at an engine, while 8 engines look up, store and release
 scheduler_cost_ratio    scheduler's processor time per block, stored and loaded, node against own pool (the larger one)
+other_engine_ttft_ratio TTFT of a document that another engine has computed, against a hit in the engine's own pool
+found_after_kill        an engine is killed with -9 and started again: how much of what was committed it finds
+copy_rate_ratio         rate of copies to and from the node's memory, against private memory
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
+import node_engines
 from kvtide.core import FullAttention, Geometry, Match, OffloadConfig, OffloadManager, Report
 from kvtide.core.index.remote import RemoteIndex
 from kvtide.engine.block_pool import BlockPool
@@ -227,6 +231,26 @@ def costs(socket: Path | None, prompts: int) -> tuple[float, float]:
     )
 
 
+def engines_on_a_node(*, small: bool) -> dict[str, object]:
+    """Return what engines gain, and what it costs them (node_engines.py)."""
+    documents, rounds = (2, 3) if small else (12, 41)
+    with node(node_engines.memory_for(documents)) as socket:
+        own_ms, other_ms = node_engines.other_engine_ttft(socket, documents)
+    with node(node_engines.memory_for(documents)) as socket:
+        found, first_was_loaded = node_engines.found_after_kill(socket, documents)
+    with node(node_engines.COPY_BLOCKS * node_engines.COPY_LAYERS * node_engines.COPY_FRAGMENT_BYTES) as socket:
+        rates, pages = node_engines.copy_rates(socket, rounds)
+    return {
+        "other_engine_ttft_ratio": round(other_ms / own_ms, 3),
+        "ttft_ms": {"own": round(own_ms, 2), "other": round(other_ms, 2)},
+        "found_after_kill": round(found, 4),
+        "first_revisit_loaded": first_was_loaded,
+        "copy_rate_ratio": round(rates["node"] / rates["private"], 3),
+        "copy_gb_per_s": {name: round(rate, 2) for name, rate in rates.items()},
+        "node_memory": pages,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -243,6 +267,7 @@ def main() -> None:
         "scheduler_cost_ratio": round(max(there[0] / own[0], there[1] / own[1]), 2),
         "store_us": {"own": round(own[0], 2), "node": round(there[0], 2)},
         "load_us": {"own": round(own[1], 2), "node": round(there[1], 2)},
+        **engines_on_a_node(small=args.small),
         "cores": os.cpu_count(),
     }
     if args.json:

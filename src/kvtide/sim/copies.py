@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SLOW_COPY_TICKS_MAX = 12 * TICKS_PER_STEP
 BROKEN = "the driver is gone"
-MAP_TICKS_MAX = 3 * TICKS_PER_STEP
+MAP_TICKS = (1, 1, 1, 3 * TICKS_PER_STEP)
 """How long a rank takes to map the memory of a node."""
 
 Memory = MutableSequence[int]
@@ -197,7 +197,7 @@ class SimCopyEngine(CopyEngine):
         life = 0 if pool is None else pool.life
         if life != self._life_wanted:
             self._life_wanted, self._life = life, 0
-            self._clock.after(self._run.draw.between(1, MAP_TICKS_MAX), self._map, life)
+            self._clock.after(self._run.draw.pick(MAP_TICKS), self._map, life)
 
     def _map(self, life: int) -> None:
         if life == self._life_wanted and life:

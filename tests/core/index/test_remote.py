@@ -8,7 +8,7 @@ from kvtide.core import FullAttention, Match, NotLoaded, NotStored
 from kvtide.core.chain import Chain
 from kvtide.core.index.calls import Call, LookUp, Ready, Release, Reserve
 from kvtide.core.index.index import Grant, Want
-from kvtide.core.index.lives import ATTACH_S
+from kvtide.core.index.lives import ATTACH_S, STEP_S_MAX
 from kvtide.core.index.look_ups import LATE_S
 from kvtide.core.index.remote import LOOK_UP_S, RemoteIndex
 from kvtide.core.index.reservations import ASK_S, ASKS_MAX
@@ -147,7 +147,7 @@ def test_right_after_a_life_begins_requests_wait_for_the_ranks_and_nobody_is_ask
     bench = begun()
     match = bench.look()
     assert (match.waits, match.missed) == (True, {NotLoaded.NODE_LATE: 2 * SIZE + 1})
-    bench.index.passed(ATTACH_S / 2)
+    bench.index.passed(ATTACH_S / 4)
     assert bench.look().waits
     assert not bench.sent(LookUp)
     bench.index.grow(16)
@@ -156,8 +156,9 @@ def test_right_after_a_life_begins_requests_wait_for_the_ranks_and_nobody_is_ask
 
 def test_ranks_that_take_too_long_cost_hits_and_no_more() -> None:
     bench = begun()
-    bench.index.passed(0.0)
-    bench.index.passed(ATTACH_S)
+    for _ in range(4):
+        assert bench.look().waits
+        bench.index.passed(ATTACH_S / 4)
     match = bench.look()
     assert (match.waits, match.missed) == (False, {NotLoaded.NODE_LATE: 2 * SIZE + 1})
     assert not bench.sent(LookUp)
@@ -165,22 +166,23 @@ def test_ranks_that_take_too_long_cost_hits_and_no_more() -> None:
     assert bench.look().tokens == 2 * SIZE, "they are late, not lost"
 
 
-def test_time_that_an_engine_has_rested_does_not_count() -> None:
-    bench = begun()
-    bench.index.passed(60.0)  # told in the step in which its next request has come
-    assert bench.look().waits
-    bench.index.passed(ATTACH_S / 2)
-    assert bench.look().waits
-    bench.index.passed(ATTACH_S / 2)
-    assert not bench.look().waits
-
-
 def test_time_that_passed_in_an_earlier_life_does_not_count(bench: Remote) -> None:
-    bench.index.passed(ATTACH_S)
+    for _ in range(4):
+        bench.index.passed(ATTACH_S / 4)
     bench.slots = 0
     bench.way.node.restart()
     bench.step()
     assert bench.look().waits
+
+
+def test_ranks_are_not_late_because_the_engine_has_rested() -> None:
+    bench = begun()
+    bench.index.passed(100 * ATTACH_S)
+    assert bench.look().waits, "they have not heard of anything meanwhile"
+    bench.index.passed(STEP_S_MAX)
+    assert bench.look().waits
+    bench.index.passed(100 * ATTACH_S)
+    assert not bench.look().waits
 
 
 def test_what_lies_in_slots_that_are_not_ready_is_a_miss() -> None:

@@ -11,6 +11,8 @@ from kvtide.core.messages import Pool
 
 ATTACH_S = 1.0
 """So long after the beginning of a life requests wait for the ranks to have its memory."""
+STEP_S_MAX = 0.4
+"""The most that one step counts for: ranks hear of a life by a plan, and cannot answer while the engine rests."""
 
 
 class Lives:
@@ -23,8 +25,7 @@ class Lives:
         self._held: Counter[int] = Counter()
         """Leases and runs of each life: as long as there are any, copies may be under way."""
         self._slots_ready = 0
-        self._age_s: float | None = None
-        """Of the present life. What is told first after its beginning has passed before that, and does not count."""
+        self._age_s = 0.0
         self.unsent = False
         """Something was said that the next flush will send."""
 
@@ -42,7 +43,7 @@ class Lives:
     def begin(self) -> None:
         """Begin the life that there is now, if there is one."""
         self.now = self._link.life
-        self._slots_ready, self._age_s = 0, None
+        self._slots_ready, self._age_s = 0, 0.0
         if self.now is not None:
             self.send(Ready(0))
 
@@ -73,7 +74,7 @@ class Lives:
     @property
     def is_young(self) -> bool:
         """Whether the ranks may be expected to have the memory in a moment."""
-        return self._age_s is None or self._age_s < ATTACH_S
+        return self._age_s < ATTACH_S
 
     def grow(self, slots: int) -> None:
         """All ranks can use so many slots."""
@@ -82,8 +83,8 @@ class Lives:
             self.send(Ready(slots))
 
     def passed(self, seconds: float) -> None:
-        """So much time has passed: an engine that rests tells of minutes at once, when its next request has come."""
-        self._age_s = 0.0 if self._age_s is None else self._age_s + seconds
+        """So much time has passed."""
+        self._age_s += min(seconds, STEP_S_MAX)
 
     # ------------------------------------------------------------------ what is held
 

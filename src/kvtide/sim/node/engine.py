@@ -19,6 +19,8 @@ from kvtide.sim.work import StepWork
 WEIGHTS_OF_MODEL = 8
 """Models are told apart by the weights that their bytes are made from. These may change, less often than that."""
 
+LONG_STEP_S = 0.4
+"""More does not count as one step."""
 STARTING_TICKS = (0, 40, 40, 40)
 """So long an engine takes to start, if it does not find its node before."""
 
@@ -38,6 +40,8 @@ class NodeEngine(SimEngine):
         self._serves_at_tick = self.clock.now + run.draw.pick(STARTING_TICKS)
         self.scheduler.epoch = self.watch.observed.epoch = WEIGHTS_OF_MODEL * model
         self.told_tick = self.clock.now
+        self.patience_s = 0.0
+        """Time as it counts for who waits for ranks, that cannot answer while their engine rests."""
         self._arenas: dict[int, Arena] = {}
         link.engine = self
         for rank in self.ranks:
@@ -48,6 +52,7 @@ class NodeEngine(SimEngine):
     def step(self) -> None:
         """Do one step. The time since the last one is told."""
         passed_s = TICK_S * (self.clock.now - self.told_tick)
+        self.patience_s += min(passed_s, LONG_STEP_S)
         self.told_tick = self.clock.now
         self.manager.manager.passed(passed_s)
         super().step()

@@ -54,8 +54,8 @@ class AtNodeChecker(Checker):
             self._waiting.pop(request.id, None)
             return
         if not self._link.has_memory:
-            age_s = (self._link.engine.told_tick - self._link.greeted_tick) * TICK_S
-            if age_s > WAITS_FOR_MEMORY_S_MAX:
+            age_s = self._link.engine.patience_s - self._link.greeted_s
+            if age_s > WAITS_FOR_MEMORY_S_MAX + TICK_S:
                 raise Violation("I13", f"{request.id} waits for memory of the node, {age_s:.3f} s after it came")
             self._waiting.pop(request.id, None)
             return

@@ -28,8 +28,8 @@ class SimLink:
         """What is being opened, or is open."""
         self.greeted: int | None = None
         """The last life that the engine has taken note of."""
-        self.greeted_tick = 0
-        """What the engine had told of time by then."""
+        self.greeted_s = 0.0
+        """How much of its patience the engine had told of by then."""
         self.has_memory = False
         """The engine has told, in that life, that its ranks can use some slots."""
         self.unkept: dict[tuple[int, Key], None] = {}
@@ -68,7 +68,7 @@ class SimLink:
         if isinstance(call, Ready):
             self.has_memory = call.slots > 0
             if self.greeted != self.life:
-                self.greeted_tick = self.engine.told_tick
+                self.greeted_s = self.engine.patience_s
             self.greeted = self.life
             if self.greeted is not None:
                 self._in_use[self.greeted] = None

@@ -40,8 +40,8 @@ ENGINE_CHECKERS = (
 """What holds for each engine by itself, wherever its host blocks are."""
 ALSO_ELSEWHERE, ELSEWHERE_STEPS_MAX = 160, 40
 """How often in 256 times a request also comes to another engine, and how much later at most."""
-WHILE_STORING = 12
-"""How many times as often an engine, or the node, dies while that engine stores."""
+WHILE_COPYING = 12
+"""How many times as often an engine, or the node, dies, or their connection breaks, while that engine copies."""
 DEATHS_MAX = 6
 """Of engines, and of nodes: so that worlds end."""
 EXIT_TICKS_MAX, KNOWN_TICKS_MAX = 80, 30
@@ -160,9 +160,9 @@ class NodeMachine:
         index = self._draw.below(len(self.engines))
         engine = self.engines[index]
         connection = engine.link.connection
-        if connection is not None and self._draw.chance(chances.link_breaks):
+        more = WHILE_COPYING if any(rank.copies.running for rank in engine.ranks) else 1
+        if connection is not None and self._draw.chance(more * chances.link_breaks):
             self._break(connection)
-        more = WHILE_STORING if any(engine.stores_under_way()) else 1
         if not engine.killed and self._dies("engine", more * chances.engine_dies):
             self._kill(index)
         if self.node.alive and self._dies("node", more * chances.node_dies):
