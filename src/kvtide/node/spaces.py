@@ -40,8 +40,8 @@ class Space:
     """In what it differs from the one that was here already and is most like it."""
     index: SharedIndex
     arenas: dict[int, NodeArena] = field(default_factory=dict)
-    held: dict[int, Mapping[str, object]] = field(default_factory=dict)
-    """What the first worker of each part has said of its bytes, which no scheduler knows."""
+    known: dict[int, Mapping[str, object]] = field(default_factory=dict)
+    """What the worker that was first in each part has said of its bytes."""
 
     @property
     def ready_slots(self) -> int:
@@ -82,7 +82,7 @@ class Spaces:
         _check_bytes(space, hello)
         if hello.part not in space.arenas:
             space.arenas[hello.part] = self._made(space, hello)
-        space.held.setdefault(hello.part, hello.namespace)
+            space.known[hello.part] = hello.namespace
         return [space.arenas[hello.part]]
 
     def handle(self, owner: Owner, frame: Frame) -> Iterable[Frame]:
@@ -158,8 +158,8 @@ def _check_bytes(space: Space, hello: Hello) -> None:
     if block_bytes != space.parts[hello.part]:
         sizes = f"blocks of {block_bytes!r:.40} bytes in part {hello.part}, not {space.parts[hello.part]}"
         raise Refused(f"{who} than its scheduler says: {sizes}", for_good=True)
-    held = space.held.get(hello.part, hello.namespace)
-    if apart := unlike(hello.namespace, [held]):
+    known = space.known.get(hello.part, hello.namespace)
+    if apart := unlike(hello.namespace, [known]):
         raise Refused(f"{who} than those who were here first: in part {hello.part}, {apart}", for_good=True)
 
 
