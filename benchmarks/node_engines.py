@@ -21,7 +21,7 @@ from kvtide.copy import CopyEngine, DeviceCache, Direction, HostArena, Region, T
 from kvtide.core.index import lives, look_ups
 from kvtide.core.messages import Copy
 from kvtide.engine import Completion, Engine, EngineConfig, ModelConfig
-from kvtide.node.cli import status_of
+from kvtide.node.ask import status_of
 from kvtide.node.client import Client
 from kvtide.node.described_groups import described
 from kvtide.node.hello import Hello, Role

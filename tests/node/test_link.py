@@ -46,19 +46,6 @@ class Linked:
         return self.link.client.ask(ECHO, timeout_s=SOON_S)
 
 
-def test_what_the_node_says_of_the_namespace_is_said_when_it_is_attached(tmp_path: Path) -> None:
-    with serving(tmp_path) as rig:
-        apart = 'hashing is "sha256",\n not "xxhash"'
-        rig.handler.attach = lambda *_: {"slots": 4, "unlike": apart, "room": "", "other": "x"}  # type: ignore[method-assign]
-        linked = Linked(tmp_path)
-        linked.attach()
-        [line] = linked.lines
-        assert line.endswith(
-            '(this-epoch); shares nothing with the other engines there: hashing is "sha256", not "xxhash"'
-        )
-        linked.link.close()
-
-
 def test_a_node_that_is_not_there_is_said_once_and_tried_again(tmp_path: Path) -> None:
     linked = Linked(tmp_path)
     for _ in range(3):

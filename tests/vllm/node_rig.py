@@ -77,6 +77,9 @@ class EngineProcess:
         self._read, write = os.pipe()
         told = (str(model), str(ranks), "none" if node is None else str(node), str(read), str(write))
         environment = {
+            "OMP_NUM_THREADS": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
             "VLLM_LOGGING_LEVEL": "INFO",

@@ -128,6 +128,26 @@ def test_an_engine_that_has_rested_waits_for_the_node_as_any_other(nodes: Nodes,
     assert rested.generate("b", PROMPT) == HIT
 
 
+def test_time_is_told_once_in_each_step_before_anything_is_asked_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make()
+    told: list[str] = []
+    for name in ("passed", "match", "plan"):
+        call = getattr(engine.manager, name)
+
+        def spy(*given: Any, name: str = name, call: Any = call, **more: Any) -> Any:
+            told.append(name)
+            return call(*given, **more)
+
+        monkeypatch.setattr(engine.manager, name, spy)
+    for name in ("a", "b"):
+        engine.add(name, PROMPT[:20])
+    engine.step()
+    engine.step()
+    assert told == ["passed", "match", "match", "plan", "passed", "plan"]
+
+
 def test_models_with_several_groups_share_too(nodes: Nodes, make: Make) -> None:
     nodes.start()
     groups = [full(), sliding(40)]
@@ -221,6 +241,26 @@ def test_f9_after_a_reset_an_engine_shares_with_nobody_and_others_keep_what_they
     assert changed.generate("b", PROMPT) == 0, "that was computed with the old weights"
     assert other.generate("c", PROMPT) == HIT
     assert "shares nothing with the others: private is" in node.lines()
+
+
+def test_f23_engines_whose_block_hashes_differ_share_nothing_and_both_logs_say_why(
+    nodes: Nodes, make: Make, vllm_log: pytest.LogCaptureFixture
+) -> None:
+    node = nodes.start()
+    make().generate("a", PROMPT)
+    other = make(engine_args={"prefix_caching_hash_algo": "sha256_cbor"})
+    assert other.generate("b", PROMPT) == 0
+    for log in (node.lines(), vllm_log.text):
+        assert "shares nothing with the other" in log
+        assert 'hashing is "sha256_cbor", not "sha256, python' in log
+
+
+def test_before_an_engine_sleeps_its_copies_end_and_when_it_wakes_up_it_goes_on(nodes: Nodes, make: Make) -> None:
+    nodes.start()
+    engine = make()
+    engine.generate("a", PROMPT)
+    assert all(worker.settle(5.0) for worker in engine.workers)
+    assert revisit(engine, "b") == HIT
 
 
 def test_a_worker_with_another_layout_is_refused_by_name_and_its_engine_serves_without(

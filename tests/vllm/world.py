@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import time
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -140,7 +141,9 @@ class World:
         model = write_llama(path / "world-model", layers=1)
         self.ranks = max(context_parallel, tensor_parallel)
         page = specs[0].page_size_bytes
-        # What a node has is looked at when it is loaded.
+        self._waits_for_node = node is not None
+        """Whether a step that computes nothing may be one that waits for another process. What a node has is looked at
+        when it is loaded."""
         host = {"host_per_rank": host_blocks * page * LAYERS} if node is None else {"node": str(node)}
         transfer = KVTransferConfig(
             kv_connector="KVTideConnector",
@@ -285,7 +288,8 @@ class World:
                 self.process_all()
                 if not self.scheduler.has_requests():
                     return
-            self.step()
+            if not self.step().total_num_scheduled_tokens and self._waits_for_node:
+                time.sleep(0.002)
         raise AssertionError("the engine does not come to rest")
 
     def generate(self, name: str, tokens: Sequence[int], new_tokens: int = 4) -> int:

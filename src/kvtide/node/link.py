@@ -15,8 +15,6 @@ RETRY_S = 1.0
 """Between tries to connect. One that fails takes microseconds."""
 RETRY_REFUSED_S = 60.0
 """After a refusal for good: somebody has to change something first."""
-_REMARKS = {"unlike": "shares nothing with the other engines there", "room": "has less memory than it may have"}
-"""What a node says of an engine's namespace, and what that means."""
 HELLO_S = 5.0
 """For the node to answer a hello."""
 
@@ -94,7 +92,7 @@ class Link:
         if client.welcome is not None:
             self.client, self._greeting = client, None
             self.left = [one for one in self.left if one[0] == client.welcome.epoch]  # others are forgotten there, too
-            self._tell(f"attached to the node at {self._path} ({client.welcome.epoch}){_remarks(client.welcome)}")
+            self._tell(f"attached to the node at {self._path} ({client.welcome.epoch}){_notes(client.welcome)}")
         elif now_s >= self._try_s:
             raise NoNode(f"it did not answer a hello within {HELLO_S:g} s")
 
@@ -111,7 +109,8 @@ class Link:
         self.client = self._greeting = None
 
 
-def _remarks(welcome: Welcome) -> str:
-    """Return what people should know of the engine's namespace at the node, in one line."""
-    said = {name: " ".join(f"{welcome.more.get(name) or ''!s:.500}".split()) for name in _REMARKS}
-    return "".join(f"; {_REMARKS[name]}: {text}" for name, text in said.items() if text)
+def _notes(welcome: Welcome) -> str:
+    """Return what the node has to say about our place there."""
+    unlike, room = (welcome.more.get(name) for name in ("unlike", "room"))
+    shares = f"; this engine shares nothing with the others there: {unlike}" if unlike else ""
+    return f"{shares}; there is {room}" if room else shares

@@ -263,8 +263,8 @@ def _check_bytes(space: Space, hello: Hello) -> None:
     if block_bytes != space.parts[hello.part]:
         sizes = f"blocks of {block_bytes!r:.40} bytes in part {hello.part}, not {space.parts[hello.part]}"
         raise Refused(f"{who} than its scheduler says: {sizes}", for_good=True)
-    held = space.known.get(hello.part, hello.namespace)
-    if apart := unlike(hello.namespace, [held]):
+    known = space.known.get(hello.part, hello.namespace)
+    if apart := unlike(hello.namespace, [known]):
         raise Refused(f"{who} than those who were here first: in part {hello.part}, {apart}", for_good=True)
 
 
