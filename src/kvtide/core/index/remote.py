@@ -91,6 +91,8 @@ class RemoteIndex(Index):
         self._known: set[tuple[int, Key]] = set()
         self._slots_ready = 0
         self._unsent = False
+        self._is_silent = False
+        """The node did not answer the last look-up at once, and has said nothing since: nobody is held up for it."""
         self._last_id = 0
 
     # ------------------------------------------------------------------ loading
@@ -109,10 +111,11 @@ class RemoteIndex(Index):
         if self._life is None:
             return self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
         asked = self._ask(request, device_tokens, num_tokens)
-        left_s = 0.0 if asked.waited_s else LOOK_UP_S
+        left_s = 0.0 if asked.waited_s or self._is_silent else LOOK_UP_S
         while left_s > 0 and asked.id in self._request_of:  # what comes first may be something else
             left_s = self._link.wait(left_s)
             self._take()
+        self._is_silent = asked.id in self._request_of
         if asked.found is not None:
             asked.told = True
             return self._match(request, asked, asked.found, pays)
@@ -342,6 +345,8 @@ class RemoteIndex(Index):
     def _take(self) -> None:
         """Take what has come, and notice when the node has gone or come."""
         replies = self._link.receive()
+        if replies or self._link.life != self._life:
+            self._is_silent = False
         if self._link.life != self._life:
             self._end_life(NotStored.NODE_AWAY)
             self._life = self._link.life
