@@ -175,10 +175,10 @@ def test_an_engine_that_is_found_to_be_gone_is_told_nothing_more() -> None:
     writer, gone = attached(spaces, 1), attached(spaces, 2)
     index = spaces._spaces[writer.namespace].index
     index.grow(8)
-    offer = calls.Offer(0, [b"a", b"b"], None, 16, [], needs_prefix=False, touch=False)
+    offers = [calls.Offer(0, [key], None, 16, [], needs_prefix=False, touch=False) for key in (b"a", b"b")]
     for owner in (writer, gone):
         spaces.handle(owner, call_frame(calls.Ready(8)))
-        spaces.handle(owner, call_frame(calls.Reserve(1, [offer], 8)))
+        spaces.handle(owner, call_frame(calls.Reserve(1, offers, 8)))
     told: list[Owner] = []
 
     def send(owner: Owner, _: Frame) -> None:

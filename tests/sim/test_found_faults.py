@@ -91,8 +91,6 @@ FOUND_WITH_A_NODE = [
         "an engine that had paused left its node because of a reservation that was answered meanwhile, and had to map "
         "all of its memory again",
     ),
-    (141, "an engine whose life was over left the next one, because that had not answered what the last one was asked"),
-    (91347, "the checker, not the core: an engine that stores one block after the other with a slow node hangs"),
 ]
 """Seed and what was wrong, in worlds with a node."""
 

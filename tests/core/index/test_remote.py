@@ -407,6 +407,19 @@ def test_a_look_up_holds_the_engine_up_once_then_waits_then_is_a_miss(slow: Remo
     assert len(slow.sent(LookUp)) == 1
 
 
+def test_a_node_that_does_not_answer_holds_the_engine_up_once_and_not_for_each_request(slow: Remote) -> None:
+    for name in "abc":
+        slow.index.look_up(slow.request(name, 2), 0, 2 * SIZE + 1, lambda _: True)
+    assert slow.way.waited_s == LOOK_UP_S
+    slow.step()
+    slow.index.look_up(slow.request("d", 2), 0, 2 * SIZE + 1, lambda _: True)
+    assert slow.way.waited_s == 2 * LOOK_UP_S, "it has answered, if late"
+    slow.way.node.restart()
+    slow.step()
+    slow.index.look_up(slow.request("e", 2), 0, 2 * SIZE + 1, lambda _: True)
+    assert slow.way.waited_s == 3 * LOOK_UP_S, "another one may be faster"
+
+
 def test_a_look_up_is_answered_in_the_same_step_though_something_else_comes_first(
     slow: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:

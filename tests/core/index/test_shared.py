@@ -224,10 +224,10 @@ def test_calls_of_a_life_that_is_over_are_counted_and_harmless(node: Node, end: 
 # ---------------------------------------------------------------------- a writer that does not write (I14)
 
 
-def unkept(name: str, block: int) -> Unkept:
-    """Return what is said of one block that was not written."""
-    before = keys(name, block)
-    return Unkept(Chain(0, keys(name, block + 1)[-1:], before[-1] if before else None, (block + 1) * SIZE, [1]))
+def unkept(name: str, block: int, blocks: int = 1) -> Unkept:
+    """Return what is said of blocks that were not written."""
+    before, those = keys(name, block), keys(name, block + blocks)[-blocks:]
+    return Unkept(Chain(0, those, before[-1] if before else None, (block + 1) * SIZE, [1] * blocks))
 
 
 def test_what_a_dead_writer_has_not_written_goes_to_an_engine_that_has_it(node: Node) -> None:
@@ -238,10 +238,19 @@ def test_what_a_dead_writer_has_not_written_goes_to_an_engine_that_has_it(node: 
     node.shared.closed(A)
     assert node.shared.take_notices() == []
     node.shared.ended(A)
-    assert node.shared.take_notices() == [(B, unkept("a", 0)), (B, unkept("a", 1))]
+    assert node.shared.take_notices() == [(B, unkept("a", 0, 2))], "in one message"
     assert node.shared.take_notices() == []
     (again,) = node.reserve(B, node.offer("a", 2))
     assert [(run.first, len(run.slots)) for run in again.runs] == [(0, 2)]
+
+
+def test_everybody_is_told_of_what_they_have_and_of_nothing_else(node: Node) -> None:
+    run = node.write(A, "a", 4)
+    node.reserve(B, node.offer("a", 3))
+    node.reserve(C, node.offer("a", 4, first=1))
+    node.say(A, Settle([run.id], kept=False))
+    told = [(B, unkept("a", 0)), (B, unkept("a", 1, 2)), (C, unkept("a", 1, 2)), (C, unkept("a", 3))]
+    assert node.shared.take_notices() == told
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -277,7 +286,7 @@ def test_what_is_cut_off_a_run_goes_to_an_engine_that_has_it(node: Node) -> None
     run = node.write(A, "a", 3)
     node.reserve(B, node.offer("a", 3))
     node.say(A, Cut(run.id, 1))
-    assert node.shared.take_notices() == [(B, unkept("a", 1)), (B, unkept("a", 2))]
+    assert node.shared.take_notices() == [(B, unkept("a", 1, 2))]
     node.say(A, Settle([run.id], kept=True))
     assert node.shared.take_notices() == []
     assert node.look_up(B, "a", 3).tokens == SIZE

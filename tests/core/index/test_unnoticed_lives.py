@@ -9,6 +9,7 @@ from kvtide.core.chain import Chain
 from kvtide.core.index.calls import Call, Found, Ready, Reply, Reserved, Run, Taken
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.remote import RemoteIndex
+from kvtide.core.index.reservations import ASK_S
 from kvtide.core.match import Match, Piece
 from kvtide.core.messages import Pool
 from kvtide.core.requests import Request
@@ -93,6 +94,22 @@ def test_nothing_of_the_life_before_is_said_to_the_next() -> None:
     assert link.said == [(2, Ready(0))], "what was ready was so in the life before"
     assert [*pools, index.pool] == [None, Pool(2, "epoch", 20)]
     assert link.lives_drained == [1]
+
+
+def test_the_next_life_is_not_left_because_the_one_before_did_not_answer() -> None:
+    link = FakeLink()
+    index = RemoteIndex(link, [FullAttention(4)])
+    index.receive()
+    index.grow(8)
+    answers: list[Grant] = []
+    index.reserve([Want(Chain(0, [KEY], None, 4, [1]), needs_prefix=False, touch=False)], 1, answers.extend)
+    for _ in range(int(ASK_S) - 1):
+        index.passed(1.0)
+    link.life = 2
+    index.passed(1.0)
+    index.receive()
+    assert link.life == 2
+    assert answers[0].refused == {NotStored.NODE_AWAY: 1}
 
 
 def test_a_lease_of_the_life_before_is_not_returned_to_the_next_and_drains_the_first() -> None:

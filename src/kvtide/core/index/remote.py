@@ -36,6 +36,8 @@ class RemoteIndex(Index):
         self._look_ups = LookUps(self._lives, groups)
         self._reservations = Reservations(self._lives, groups, remember_blocks)
         self._unkept: list[Chain] = []
+        self._is_silent = False
+        """The node did not answer the last look-up at once, and has said nothing since: nobody is held up for it."""
 
     @property
     def pool(self) -> Pool | None:
@@ -61,10 +63,11 @@ class RemoteIndex(Index):
             late = self._look_ups.miss(request, device_tokens, num_tokens, NotLoaded.NODE_LATE)
             return replace(late, waits=lives.is_young)
         asked = self._look_ups.ask(request, device_tokens, num_tokens)
-        left_s = 0.0 if asked.waits or asked.waited_s else LOOK_UP_S
+        left_s = 0.0 if asked.waits or asked.waited_s or self._is_silent else LOOK_UP_S
         while left_s > 0 and self._look_ups.is_unanswered(asked):  # what comes first may be something else
             left_s = lives.wait(left_s)
             self._take()
+        self._is_silent = not asked.waits and self._look_ups.is_unanswered(asked)
         return self._look_ups.answer(request, asked, pays)
 
     def lease(self, match: Match) -> Lease:
@@ -185,6 +188,8 @@ class RemoteIndex(Index):
     def _take(self) -> None:
         """Take what has come, and notice when the node has gone or come."""
         replies = self._lives.receive()
+        if replies or self._lives.has_changed:
+            self._is_silent = False
         if self._lives.has_changed:
             self._end_life(NotStored.NODE_AWAY)
             self._lives.begin()

@@ -7,7 +7,8 @@ read and write the slots. Only when they have all ended is it released (I10, I11
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import groupby
 
 from kvtide.core.chain import Chain
 from kvtide.core.groups import NULL_BLOCK
@@ -369,11 +370,14 @@ class SharedIndex:
             self._writing.pop(slot, None)
         if not self._relying:
             return  # as usual
-        for position, slot in enumerate(run.slots):
-            relying = self._relying.pop(slot, None)
-            if relying and not kept:
-                block = run.part(position, position + 1, self._index.block_tokens[run.group])
-                self._notices += [(owner, Unkept(replace(block))) for owner in relying]
+        relying = [tuple(self._relying.pop(slot, ())) for slot in run.slots]
+        if kept:
+            return
+        size, first = self._index.block_tokens[run.group], 0
+        for owners, alike in groupby(relying):  # not a message for each block: there may be thousands
+            last = first + len(list(alike))
+            self._notices += [(owner, Unkept(run.part(first, last, size))) for owner in owners]
+            first = last
 
 
 def _refuse_left(grants: list[Grant]) -> None:
