@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SOAK   ?= 10m
+SOAK_NODE ?= 20
 MUTANTS ?= 20m
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
@@ -27,7 +28,7 @@ IS_311 := -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
 VPYTHON = $(firstword $(foreach python,$(PYTHON) python3.11,$(shell $(python) $(IS_311) 2>/dev/null && echo $(python))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm test test-core test-vllm test-gpu soak mutants bench bench-vllm docs clean vllm
+.PHONY: help demo demo-vllm test test-core test-vllm test-gpu soak soak-node mutants bench bench-vllm docs clean vllm
 
 help:           ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +72,9 @@ soak: $(VENV)/.installed-dev   ## what tests do with fixed seeds, with fresh one
 	@HYPOTHESIS_PROFILE=fresh $(BIN)/python -m pytest -n 2 -m hypothesis
 	@echo "==> worlds of fresh seeds, for $(SOAK)"
 	@$(BIN)/kvtide simulate --soak $(SOAK)
+
+soak-node: vllm   ## kill -9 of vLLM engines, workers and their node, with outputs compared; SOAK_NODE=20, 100 rounds
+	@$(VBIN)/python -m tests.vllm.soak_node --rounds $(SOAK_NODE)
 
 mutants: $(VENV)/.installed-dev   ## small wrong changes to the core: does a test or the simulator notice? MUTANTS=20m, 2h, ...
 	@$(BIN)/python -m tests.mutants --time $(MUTANTS)

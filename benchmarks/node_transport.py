@@ -55,6 +55,10 @@ class Answers:
     def over(self, owner: Owner) -> None:
         pass
 
+    def clear(self, name: str) -> int:
+        """There is nothing."""
+        return 0
+
     def status(self) -> Mapping[str, object]:
         return {}
 

@@ -41,7 +41,7 @@ from kvtide.core.groups import Present
 from kvtide.core.host_pool import HostPool
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.remote import RemoteIndex
-from kvtide.core.messages import Answer, Clear, Errand, Fetch, Name, Sink
+from kvtide.core.messages import Answer, Clear, Errand, Fetch, Name, Pool, Sink
 from kvtide.engine.block_pool import BlockPool
 from tests.memory_node import MemoryLink, MemoryNode
 
@@ -152,9 +152,7 @@ class World:
         self.link = None if node is None else MemoryLink(node, later=later)
         index = None if self.link is None else RemoteIndex(self.link, self.groups, remember_blocks=2 * device_blocks)
         self.manager = OffloadManager(self.config, self.pool, index=index)
-        if index is not None:
-            index.grow(self.config.slots)
-            self.manager.plan()
+        self._mapped: Pool | None = None
         self.requests: dict[str, FakeRequest] = {}
         self.pending: dict[int, Pending] = {}
         """Copies that were planned and are not complete, oldest first."""
@@ -168,6 +166,9 @@ class World:
         """What is below host memory, by rank and name."""
         self._below_of: dict[int, dict[tuple[int, Name], KV]] = {}
         """What was below when an errand began: it is about that, also when there was a clear since."""
+        if self.link is not None:
+            self._map(self.manager.plan().pool)
+            self.manager.plan()  # tells the node
 
     # ------------------------------------------------------------------ requests
 
@@ -347,7 +348,17 @@ class World:
             self._below_of[errand.id] = self.below
         if self.link is not None:
             self.link.let_in()
+            self._map(plan.pool)
         return plan
+
+    def _map(self, pool: Pool | None) -> None:
+        """Let every rank have the memory of a life, as soon as it hears of it."""
+        if pool != self._mapped:
+            self._mapped = pool
+            if pool is not None:
+                self.report(
+                    *(Report(rank, slots_ready=self.config.slots, life=pool.life) for rank in range(self.ranks))
+                )
 
     def drain_copies(self) -> None:
         """Run the copies that are pending, and leave the errands alone."""

@@ -43,6 +43,19 @@ def test_node_transport_prints_a_row_per_question_and_number_of_clients() -> Non
     assert all(0 < row["median_us"] <= row["p99_us"] for row in rows)
 
 
+def test_node_tiers_compares_gets_through_a_node_with_the_tier_alone() -> None:
+    shown = json.loads(run("node_tiers.py", "--small", "--json").splitlines()[-1])
+    assert min(shown[name] for name in ("alone_gbps", "node_gbps", "get_ratio")) > 0
+
+
+def test_node_prints_what_it_costs_and_what_engines_gain() -> None:
+    shown = json.loads(run("node.py", "--small", "--json"))
+    for name in ("lookup_ms_p99", "scheduler_cost_ratio", "other_engine_ttft_ratio", "copy_rate_ratio"):
+        assert shown[name] > 0
+    assert shown["found_after_kill"] >= 0.99
+    assert shown["first_revisit_loaded"]
+
+
 def test_tiers_compares_the_disk_with_a_plain_file() -> None:
     shown = json.loads(run("tiers.py", "--small", "--json", "--tier", "disk"))
     names = {"tier", "block_bytes", "put_gbps", "get_gbps", "plain_put_gbps", "plain_get_gbps"}

@@ -291,7 +291,7 @@ def test_every_example_in_the_help_is_understood() -> None:
     for words in known:
         found: click.Command | None = cli.KVTIDE
         context = click.Context(cli.KVTIDE, info_name="kvtide")
-        while isinstance(found, click.Group):
+        while isinstance(found, click.Group) and not words[0].startswith("-"):  # some do something by themselves
             name, *words = words  # noqa: PLW2901 (the rest of the words)
             found = found.get_command(context, name)
             assert found is not None, name

@@ -149,6 +149,11 @@ def option(
     )
 
 
+def maybe(name: str, text: str, *, metavar: str) -> click.Option:
+    """Return an option that may have a path, or stand alone: then it is empty."""
+    return click.Option([name], type=File(), is_flag=False, flag_value="", default=None, metavar=metavar, help=text)
+
+
 def flag(name: str, text: str) -> click.Option:
     """Return an option without a value."""
     return click.Option([name], is_flag=True, help=text)

@@ -27,6 +27,11 @@ class Latencies:
         at = bisect_left(LATENCY_BOUNDS_S, seconds)
         return Latencies((*self.counts[:at], self.counts[at] + 1, *self.counts[at + 1 :]), self.total_s + seconds)
 
+    def together(self, other: Latencies) -> Latencies:
+        """Return this and another one."""
+        counts = tuple(one + two for one, two in zip(self.counts, other.counts, strict=True))
+        return Latencies(counts, self.total_s + other.total_s)
+
     def since(self, before: Latencies) -> Latencies:
         """Return what has come since an earlier look."""
         counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtide.copy import CopyEngine, Direction, Fence, Traffic
-from kvtide.core.messages import Copy, Plan, Report
+from kvtide.core.messages import Copy, Plan, Pool, Report
 from kvtide.core.share import ALL, Share
 from kvtide.errors import describe
 
@@ -69,13 +69,23 @@ class Worker:
         """Transfers that the engine did not take, until the next report."""
         self._over: str | None = None
         """Why no more transfers are taken: the worker was closed, or the engine broke."""
-        self._slots_ready: int | None = None
-        """What was said last."""
+        self._slots_ready: tuple[int, int | None] = (0, None)
+        """What was said last: of which memory, and how many."""
         self._traffic = dict.fromkeys(Direction, Traffic())
         self._done_count = 0
         self._failed_count = 0
         self._waits_expired = 0
         self._engine_errors = 0
+
+    def use(self, pool: Pool | None) -> None:
+        """Take note of where host slots are: `Plan.pool`, once in each step, before its copies are started.
+
+        Only needed where a node keeps them. An engine may start a plan in several parts.
+        """
+        try:
+            self._engine.use(pool)
+        except Exception:
+            self._engine_errors += 1
 
     def start(self, plan: Plan, after: Fence | None = None) -> None:
         """Begin a plan's copies, loads first, and its errands, then wait for `plan.wait_for`, with a deadline.
@@ -115,7 +125,8 @@ class Worker:
         self._failed_count += len(failed)
         answers, late = self._tiers.poll() if self._tiers is not None else ((), ())
         not_kept = tuple(pair for pair in not_kept if pair[0] in done)
-        return Report(self.rank, done, tuple(failed.items()), self._news_of_slots(), answers, late, not_kept)
+        life, slots_ready = self._news_of_slots()
+        return Report(self.rank, done, tuple(failed.items()), slots_ready, answers, late, life, not_kept)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until no copy is under way, so that device memory may be given back. Returns False if time ran out."""
@@ -198,15 +209,15 @@ class Worker:
         else:
             self._waits_expired += not ended
 
-    def _news_of_slots(self) -> int | None:
-        """Return how many slots are ready, if that has changed."""
+    def _news_of_slots(self) -> tuple[int, int | None]:
+        """Return how many slots are ready, if that has changed, and of which memory."""
         before = self._slots_ready
         try:
             ready = self._engine.slots_ready()
-            self._slots_ready = self._slots if ready is None else ready
+            self._slots_ready = self._engine.life, self._slots if ready is None else ready
         except Exception:
             self._engine_errors += 1
-        return self._slots_ready if self._slots_ready != before else None
+        return self._slots_ready if self._slots_ready != before else (0, None)
 
     def _ask_traffic(self, direction: Direction) -> Traffic:
         try:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from kvtide.core import Answer, Clear, Copy, Outcome, Plan, Report
+from kvtide.core import Answer, Clear, Copy, Outcome, Plan, Pool, Report
 
 MESSAGES: list[Any] = [
     Copy(1, (2, 3), (4, 5)),
     Plan(3, loads=(Copy(1, (2,), (4,)),), stores=(Copy(2, (3,), (5,)),), wait_for=(1,)),
     Report(1, done=(1, 2), failed=((3, "no memory"),)),
     Outcome(loaded=("a",), failed=("b",)),
+    Plan(4, pool=Pool(2, "an epoch", 7)),
 ]
 
 

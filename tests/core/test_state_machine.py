@@ -19,6 +19,7 @@ from kvtide.core import (
     Group,
     OffloadConfig,
     OffloadManager,
+    Pool,
     Removed,
     Report,
     SlidingWindow,
@@ -100,6 +101,7 @@ class Engine(RuleBasedStateMachine):
         options = {"host_per_rank": slots, "mode": mode, "policy": policy, "pin_budget": budget, "events": True}
         self.config = OffloadConfig.build(geometry, options)
         self.link: MemoryLink | None = None
+        self.mapped = 0
         self.manager = self.make_manager()
         self.device: list[dict[int, Content]] = [{} for _ in range(ranks)]
         self.own_host: dict[tuple[int, int], Content] = {}
@@ -109,16 +111,24 @@ class Engine(RuleBasedStateMachine):
         self.in_flight: dict[int, InFlight] = {}
         self.epoch = 0
         self.serial = 0
+        for _ in range(2 if self.link is not None else 0):
+            self.plan(idle=False)  # the ranks hear of a life, and the node hears of them
 
     def make_manager(self) -> OffloadManager:
         if self.kind == "local":
             return OffloadManager(self.config, self.pool)
         self.link = MemoryLink(MemoryNode(self.config), later=self.kind == "later")
         index = RemoteIndex(self.link, self.groups, remember_blocks=DEVICE_BLOCKS)
-        index.grow(self.config.slots)
         manager = OffloadManager(self.config, self.pool, index=index)
-        manager.plan()
+        manager.plan()  # begins a life
         return manager
+
+    def map(self, pool: Pool | None) -> None:
+        """Let every rank have the memory of a life, as soon as it hears of it."""
+        if pool is not None and pool.life != self.mapped:
+            self.mapped = pool.life
+            ready = [Report(rank, slots_ready=self.config.slots, life=pool.life) for rank in range(self.ranks)]
+            self.heed(*ready)
 
     @property
     def host(self) -> dict[tuple[int, int], Content]:
@@ -156,11 +166,12 @@ class Engine(RuleBasedStateMachine):
             self.groups, 0, sequence.tokens - 1, [self.present_on_device(sequence, g) for g in range(len(self.groups))]
         )
         match = self.manager.match(sequence.name, device_tokens, sequence.tokens)
-        if match.waits:
-            self.manager.reserve(match)
-            self.plan(idle=False)  # brings the answer
-            match = self.manager.match(sequence.name, device_tokens, sequence.tokens)
-            assert not match.waits
+        for _ in range(2):  # in a new life for the ranks, and then for the answer
+            if match.waits:
+                self.manager.reserve(match)
+                self.plan(idle=False)
+                match = self.manager.match(sequence.name, device_tokens, sequence.tokens)
+        assert not match.waits
         again = self.manager.match(sequence.name, device_tokens, sequence.tokens)
         assert (match.tokens, match.slots) == (again.tokens, again.slots), "looking changes nothing"
         assert device_tokens + match.tokens <= max(device_tokens, sequence.tokens - 1)
@@ -327,6 +338,7 @@ class Engine(RuleBasedStateMachine):
                 self.in_flight[copy.id] = InFlight(copy, is_store, content, self.host, everyone, set(everyone))
         if self.link is not None:
             self.link.let_in()
+        self.map(plan.pool)
         self.check_no_two_transfers_meet()
 
     def check_no_two_transfers_meet(self) -> None:

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from kvtide.demo import at_node
 from kvtide.demo.compare import RUNS
 from kvtide.demo.progress import LABELS, shown
 
@@ -19,6 +20,15 @@ def test_every_run_is_shown(terminal: bool) -> None:
             for done in range(3):
                 on_turn(run, done)
     for run in RUNS:
+        assert LABELS[run] in out.getvalue()
+
+
+def test_runs_at_a_node_are_shown_too() -> None:
+    out = io.StringIO()
+    with shown(Console(file=out, force_terminal=True, width=100), turns=1, runs=at_node.RUNS) as on_turn:
+        for run in at_node.RUNS:
+            on_turn(run, 1)
+    for run in at_node.RUNS:
         assert LABELS[run] in out.getvalue()
 
 

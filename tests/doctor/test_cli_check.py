@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,41 @@ def test_both_names_of_one_option_are_refused(capsys: pytest.CaptureFixture[str]
         ({"mode": "lazy", "lazy_offload": True}, "either mode or lazy_offload"),
     ):
         assert said in run(capsys, "check", json.dumps(extra))[1]
+
+
+def test_a_node_that_is_not_there_yet_is_no_error_but_a_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "node.sock"
+    code, out, _ = run(capsys, "check", json.dumps({"node": str(path)}))
+    assert (code, out.splitlines()[0]) == (0, "a server would take it")
+    assert out.splitlines()[1] == f"nothing is at {path} yet: a server serves without a node until it comes"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        assert run(capsys, "check", json.dumps({"node": str(path)}))[:2] == (0, "a server would take it\n")
+
+
+def test_what_means_nothing_beside_a_node_is_refused_each_with_its_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    beside: dict[str, object] = {
+        "host": "1GiB",
+        "tiers": [{"type": "disk", "path": str(tmp_path), "size": "1MiB", "key_file": "/hunter2"}],
+        "min_fetch_tokens": 5,
+        "policy": "lru",
+        "events": True,
+    }
+    code, out, _ = run(capsys, "check", json.dumps({"node": str(tmp_path / "node.sock"), **beside}))
+    refused = [line for line in out.splitlines() if "no such option beside node: " in line]
+    assert code == 2
+    assert [line.partition("=")[0] for line in refused] == list(beside)
+    for line, why in zip(refused, ("--memory SIZE", "--tier", "--tier", "--policy NAME", "other engines"), strict=True):
+        assert why in line
+    for other in ("host_per_rank", "cpu_bytes_to_use", "cpu_bytes_to_use_per_rank"):
+        said = run(capsys, "check", json.dumps({"node": str(tmp_path / "node.sock"), other: 5}))[1]
+        assert f"{other}=5: expected no such option beside node: the memory is the node's" in said
+    nothing = {"tiers": [], "events": False, "mode": "lazy", "admission": "second-use", "pin_budget": 4}
+    assert run(capsys, "check", json.dumps({"node": str(tmp_path / "node.sock"), **nothing}))[0] == 0
 
 
 def test_what_is_no_json_costs_one_line(capsys: pytest.CaptureFixture[str]) -> None:

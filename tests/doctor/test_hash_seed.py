@@ -8,26 +8,26 @@ from kvtide.doctor.hash_seed import check_hash_seed
 from tests.doctor.support import FIXED_SEED, install_vllm, is_bad, is_ok, is_warning, machine
 
 
-def test_without_tiers_the_seed_does_not_matter(tmp_path: Path) -> None:
+def test_without_tiers_or_a_node_the_seed_does_not_matter(tmp_path: Path) -> None:
     here = machine(tmp_path, packages=install_vllm(tmp_path))
-    assert is_ok(check_hash_seed(here, has_tiers=False), "not set", "there are none")
+    assert is_ok(check_hash_seed(here, outlived=False), "not set", "there are none")
 
 
 def test_a_seed_that_is_set_is_well_and_shown(tmp_path: Path) -> None:
     here = machine(tmp_path, packages=install_vllm(tmp_path), environ={"PYTHONHASHSEED": "7"})
-    assert is_ok(check_hash_seed(here, has_tiers=True), "PYTHONHASHSEED=7", "the same for all servers")
+    assert is_ok(check_hash_seed(here, outlived=True), "PYTHONHASHSEED=7", "the same for all servers")
 
 
 def test_a_vllm_that_draws_a_seed_for_each_process_needs_one_beside_tiers(tmp_path: Path) -> None:
     here = machine(tmp_path, packages=install_vllm(tmp_path))
-    assert is_bad(check_hash_seed(here, has_tiers=True), "the server would not start", "PYTHONHASHSEED=0")
+    assert is_bad(check_hash_seed(here, outlived=True), "the server would not start", "PYTHONHASHSEED=0")
 
 
 def test_a_vllm_with_a_fixed_seed_needs_none(tmp_path: Path) -> None:
     here = machine(tmp_path, packages=install_vllm(tmp_path, source=FIXED_SEED))
-    assert is_ok(check_hash_seed(here, has_tiers=True), "does not need it", "xxhash")
+    assert is_ok(check_hash_seed(here, outlived=True), "does not need it", "xxhash")
 
 
 def test_where_there_is_no_vllm_to_ask_no_seed_is_a_warning(tmp_path: Path) -> None:
     here = machine(tmp_path, packages=tmp_path)
-    assert is_warning(check_hash_seed(here, has_tiers=True), "not set", "PYTHONHASHSEED=0")
+    assert is_warning(check_hash_seed(here, outlived=True), "not set", "PYTHONHASHSEED=0")

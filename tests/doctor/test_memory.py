@@ -98,3 +98,8 @@ def test_huge_pages_that_are_reserved_and_used_by_nobody_are_a_warning_when_they
     some, many = (huge_pages(tmp_path / str(free), "[madvise]", free=free) for free in (512, 16384))
     assert is_ok(check_huge_pages(some), "1 GiB of it unused")
     assert is_warning(check_huge_pages(many), "32 GiB of it unused", "nr_hugepages=0")
+
+
+def test_memory_of_a_node_is_not_taken_by_the_server(tmp_path: Path) -> None:
+    wanted = Wanted(given=True, host_bytes=0, node=Path("/run/kvtide/node.sock"))
+    assert is_ok(check_memory(machine(tmp_path, CONTAINER), wanted), "takes none", "/run/kvtide/node.sock")

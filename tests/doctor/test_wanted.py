@@ -48,6 +48,13 @@ def test_a_configuration_of_nothing_is_that_of_the_defaults() -> None:
     assert wanted_of(whole(None)) == wanted_of("{}") == Wanted(given=True)
 
 
+def test_with_a_node_the_server_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+    node = tmp_path / "node.sock"
+    wanted = wanted_of(json.dumps({"node": str(node)}))
+    assert wanted == Wanted(given=True, host_bytes=0, node=node)
+    assert is_ok(check_config(wanted), "a server would take it", f"nothing is at {node} yet")
+
+
 def test_the_module_that_is_named_is_seen() -> None:
     assert read_asked(whole({}, kv_connector_module_path="kvtide.vllm")).named_module
     assert not read_asked(whole({}, kv_connector_module_path="other")).named_module

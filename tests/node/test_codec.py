@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ from hypothesis import strategies as some
 
 from kvtide.core.chain import Chain
 from kvtide.core.index.calls import (
+    Again,
     Call,
     Cut,
+    Drop,
     Found,
     LookUp,
     Offer,
@@ -57,10 +61,19 @@ OFFERS = some.builds(
     touch=some.booleans(),
 )
 LOOK_UPS = some.builds(
-    LookUp, id=IDS, keys=some.lists(KEYS, max_size=3), device_tokens=TOKENS, num_tokens=TOKENS, firsts=some.just(())
+    LookUp,
+    id=IDS,
+    keys=some.lists(KEYS, max_size=3),
+    device_tokens=TOKENS,
+    num_tokens=TOKENS,
+    firsts=some.just(()),
+    computed_tokens=NUMBERS,
+    computed_s=some.floats(0, 3600),
 )
 CALLS: some.SearchStrategy[Call] = some.one_of(
     LOOK_UPS,
+    some.builds(Again, id=IDS),
+    some.builds(Drop, id=IDS),
     some.builds(Release, lease=IDS, used=some.booleans()),
     some.builds(Reserve, id=IDS, offers=some.lists(OFFERS, max_size=3), room_blocks=NUMBERS),
     some.builds(Settle, runs=some.lists(IDS, max_size=5), kept=some.booleans()),
@@ -84,6 +97,7 @@ REPLIES: some.SearchStrategy[Reply] = some.one_of(
         pieces=PIECES.map(tuple),
         missed=counted(NotLoaded),
         lease=some.none() | some.integers(1, (1 << 64) - 1),
+        waits=some.booleans(),
     ),
     some.builds(Reserved, id=IDS, taken=some.lists(TAKEN, max_size=3)),
     some.builds(Unkept, some.builds(Chain, group=GROUP, keys=KEYS, parent=some.none() | KEY, end_tokens=TOKENS)),
@@ -91,9 +105,10 @@ REPLIES: some.SearchStrategy[Reply] = some.one_of(
 
 
 def plain(said: Any) -> Any:
-    """With keys as lists, whatever they came in."""
+    """With keys as lists, whatever they came in, and where they begin."""
     if isinstance(said, LookUp):
-        return said.id, [list(keys) for keys in said.keys], said.device_tokens, said.num_tokens
+        firsts = list(said.firsts) or [0] * len(said.keys)
+        return replace(said, keys=[list(keys) for keys in said.keys], firsts=firsts)
     return said
 
 
@@ -107,6 +122,12 @@ def test_replies_are_read_as_they_were_sent(reply: Reply) -> None:
     assert read_reply(reply_frame(reply)) == reply
 
 
+def test_a_reservation_may_be_about_hundreds_of_short_chains() -> None:
+    offer = Offer(0, [b"k" * 32], None, 16, [], needs_prefix=False, touch=False)
+    call = Reserve(1, [offer] * 1000, 1000)
+    assert read_call(call_frame(call)) == call
+
+
 def test_keys_that_nobody_looks_at_are_not_sent() -> None:
     keys = [bytes([number]) * 32 for number in range(100)]
     frame = call_frame(LookUp(1, [keys], 90 * 16, 1600, [90]))
@@ -117,7 +138,24 @@ def test_keys_that_nobody_looks_at_are_not_sent() -> None:
     assert len(there) == 100
     assert list(there[90:]) == keys[90:]
     assert there[95] == keys[95]
+    assert [there[0], there[89], *there[88:92]] == [b"", b"", b"", b"", *keys[90:92]], "what is left out is nobody's"
+    assert (list(there[10:12]), len(there[80:95][5:]), list(there[80:95][12:])) == ([b"", b""], 10, keys[92:95])
     assert list(there[95:97]) == keys[95:97]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 3601.0, float("inf"), float("nan")])
+def test_a_step_that_took_no_time_that_there_is_makes_no_sense(seconds: float) -> None:
+    frame = call_frame(LookUp(1, [], 0, 1, computed_tokens=5, computed_s=2.0))
+    before, after = struct.pack("<d", 2.0), struct.pack("<d", seconds)
+    assert frame.body.count(before) == 1
+    with pytest.raises(BadFrame, match="a step that took"):
+        read_call(Frame(frame.kind, frame.body.replace(before, after)))
+
+
+def test_a_step_that_took_longer_than_an_hour_is_told_as_an_hour() -> None:
+    told = read_call(call_frame(LookUp(1, [], 0, 1, computed_tokens=1 << 40, computed_s=1e9)))
+    assert isinstance(told, LookUp)
+    assert (told.computed_tokens, told.computed_s) == ((1 << 32) - 1, 3600.0)
 
 
 @given(frame=some.builds(Frame, kind=some.sampled_from(Kind), body=some.binary(max_size=80)))

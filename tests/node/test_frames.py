@@ -97,7 +97,7 @@ def test_bytes_of_another_protocol_are_refused_at_their_first_byte() -> None:
 
 
 def test_a_length_over_the_bound_is_refused_before_its_body_comes() -> None:
-    with pytest.raises(BadFrame, match="a frame of 4294967295 bytes, and 4194304 are the most"):
+    with pytest.raises(BadFrame, match="a frame of 4294967295 bytes, and 16777216 are the most"):
         Decoder().feed(raw_header(length=0xFFFFFFFF))
     with pytest.raises(BadFrame, match="a frame of 65 bytes, and 64 are the most"):
         Decoder(body_bytes_max=64).feed(raw_header(length=65))

@@ -15,7 +15,16 @@ from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame, Kind
 from kvtide.node.hello import ArenaDescription, Hello, Role, Welcome, read_hello, read_welcome, refusal
 
-WORKER = Hello(Role.WORKER, engine="e", epoch="abc", owner=17, rank=3, part=1, numa_node=0)
+WORKER = Hello(
+    Role.WORKER,
+    engine="e",
+    epoch="abc",
+    owner=17,
+    rank=3,
+    part=1,
+    numa_node=0,
+    worker="w",
+)
 SCHEDULER = Hello(Role.SCHEDULER, engine="é", namespace={"parts": [4096], "model": "m"})
 WELCOME = Welcome("abc", 17, 18, (ArenaDescription(0, 4, 1000, 4096),), {"slots": 4})
 
@@ -77,6 +86,7 @@ def test_what_another_version_says_beside_its_version_is_not_looked_at() -> None
         {"engine": "x" * 300},
         {"engine": "two\nlines"},
         {"namespace": []},
+        {"worker": 7},
         {"owner": -1},
         {"owner": 1.5},
         {"rank": True},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_a_node_that_is_not_there_is_said_once_and_tried_again(tmp_path: Path) -
         linked.link.close()
         assert linked.poll(1e6) == []
         assert not linked.is_attached(), "it was let go for good"
+
+
+def test_an_engine_without_descriptors_serves_without_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    linked = Linked(tmp_path)
+    with serving(tmp_path):
+        with monkeypatch.context() as patched:
+            patched.setattr("kvtide.node.client.socket.socket", none_left)
+            assert linked.poll() == []
+        assert "Too many open files" in linked.lines[-1]
+        linked.poll(RETRY_S)
+        linked.attach()
+        linked.link.close()
 
 
 def test_a_node_that_goes_is_noticed_and_one_that_comes_back_is_found(tmp_path: Path) -> None:

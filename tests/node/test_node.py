@@ -11,14 +11,14 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtide.node.cli import status_of
+from kvtide.node.ask import status_of
 from kvtide.node.client import Client
 from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.hello import Hello, Role
@@ -32,9 +32,11 @@ NAMESPACE = {"model": "tiny", "strange": "\ud800\x00é", "parts": [1000, 500], "
 class NodeProcess:
     """A node, and the lines that it says."""
 
-    def __init__(self, path: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, path: Path, *arguments: str, before: Sequence[str] = (), **environment: str) -> None:
+        """`before`: a command that runs the node."""
         self.path = path
         command = [sys.executable, "-m", "kvtide", "node", "--memory", "1MiB", "--socket", str(path), *arguments]
+        command = [*before, *command]
         self.process = subprocess.Popen(  # noqa: S603 (our own)
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE), **environment}
         )
@@ -58,14 +60,14 @@ class NodeProcess:
 
 
 @contextmanager
-def node(path: Path, *arguments: str, **environment: str) -> Iterator[NodeProcess]:
-    before, threads = open_descriptors(), threading.active_count()
-    found = NodeProcess(path, *arguments, **environment)
+def node(path: Path, *arguments: str, before: Sequence[str] = (), **environment: str) -> Iterator[NodeProcess]:
+    open_before, threads = open_descriptors(), threading.active_count()
+    found = NodeProcess(path, *arguments, before=before, **environment)
     try:
         yield found
     finally:
         found.end(signal.SIGKILL)
-    assert open_descriptors() == before
+    assert open_descriptors() == open_before
     assert threading.active_count() == threads
 
 
@@ -104,7 +106,7 @@ def test_a_life_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert [arena.description.slot_bytes for worker in workers for arena in worker.arenas] == [1000, 500]
         slots = (1 << 20) // 1500
         assert scheduler.welcome is not None
-        assert scheduler.welcome.more == {"slots": slots, "unlike": ""}
+        assert scheduler.welcome.more == {"slots": slots, "unlike": "", "room": ""}
         wait_until(lambda: status_of(path)["namespaces"][0]["ready_slots"] == slots)
         check_status(running, capsys, slots)
         close(*workers, scheduler)
@@ -123,7 +125,7 @@ def check_status(running: NodeProcess, capsys: pytest.CaptureFixture[str], slots
     assert (code, err) == (0, "")
     assert f"process {running.process.pid}, up" in out
     assert f"{slots} slots, 100.0% ready" in out
-    assert "engine engine (open)" in out
+    assert "engine     engine (open): 0 slots leased, 0 being written" in out
     assert f"  worker of rank 1: process {os.getpid()}, connected" in out
     code, out, err = run(capsys, "node", "status", "--json", "--socket", running.path)
     assert (code, err) == (0, "")
@@ -276,7 +278,8 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sizes(shared: NodeProcess
     leave(*attached(shared.path))
     big = Hello(Role.SCHEDULER, engine="big", namespace={"parts": [2 << 20], "groups": GROUPS})
     why = (
-        r"no room for the model of engine big: \d+ bytes are left of its memory, and one block takes 2 MiB; engine big "
+        r"no room for the model of engine big: one block takes 2 MiB, and it may have 1 MiB of the node's memory: "
+        r"start the node with more \(--memory, --share\); engine big "
         r'shares nothing with the others: model is missing, not "tiny", parts is \[2097152\], not \[1000,500\]'
     )
     check_not_welcome(shared.path, big, why)

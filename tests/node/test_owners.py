@@ -43,13 +43,24 @@ def test_a_worker_is_waited_for_after_its_scheduler_and_its_connection_have_ende
     assert seen(owners.exited(worker.number, 1e9)) == ([], [], [scheduler.owner])
 
 
+def test_a_worker_that_comes_again_has_ended_what_it_copied_before() -> None:
+    owners = Owners()
+    schedulers = [opened(owners) for _ in range(2)]
+    for scheduler, worker in zip(schedulers, ("this one", ""), strict=True):
+        owners.join(scheduler.owner.number, rank=0, pid=2, is_watched=True, worker=worker)
+        assert seen(owners.closed(scheduler.number, 0.0)) == ([scheduler.owner], [], [])
+    assert seen(owners.came_again("another one")) == seen(owners.came_again("")) == ([], [], [])
+    assert owners.came_again("this one").over == [schedulers[0].owner]
+    assert seen(owners.came_again("this one")) == ([], [], [])
+
+
 def test_a_worker_that_ends_takes_its_scheduler_with_it_but_not_other_workers() -> None:
     owners = Owners()
     scheduler = opened(owners)
     first, second = joined(owners, scheduler, 0), joined(owners, scheduler, 1)
     assert seen(owners.exited(first.number, 0.0)) == ([scheduler.owner], [scheduler], [])
     assert second.is_connected
-    assert seen(owners.drained(second.number)) == ([], [second], [scheduler.owner])
+    assert seen(owners.drained(second.number, second.pid)) == ([], [second], [scheduler.owner])
 
 
 def test_an_exit_counts_before_the_connection_has_ended() -> None:
@@ -62,10 +73,19 @@ def test_an_exit_counts_before_the_connection_has_ended() -> None:
     assert seen(owners.closed(scheduler.number, 0.0)) == ([], [], [])
 
 
+def test_what_another_process_says_of_a_workers_copies_means_nothing() -> None:
+    owners = Owners()
+    scheduler = opened(owners)
+    worker = joined(owners, scheduler)
+    owners.closed(scheduler.number, 0.0)
+    assert seen(owners.drained(worker.number, worker.pid + 1)) == ([], [], [])
+    assert seen(owners.drained(worker.number, worker.pid)) == ([], [worker], [scheduler.owner])
+
+
 def test_what_a_scheduler_says_of_its_copies_means_nothing() -> None:
     owners = Owners()
     scheduler = opened(owners)
-    assert seen(owners.drained(scheduler.number)) == ([], [], [])
+    assert seen(owners.drained(scheduler.number, scheduler.pid)) == ([], [], [])
     assert not scheduler.is_quiet
 
 
@@ -155,7 +175,7 @@ class WhateverHappens(RuleBasedStateMachine):
         member = data.draw(st.sampled_from(self.members))
         if event == "drained":
             self.can_write.pop(member.number, None)
-            self.apply(self.owners.drained(member.number))
+            self.apply(self.owners.drained(member.number, member.pid))
             return
         self.silent_since_s.setdefault(member.number, self.now_s)
         if event == "closed":

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtide.node.cli import status_of
+from kvtide.node.ask import status_of
 from kvtide.node.client import Client
 from kvtide.node.credentials import Access
 from kvtide.node.errors import Gone, NodeError, Refused
@@ -372,7 +372,7 @@ def test_who_does_not_read_answers_is_read_no_more_and_costs_no_memory(tmp_path:
 def test_a_status_that_does_not_fit_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path) as rig:
         monkeypatch.setattr(rig.server, "_status", lambda: {"engines": "x" * BODY_BYTES_MAX})
-        with pytest.raises(NodeError, match=r"has more to say than fits: 41943\d\d bytes"):
+        with pytest.raises(NodeError, match=r"has more to say than fits: 16777\d\d\d bytes"):
             status_of(rig.path)
         rig.check_alive()
 
@@ -387,6 +387,20 @@ def test_a_push_reaches_the_scheduler_and_nobody_once_it_is_gone(tmp_path: Path)
         client.close()
         wait_until(lambda: connections(rig) == 0)
         rig.call(lambda: rig.server.send(owner, Frame(77, b"more")))
+
+
+def test_a_push_to_a_scheduler_that_has_just_gone_ends_its_life_and_nothing_else(tmp_path: Path) -> None:
+    with serving(tmp_path) as rig:
+        client = rig.scheduler()
+
+        def push() -> None:  # before the loop can notice
+            (owner,) = list(rig.server.lives.owners)
+            client.close()
+            rig.server.send(owner, Frame(77, b"news"))
+
+        rig.call(push)
+        assert rig.handler.told == [("ending", "engine"), ("over", "engine")]
+        rig.check_alive()
 
 
 def test_a_server_that_has_no_room_can_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,12 @@ import pytest
 
 from kvtide.copy.memory_left import MemoryLeft
 from kvtide.errors import ConfigError
-from kvtide.node import settings
-from kvtide.node.lines import LINES_MAX, PERIOD_S, Lines
+from kvtide.node.lines import AGAIN_S, LINES_MAX, PERIOD_S, Lines, News
 from kvtide.node.loop import READ, Loop
 from kvtide.node.metrics import Metrics
 from kvtide.node.peers import limits_of_process
-from kvtide.node.settings import check_memory, read_settings
+from kvtide.node.settings import check_memory
+from kvtide.node.spaces import Spaces
 from kvtide.node.systemd import notify
 from tests.node.support import SOON_S, open_descriptors, wait_until
 
@@ -114,19 +114,6 @@ def test_more_memory_than_the_container_has_is_refused_by_name() -> None:
     check_memory("2K", 2048, left, 4096)  # huge pages that were set aside are not among what is left
 
 
-def test_settings_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read_settings(memory="1MiB", socket="node.sock", group=str(os.getegid()))
-    assert found.socket == Path.cwd() / "node.sock"
-    assert found.memory_bytes == 1 << 20
-    assert found.group == os.getegid()
-    assert read_settings(memory="1MiB", socket="x", group="root").group == 0
-    with pytest.raises(ConfigError, match="group='no-such-group': expected a group of this machine"):
-        read_settings(memory="1MiB", socket="x", group="no-such-group")
-    monkeypatch.setattr(settings, "memory_left", lambda: MemoryLeft(10, "this machine has left"))
-    with pytest.raises(ConfigError, match="memory='1MiB'"):
-        read_settings(memory="1MiB", socket="x")
-
-
 def test_there_is_room_for_as_many_connections_as_there_are_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr("resource.setrlimit", lambda _, limit: asked.append(limit))
@@ -143,15 +130,20 @@ def test_there_is_room_for_as_many_connections_as_there_are_descriptors(monkeypa
 def test_metrics_are_what_was_published_last() -> None:
     before, threads = open_descriptors(), threading.active_count()
     metrics = Metrics(0)
-    arenas = [{"name": "abc", "slots": 10, "ready_slots": 4}]
-    metrics.publish({"memory_bytes": 77, "engines": [{"state": "ending"}], "namespaces": arenas, "refused": 3})
+    spaces = Spaces(1000, lambda _: None)
+    published = {"up_s": 1.5, "memory_bytes": 77, "connections": 2, "connections_max": 9, "refused": 3, "closed": 0}
+    told = {"epoch": "e", "kvtide": "1.2", "protocol": 1, "policy": "lru", "engines": [{"state": "ending"}]}
+    metrics.publish({**published, **told, **spaces.status()})
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=SOON_S) as answer:
         text = answer.read().decode()
     for line in (
+        'kvtide_node_build_info{epoch="e",kvtide="1.2",policy="lru",protocol="1"} 1.0',
+        "kvtide_node_up_seconds 1.5",
         "kvtide_node_memory_bytes 77.0",
+        "kvtide_node_free_bytes 1000.0",
         'kvtide_node_engines{state="ending"} 1.0',
         'kvtide_node_engines{state="open"} 0.0',
-        'kvtide_node_slots{namespace="abc",state="ready"} 4.0',
+        'kvtide_node_share_bytes{model=""} 1000.0',
         "kvtide_node_refused_total 3.0",
     ):
         assert line in text.splitlines()
@@ -182,6 +174,17 @@ def test_a_port_that_is_taken_is_refused_by_name() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"metrics={port}: expected a port that can be used \(Address already"):
             Metrics(port)
+
+
+def test_a_line_is_news_once_and_again_after_a_while() -> None:
+    now_s = [0.0]
+    news = News(clock_s=lambda: now_s[0])
+    assert [news.is_new(line) for line in ("a", "b", "a", "b")] == [True, True, False, False]
+    now_s[0] = AGAIN_S
+    assert [news.is_new("a"), news.is_new("a")] == [True, False]
+    for number in range(LINES_MAX):
+        assert news.is_new(str(number))
+    assert len(news._said_s) <= LINES_MAX
 
 
 # ---------------------------------------------------------------------- the loop
@@ -224,3 +227,40 @@ def test_it_ticks_and_runs_what_other_threads_post() -> None:
     loop.close()
     loop.post(lambda: posted.append(thread))  # a signal that comes late
     assert len(posted) == 1
+
+
+def test_what_is_to_be_called_later_is_called_once_in_order_and_not_before() -> None:
+    loop = Loop(tick_s=60.0)
+    begin_s = time.monotonic()
+    called: list[tuple[str, float]] = []
+
+    def call(name: str) -> None:
+        called.append((name, time.monotonic() - begin_s))
+        if name == "second":
+            loop.later(0.01, partial(call, "third"))
+        elif name == "third":
+            loop.stop()
+
+    loop.later(0.03, partial(call, "second"))
+    loop.later(0.02, partial(call, "first"))
+    loop.run(lambda _: None)
+    assert [name for name, _ in called] == ["first", "second", "third"]
+    for (_, at_s), least_s in zip(called, (0.02, 0.03, 0.04), strict=True):
+        assert at_s >= least_s
+    loop.close()
+
+
+def test_what_is_posted_again_and_again_does_not_keep_others_waiting() -> None:
+    loop = Loop(tick_s=60.0)
+    reading, writing = os.pipe()
+
+    def again() -> None:
+        loop.post(again)
+
+    loop.watch(reading, READ, lambda _: loop.stop())
+    loop.post(again)
+    os.write(writing, b"x")
+    loop.run(lambda _: None)
+    loop.close()
+    os.close(reading)
+    os.close(writing)

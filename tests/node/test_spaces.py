@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -52,8 +54,8 @@ def test_engines_with_the_same_description_share_and_another_seed_is_told_apart(
     lines: list[str] = []
     spaces = Spaces(3000, lines.append)
     first, second, other = (Owner(number, "e", "") for number in range(3))
-    assert spaces.attach(first, hello()) == {"slots": 2, "unlike": ""}
-    assert spaces.attach(second, hello("second")) == {"slots": 2, "unlike": ""}
+    assert spaces.attach(first, hello()) == {"slots": 2, "unlike": "", "room": ""}
+    assert spaces.attach(second, hello("second")) == {"slots": 2, "unlike": "", "room": ""}
     assert first.namespace == second.namespace
     with pytest.raises(Refused, match=r'no room .* engine other shares nothing with the others: seed is "1", not "0"'):
         spaces.attach(other, hello("other", seed="1"))
@@ -64,12 +66,16 @@ def test_engines_with_the_same_description_share_and_another_seed_is_told_apart(
 def test_a_namespace_beside_another_one_says_so() -> None:
     lines: list[str] = []
     spaces = Spaces(3000, lines.append)
-    spaces.attach(Owner(1, "e", ""), hello(parts=[2999]))
+    spaces.attach(Owner(1, "e", ""), hello(parts=[1400]))
     assert spaces.attach(Owner(2, "e", ""), hello("small", parts=[1])) == {
-        "slots": 1,
-        "unlike": "parts is [1], not [2999]",
+        "slots": 200,
+        "unlike": "parts is [1], not [1400]",
+        "room": "200 bytes of 2.93 KiB: other models have the rest",
     }
-    assert lines == ["engine small shares nothing with the others: parts is [1], not [2999]"]
+    assert lines == [
+        "engine small shares nothing with the others: parts is [1], not [1400]",
+        "engine small has 200 bytes of 2.93 KiB: other models have the rest",
+    ]
     spaces.close()
 
 
@@ -88,6 +94,34 @@ def test_slots_are_ready_when_every_part_has_them(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Refused, match="part 2 of a block that has 2"):
         spaces.join(owner, hello(part=2))
     wait_until(lambda: len(lines) == 4)
+    spaces.close()
+
+
+def worker(layout: str, part: int = 0, rank: int = 0, **more: object) -> Hello:
+    return Hello(Role.WORKER, engine="engine", part=part, rank=rank, namespace={"layout": layout, **more})
+
+
+def test_a_worker_that_holds_other_bytes_than_the_first_one_of_its_part_is_refused_for_good() -> None:
+    spaces = Spaces(15_000, lambda _: None)
+    owner = attached(spaces)
+    spaces.join(owner, worker("keys, then values"))
+    spaces.join(owner, worker("keys, then values", rank=1))
+    spaces.join(owner, worker("values, then keys", part=1))
+    with pytest.raises(Refused) as refused:
+        spaces.join(owner, worker("values, then keys", rank=2))
+    said = 'in part 0, layout is "values, then keys", not "keys, then values"'
+    assert refused.value.why == f"rank 2 of engine engine holds other bytes than those who were here first: {said}"
+    assert refused.value.for_good
+    spaces.close()
+
+
+def test_a_worker_whose_blocks_have_another_size_than_its_scheduler_says_is_refused_for_good() -> None:
+    spaces = Spaces(15_000, lambda _: None)
+    owner = attached(spaces)
+    spaces.join(owner, worker("same", block_bytes=1000))
+    with pytest.raises(Refused, match="blocks of 1000 bytes in part 1, not 500") as refused:
+        spaces.join(owner, worker("same", part=1, rank=1, block_bytes=1000))
+    assert refused.value.for_good
     spaces.close()
 
 
@@ -121,6 +155,48 @@ def test_a_call_that_makes_no_sense_for_this_model_is_refused() -> None:
     call = calls.LookUp(1, [[b"key"], [b"key"]], 0, 16, [0, 0])
     with pytest.raises(BadFrame, match="another idea of the model's groups"):
         spaces.handle(attached(spaces), call_frame(call))
+
+
+def test_what_was_given_back_is_found_when_the_next_namespace_comes() -> None:
+    spaces = Spaces(100_000, lambda _: None)
+    owner = attached(spaces)
+    space = spaces._spaces.pop(owner.namespace)
+    space.unlike = space  # type: ignore[assignment]  # something that refers to itself
+    gone = weakref.ref(space.index)
+    space.budget.taken_bytes = 0
+    del space
+    assert gc.get_freeze_count(), "what is there for long is not looked through"
+    attached(spaces, 2)
+    assert gone() is None
+
+
+def test_an_engine_that_is_found_to_be_gone_is_told_nothing_more() -> None:
+    spaces = Spaces(100_000, lambda _: None)
+    writer, gone = attached(spaces, 1), attached(spaces, 2)
+    index = spaces._spaces[writer.namespace].index
+    index.grow(8)
+    offers = [calls.Offer(0, [key], None, 16, [], needs_prefix=False, touch=False) for key in (b"a", b"b")]
+    for owner in (writer, gone):
+        spaces.handle(owner, call_frame(calls.Ready(8)))
+        spaces.handle(owner, call_frame(calls.Reserve(1, offers, 8)))
+    told: list[Owner] = []
+
+    def send(owner: Owner, _: Frame) -> None:
+        told.append(owner)
+        spaces.ending(owner)
+        spaces.over(owner)
+
+    spaces.send = send
+    spaces.ending(writer)
+    spaces.over(writer)
+    assert told == [gone], "of the first of two blocks that nobody has written"
+
+
+def test_a_call_whose_answer_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtide.node.spaces.BODY_BYTES_MAX", 8)
+    spaces = Spaces(100_000, lambda _: None)
+    with pytest.raises(BadFrame, match="a call whose answer takes"):
+        spaces.handle(attached(spaces), call_frame(calls.LookUp(1, [[b"key"]], 0, 16, [0])))
 
 
 @pytest.mark.parametrize(

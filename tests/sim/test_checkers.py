@@ -18,7 +18,7 @@ from kvtide.sim.node.watch import NODE_CHECKERS
 from kvtide.sim.simulation import Found
 
 SIM = Path(sim.__file__).parent
-UNDER_TEST = {"facade.py", "configuration.py", "rank.py", "node.py"}
+UNDER_TEST = {"facade.py", "configuration.py", "rank.py", "node.py", "tiers.py"}
 """These make the manager, the index of a node, the workers and the stacks of tiers under test, and talk to them.
 Canaries reach into them on purpose. Others are the oracle, and the machine below what is under test."""
 ALLOWED = {

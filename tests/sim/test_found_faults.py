@@ -86,6 +86,11 @@ FOUND_WITH_A_NODE = [
     (306, "slots were granted when the blocks had been given away and were about to be filled again: no fence"),
     (421, "what was found and is not worth loading kept a life from being drained, and its slots in quarantine"),
     (35, "a device was lost, and the answers to what was asked before killed the engine"),
+    (
+        9,
+        "an engine that had paused left its node because of a reservation that was answered meanwhile, and had to map "
+        "all of its memory again",
+    ),
 ]
 """Seed and what was wrong, in worlds with a node."""
 

@@ -22,9 +22,9 @@ SEEDS = 40
 
 
 class Follows(NodeChecker):
-    """Remembers who has committed which slot, and counts who finds it."""
+    """Remembers who has committed which slot, and counts who finds it. What nobody has committed came up from tiers."""
 
-    shared = survived = 0
+    shared = survived = brought_up = 0
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
@@ -36,7 +36,11 @@ class Follows(NodeChecker):
     def found(self, owner: Connection, call: LookUp, found: Found) -> None:
         assert owner.arena is not None
         for slot in [slot for piece in found.pieces for slot in piece.slots]:
-            writer = self.committed_by[owner.arena, slot].engine
+            committer = self.committed_by.get((owner.arena, slot))
+            if committer is None:
+                Follows.brought_up += 1
+                continue
+            writer = committer.engine
             Follows.shared += writer.name != owner.engine.name
             Follows.survived += writer.name == owner.engine.name and writer is not owner.engine
 
@@ -47,6 +51,7 @@ def test_engines_find_what_others_have_stored_and_what_they_had_before_they_were
             assert run_seed(seed, WITH_NODE).found is None
     assert Follows.shared > SEEDS
     assert Follows.survived > 0
+    assert Follows.brought_up > 0
 
 
 def test_in_a_calm_world_nobody_dies_and_no_connection_breaks() -> None:

@@ -260,3 +260,14 @@ def test_memory_is_let_go_with_the_answer() -> None:
     lookup(tier, [key(1)])
     memory.extend(b"x")  # a BufferError while anybody still looks at it
     tier.close()
+
+
+def test_whoever_wants_to_be_told_is_told_when_there_is_something_to_poll() -> None:
+    tier = QueuedTier(MemoryBackend(), threads=1)
+    told = threading.Semaphore(0)
+    tier.tell(told.release)
+    assert tier.put(1, [item(1)])
+    assert told.acquire(timeout=PATIENCE_S)
+    assert [answer.ticket for answer in tier.poll()] == [1]
+    assert not told.acquire(blocking=False)
+    tier.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Answer, Clear, Fetch, Lookup, Sink
 from kvtide.core.share import ALL, Share
 from kvtide.tiers.base import HIT, MISS, CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
+from kvtide.tiers.memory import MemoryBackend
+from kvtide.tiers.queued import QueuedTier
 from kvtide.tiers.stack import Elsewhere, Level, TierStack, random_salt, tier_key
 
 NAMES = ((0, b"a"), (0, b"b"), (1, b"a"))
@@ -544,3 +547,36 @@ def test_a_large_fetch_is_cut_into_calls_and_is_over_when_all_of_them_are() -> N
     tier.speak()
     assert [answer.hits for answer in stack.poll()[0]] == [(0, 1, 2)]
     assert [list(memory[slot]) for slot in SLOTS] == [[1] * 4, [2] * 4, [3] * 4]
+
+
+def test_a_stack_is_busy_as_long_as_somebody_waits_for_an_answer(near: ScriptedTier) -> None:
+    bench = Bench(Level(near))
+
+    def is_busy() -> bool:
+        return bench.stack.busy
+
+    assert not is_busy()
+    near.silent = True
+    bench.stack.start(Lookup(1, NAMES))
+    assert is_busy()
+    near.speak()
+    assert is_busy(), "it is not polled yet"
+    bench.stack.poll()
+    assert not is_busy()
+    bench.stack.start(Clear(2))
+    bench.stack.poll()
+    assert is_busy(), "a tier is being emptied"
+    near.speak()
+    bench.stack.poll()
+    assert not is_busy()
+
+
+def test_every_tier_of_a_stack_tells_when_it_has_answered() -> None:
+    tiers = [QueuedTier(MemoryBackend(), threads=1) for _ in range(2)]
+    bench = Bench(*map(Level, tiers))
+    told = threading.Semaphore(0)
+    bench.stack.tell(told.release)
+    bench.stack.start(Lookup(1, NAMES))
+    for _ in tiers:
+        assert told.acquire(timeout=20.0)
+    bench.stack.close()

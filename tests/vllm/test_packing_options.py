@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,16 @@ def test_auto_is_off_where_workers_may_find_fragments_that_cannot_be_packed() ->
 def test_auto_beside_tiers_is_off_and_on_is_on() -> None:
     assert decide("auto", cache_of(BF16), tiers=1) == (None, False)
     assert decide("on", cache_of(BF16), tiers=1)[1]
+
+
+def test_blocks_of_a_node_are_not_packed(tmp_path: Path) -> None:
+    for asked in ("on", "auto"):
+        options = read_options({"packing": asked, "node": str(tmp_path / "node.sock")}, events=False)
+        if asked == "on":
+            with pytest.raises(ConfigError, match=r"packing='on'.*not of a node"):
+                with_packing(layout(), options, cache_of(BF16))
+        else:
+            assert not with_packing(layout(), options, cache_of(BF16))[1].copying.packed
 
 
 def test_the_start_line_says_what_was_decided() -> None:

@@ -11,7 +11,6 @@ import pytest
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from kvtide.errors import ConfigError
-from kvtide.tiers import parse_tiers
 from kvtide.vllm.tiers import refuse_unstable_keys
 from kvtide.vllm.weights import fingerprint, weights_part
 from tests.tiers.shared.servers import Server, free_port, until
@@ -142,11 +141,10 @@ def test_a_restart_with_other_room_and_other_names_stays_warm(llama: Path, llama
 def test_f23_tiers_are_refused_when_keys_do_not_outlive_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     config = SimpleNamespace(cache_config=SimpleNamespace(prefix_caching_hash_algo="xxhash"))
-    tiers = parse_tiers([{"type": "null"}])
-    with pytest.raises(ConfigError, match="PYTHONHASHSEED=0"):
-        refuse_unstable_keys(tiers, config)
+    with pytest.raises(ConfigError, match=r"tiers=\['null'\]: expected keys that outlive .* PYTHONHASHSEED=0"):
+        refuse_unstable_keys("tiers", ["null"], config)
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    refuse_unstable_keys(tiers, config)
+    refuse_unstable_keys("tiers", ["null"], config)
 
 
 def test_f23_other_weights_in_the_same_folder_are_another_namespace(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
+from kvtide.copy.lives import HostMemory, LivesCopyEngine
 from kvtide.copy.null import NullCopyEngine
 from kvtide.copy.regions import DeviceCache, Region, regions_of
 from kvtide.copy.threads import ThreadedCopyEngine
@@ -19,6 +20,8 @@ __all__ = [
     "Fence",
     "Finished",
     "HostArena",
+    "HostMemory",
+    "LivesCopyEngine",
     "NullCopyEngine",
     "Region",
     "ThreadedCopyEngine",

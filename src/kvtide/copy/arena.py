@@ -22,8 +22,8 @@ class HostArena:
 
     Huge pages are used where the system has some: they are faster to read and to pin. An arena belongs to the process
     that made it: after a fork the child has no memory there. With `file` it is a mapping of that memory, which other
-    processes may map too (`shared_memory`); the descriptor may be closed afterwards. `share` tells such processes
-    apart.
+    processes may map too (`shared_memory`); the descriptor may be closed afterwards. All of it is mapped, `file_bytes`,
+    which may be more than the slots need: huge pages are unmapped whole. `share` tells such processes apart.
 
     Examples:
         >>> with HostArena(slots=4, slot_bytes=16) as arena:
@@ -33,7 +33,15 @@ class HostArena:
 
     """
 
-    def __init__(self, slots: int, slot_bytes: int, *, file: int | None = None, share: Share = ALL) -> None:
+    def __init__(
+        self,
+        slots: int,
+        slot_bytes: int,
+        *,
+        file: int | None = None,
+        file_bytes: int | None = None,
+        share: Share = ALL,
+    ) -> None:
         parse_count("slots", slots)
         parse_count("slot_bytes", slot_bytes)
         self.slots = slots
@@ -41,9 +49,11 @@ class HostArena:
         self.shared = file is not None
         """Whether others may have the same memory, which was placed and checked for by whoever made it."""
         self.share = share
-        self._mapping = _map(slots * slot_bytes, file)
-        flat = np.frombuffer(self._mapping, dtype=np.uint8)
-        self._address = int(flat.ctypes.data)
+        self._mapped_bytes = file_bytes or slots * slot_bytes
+        self._mapping = _map(self._mapped_bytes, file)
+        flat = np.frombuffer(self._mapping, dtype=np.uint8, count=slots * slot_bytes)
+        self.address = int(flat.ctypes.data)
+        """Where it is mapped."""
         self._memory: npt.NDArray[np.uint8] | None = flat.reshape(slots, slot_bytes)
         _ARENAS.add(self)
 
@@ -108,7 +118,7 @@ def _leave_behind() -> None:
     """
     for arena in _ARENAS:
         arena._memory = None
-        libc.reserve(arena._address, arena.slots * arena.slot_bytes)
+        libc.reserve(arena.address, arena._mapped_bytes)
 
 
 os.register_at_fork(after_in_child=_leave_behind)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvtide.copy.unpacked import UnpackedRows
-from kvtide.core.messages import Copy
+from kvtide.core.messages import Copy, Pool
 from kvtide.latency import Latencies
 
 Fence = Callable[[], object]
@@ -59,6 +59,10 @@ class Traffic:
     def busy_s(self) -> float:
         """Seconds of all copies together."""
         return self.seconds.total_s
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Return this and what another engine has moved."""
+        return Traffic(self.transfers + other.transfers, self.bytes + other.bytes, self.seconds.together(other.seconds))
 
 
 class CopyEngine(ABC):
@@ -131,6 +135,14 @@ class CopyEngine(ABC):
 
         No transfer is under way. Addresses stay the same, and are valid again when the next transfer comes.
         """
+
+    def use(self, pool: Pool | None) -> None:  # noqa: B027 (most engines have memory of their own)
+        """Tell where host slots are from now on, in every step: for engines whose host memory is kept by a node."""
+
+    @property
+    def life(self) -> int:
+        """Which memory `slots_ready` is about, as `Copy.life` says: 0 where there is only one."""
+        return 0
 
     @property
     def lost(self) -> str | None:

@@ -22,7 +22,7 @@ from kvtide.core.groups import (
 )
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
-from kvtide.core.messages import Answer, Clear, Copy, Errand, Fetch, Lookup, Name, Outcome, Plan, Report, Sink
+from kvtide.core.messages import Answer, Clear, Copy, Errand, Fetch, Lookup, Name, Outcome, Plan, Pool, Report, Sink
 from kvtide.core.metrics import Gauges, Metrics
 from kvtide.core.reasons import NotLoaded, NotStored, NotSunk
 
@@ -60,6 +60,7 @@ __all__ = [
     "OffloadManager",
     "Outcome",
     "Plan",
+    "Pool",
     "Removed",
     "Report",
     "Sink",

@@ -15,6 +15,7 @@ from kvtide.core.loading.loads import Loads
 from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
 from kvtide.core.metrics import Gauges, Metrics
+from kvtide.core.ready_slots import ReadySlots
 from kvtide.core.requests import Request, RequestEvent, State
 from kvtide.core.storing.eager import EagerPlanner
 from kvtide.core.storing.lazy import LazyPlanner
@@ -54,7 +55,7 @@ class OffloadManager:
         self._index: Index = (
             LocalIndex(config, self._ledger, self._events, self.metrics, slots_ready) if index is None else index
         )
-        self._slots_ready = [self._index.fill().slots] * geometry.ranks
+        self._ready = ReadySlots(geometry.ranks, self._index.fill().slots)
         self._stores = Stores(config, device, self._index, ledger=self._ledger, metrics=self.metrics)
         self._loads = Loads(config, device, self._index, ledger=self._ledger, metrics=self.metrics)
         self._planner = self._make_planner(device)
@@ -188,7 +189,7 @@ class OffloadManager:
         errands = self._index.plan()
         oldest = next((transfer.id for transfer in self._ledger), None) if idle else None
         ask = tuple(transfer.id for transfer in self._ledger.overdue)
-        return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands, ask)
+        return Plan(self._step, loads, stores, () if oldest is None else (oldest,), errands, ask, self._index.pool)
 
     def report(self, *reports: Report) -> Outcome:
         """Take the workers' reports; return the requests whose loads are complete or failed.
@@ -198,9 +199,9 @@ class OffloadManager:
         settled: list[Entry] = list(self._loads.take_settled_at_once())
         for report in reports:
             settled += self._ledger.settle(report)
-            if report.slots_ready is not None and 0 <= report.rank < len(self._slots_ready):
-                self._slots_ready[report.rank] = report.slots_ready
-                self._index.grow(min(self._slots_ready))
+            ready = self._ready.heard(report, self._index.pool)
+            if ready is not None:
+                self._index.grow(ready)
             for fetch_id in report.late:
                 self._index.late(fetch_id)
         for transfer in settled:

@@ -52,7 +52,10 @@ class Match:
     @property
     def slots(self) -> list[int]:
         """All slots of all pieces."""
-        return [slot for piece in self.pieces for slot in piece.slots]
+        slots: list[int] = []
+        for piece in self.pieces:
+            slots += piece.slots
+        return slots
 
 
 class Matcher:

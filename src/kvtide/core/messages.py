@@ -80,6 +80,18 @@ Errand = Lookup | Fetch | Sink | Clear
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """Host slots that a node keeps, and how a worker gets at their memory."""
+
+    life: int
+    """What `Copy.life` says of copies there."""
+    epoch: str
+    """Which life of the node."""
+    owner: int
+    """Which life of this engine at the node."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What one step asks of every worker."""
 
@@ -98,6 +110,11 @@ class Plan:
     """Below host memory. They touch no device block, so there is nothing to wait for."""
     ask: tuple[int, ...] = ()
     """Transfers that are overdue. A rank that has none of them under way reports that they failed."""
+    pool: Pool | None = None
+    """Where host slots are from now on; None: in the engine's own memory, or nowhere, while its node is away.
+
+    Said in every step, so that a rank that has missed one hears of it in the next.
+    """
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
@@ -132,6 +149,8 @@ class Report:
     """Errands that are over. Each is answered once by each rank."""
     late: tuple[int, ...] = ()
     """Fetches that are past their deadline. They go on, but nobody should wait for them."""
+    life: int = 0
+    """Which memory `slots_ready` is about (`Copy.life`)."""
     not_kept: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Pairs of a store that is `done` and host slots of it that this rank had no place for: they hold nothing."""
 

@@ -31,7 +31,7 @@ class NotStored(str, Enum):
     NODE_AWAY = "node_away"
     """The node that keeps host blocks is not there, or went away before it had answered."""
     NODE_LATE = "node_late"
-    """The node that keeps host blocks did not say in time where to store it."""
+    """The node that keeps host blocks did not say in time where to store it, or a rank did not have its memory yet."""
     UNPACKED_FULL = "unpacked_full"
     """It does not pack (`packing`), and on some rank the place for such blocks is full."""
 
@@ -64,7 +64,7 @@ class NotLoaded(str, Enum):
     NODE_AWAY = "node_away"
     """The node that keeps host blocks is not there."""
     NODE_LATE = "node_late"
-    """The node that keeps host blocks did not answer in time."""
+    """The node that keeps host blocks did not answer in time, or a rank did not get at its memory in time."""
 
 
 class NotSunk(str, Enum):

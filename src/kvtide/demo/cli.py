@@ -6,9 +6,10 @@ from dataclasses import fields
 
 from rich.console import Console
 
-from kvtide.commands import SIZES, Arguments, Choice, Whole, command, flag, option
+from kvtide.commands import SIZES, Arguments, Choice, Whole, command, flag, maybe, option
 from kvtide.core import POLICIES
-from kvtide.demo.compare import compare_modes
+from kvtide.demo import at_node
+from kvtide.demo.compare import RUNS, compare_modes
 from kvtide.demo.progress import shown
 from kvtide.demo.report import show
 from kvtide.demo.settings import DemoSettings
@@ -21,13 +22,18 @@ DESCRIPTION = """\
 Serve conversations of several turns on a small transformer (numpy, on this machine's CPU) whose device pool is too
 small for them, four times: with an unlimited device pool as the reference, without offloading, and with kvtide
 storing blocks eagerly and lazily. Shows what had to be computed, what was loaded, and how long users waited.
-Compute has one core (unless OPENBLAS_NUM_THREADS says otherwise), copies have the others."""
+Compute has one core (unless OPENBLAS_NUM_THREADS says otherwise), copies have the others.
+
+With --node the host memory is that of a `kvtide node`: instead of both modes, a first engine is shown, a second one
+that shares the node with it, and the first one restarted."""
 
 EXAMPLES = """\
   kvtide demo                                the table
   kvtide demo --json > demo.json             the same as one JSON object
   kvtide demo --hybrid --ranks 2             every second layer has a sliding window; KV heads on two ranks
   kvtide demo --host 32MiB --policy lru      a host pool that overflows too
+  kvtide demo --node                         several engines on a node, which the demo starts and stops
+  kvtide demo --node /run/kvtide/node.sock   the same on a node that is there
 
 Exit codes: 0 outputs identical, 1 outputs differ, 2 bad option"""
 
@@ -50,8 +56,11 @@ def run(args: Arguments) -> int:
     """Run the demo; return 1 if outputs differ."""
     settings = _settings(args)
     console = Console(stderr=True)
-    with shown(console, settings.total_turns) as on_turn:
-        comparison = compare_modes(settings, on_turn)
+    with shown(console, settings.total_turns, RUNS if args.node is None else at_node.RUNS) as on_turn:
+        if args.node is None:
+            comparison = compare_modes(settings, on_turn)
+        else:
+            comparison = at_node.compare_at_node(settings, args.node, on_turn)
     return show(comparison, wants_json=args.json)
 
 
@@ -59,6 +68,8 @@ def _settings(args: Arguments) -> DemoSettings:
     values = {field.name: getattr(args, field.name) for field in fields(DemoSettings)}
     if args.window is not None and not args.hybrid:
         raise ConfigError("--window", args.window, "to be used with --hybrid")
+    if args.node is not None and args.policy != _DEFAULTS["policy"]:
+        raise ConfigError("--policy", args.policy, "not to be used with --node, which decides that")
     if args.hybrid and args.window is None:
         values["window"] = WINDOW_TOKENS
     return DemoSettings(**values)
@@ -84,6 +95,7 @@ COMMAND = command(
         ),
         flag("--hybrid", "give every second layer a sliding window"),
         option("--window", f"tokens of that window (default: {WINDOW_TOKENS})", Whole(2)),
+        maybe("--node", "several engines on a node at PATH, or on one of the demo's own", metavar="[PATH]"),
         flag("--json", "print one JSON object instead of the table"),
     ],
     run=run,

@@ -67,6 +67,7 @@ class Comparison:
 
     settings: DemoSettings
     results: dict[str, RunResult]
+    """In the order in which they ran."""
 
     def first_difference(self, run: str) -> Turn | None:
         """Return the first turn whose output is not that of the reference run; None if all are equal."""
@@ -80,7 +81,7 @@ class Comparison:
     @property
     def identical_outputs(self) -> bool:
         """Whether every mode generated exactly the tokens of the reference run."""
-        return all(self.first_difference(run) is None for run in MODES)
+        return all(self.first_difference(run) is None for run in self.results)
 
 
 def compare_modes(settings: DemoSettings, on_turn: OnTurn) -> Comparison:
@@ -105,10 +106,15 @@ def play(settings: DemoSettings, run: str, said: list[Conversation], on_turn: On
 
 
 def _run(settings: DemoSettings, run: str, said: list[Conversation], on_turn: OnTurn) -> RunResult:
-    on_turn(run, 0)
     with _engine(settings, run) as engine:
-        result = play(settings, run, said, on_turn, partial(_serve, engine, settings.output_tokens))
-        stats = engine.stats
+        return served(engine, settings, run, said, on_turn)
+
+
+def served(engine: Engine, settings: DemoSettings, run: str, said: list[Conversation], on_turn: OnTurn) -> RunResult:
+    """Serve all conversations on an engine that has not served any."""
+    on_turn(run, 0)
+    result = play(settings, run, said, on_turn, partial(_serve, engine, settings.output_tokens))
+    stats = engine.stats
     result.prefill_tokens = stats.prefill_tokens
     result.loaded_tokens = stats.loaded_tokens
     result.copy_s = stats.store_s + stats.load_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -17,16 +17,19 @@ LABELS = {
     "none": "no offloading",
     "eager": "kvtide, eager",
     "lazy": "kvtide, lazy",
+    "first": "a first engine",
+    "second": "a second engine",
+    "restarted": "the first, restarted",
 }
 """The runs in words."""
 
 
 @contextmanager
-def shown(console: Console, turns: int) -> Iterator[OnTurn]:
+def shown(console: Console, turns: int, runs: Sequence[str] = RUNS) -> Iterator[OnTurn]:
     """Return what is to be told after each turn; `turns` is how many each run has."""
     if console.is_terminal:
         with _bars(console) as progress:
-            tasks = {run: progress.add_task(LABELS[run], total=turns, start=False) for run in RUNS}
+            tasks = {run: progress.add_task(LABELS[run], total=turns, start=False) for run in runs}
             yield lambda run, done: _move(progress, tasks, run, done)
     else:
         yield _Lines(console, turns)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich import box
 from rich.table import Table
 
-from kvtide.demo.compare import MODES, REFERENCE, RUNS, Comparison, RunResult
+from kvtide.demo.compare import REFERENCE, Comparison, RunResult
 from kvtide.output import Output
 
 WORTH_A_WORD = 1.05
@@ -32,7 +32,7 @@ def show(comparison: Comparison, *, wants_json: bool) -> int:
 
 def as_json(comparison: Comparison) -> dict[str, object]:
     """Return the comparison as one object: the runs by name, and whether their outputs are identical."""
-    runs: dict[str, object] = {run: _numbers(comparison.results[run]) for run in RUNS}
+    runs: dict[str, object] = {run: _numbers(result) for run, result in comparison.results.items()}
     return {
         **runs,
         "identical_outputs": comparison.identical_outputs,
@@ -66,7 +66,7 @@ def table(comparison: Comparison) -> Table:
         "outputs\nidentical",
     ):
         result.add_column(heading, justify="right")
-    for run in RUNS:
+    for run in comparison.results:
         result.add_row(run, *_cells(comparison, run))
     return result
 
@@ -96,7 +96,18 @@ def _cells(comparison: Comparison, run: str) -> list[str]:
 
 def sentences(comparison: Comparison) -> str:
     """Say what happened, for those who do not read tables."""
-    return f"{_about_time(comparison)}\n{about_outputs(comparison)}"
+    about = _about_time if "eager" in comparison.results else _about_sharing
+    return f"{about(comparison)}\n{about_outputs(comparison)}"
+
+
+def _about_sharing(comparison: Comparison) -> str:
+    """Say what engines found that others have computed."""
+    first, *others = (result for run, result in comparison.results.items() if run not in (REFERENCE, "none"))
+    found = [f"the {each.run} one {each.prefill_tokens:,} and loaded {each.loaded_tokens:,}" for each in others]
+    return (
+        f"The {first.run} engine computed {first.prefill_tokens:,} prompt tokens, {', '.join(found)}: what one engine "
+        "has computed the node keeps for all, also when that engine is gone."
+    )
 
 
 def _about_time(comparison: Comparison) -> str:
@@ -116,7 +127,8 @@ def _about_time(comparison: Comparison) -> str:
 
 def about_outputs(comparison: Comparison) -> str:
     """Say whether offloading changed any output, and where first."""
-    different = [f"{run}: {turn.request_id}" for run in MODES if (turn := comparison.first_difference(run)) is not None]
+    found = ((run, comparison.first_difference(run)) for run in comparison.results)
+    different = [f"{run}: {turn.request_id}" for run, turn in found if turn is not None]
     if different:
         return "OUTPUTS DIFFER from the run with an unlimited device pool, first in " + "; ".join(different) + "."
     return "Every output token is the same as with an unlimited device pool."

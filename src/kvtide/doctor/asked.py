@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kvtide.errors import ConfigError
-from kvtide.redaction import redacted
+from kvtide.json_option import object_of
 
 CONNECTOR, SEVERAL, MODULE, ROLE = "KVTideConnector", "MultiConnector", "kvtide.vllm", "kv_both"
 _EXTRA = "kv_connector_extra_config"
+_EXAMPLE = '{"host": "64GiB", "tiers": []}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ def read_asked(config: str | None, option: str = "--config") -> Asked:
     """Read `--config`, or what else `option` names. A `ConfigError` if it is neither JSON nor a file with it."""
     if config is None:
         return Asked()
-    outer = _object_of(config, option)
+    outer = object_of(option, config, _EXAMPLE)
     if not {"kv_connector", _EXTRA} & outer.keys():
         return Asked(given=True, extra=outer)
     ours = _among_several(outer) or outer  # the whole of --kv-transfer-config
@@ -44,25 +42,6 @@ def read_asked(config: str | None, option: str = "--config") -> Asked:
         ConfigError(name, ours.get(name), f'"{value}"') for name, value in expected.items() if ours.get(name) != value
     ]
     return Asked(True, extra, ours.get("kv_connector_module_path") == MODULE, tuple(problems))
-
-
-def _object_of(config: str, option: str) -> Mapping[str, object]:
-    text = config
-    # What is here or in the file is not shown: it may hold a password.
-    shown = "…" if any(mark in config for mark in "{[\"'") else redacted(config)
-    if not config.lstrip().startswith(("{", "[")):
-        try:
-            text = sys.stdin.read() if config == "-" else Path(config).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not text"
-            raise ConfigError(option, shown, f"JSON, or a file with it that can be read ({why})") from None
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(option, shown, f"JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ConfigError(option, shown, 'an object such as {"host": "64GiB", "tiers": []}')
-    return found
 
 
 def _among_several(outer: Mapping[str, object]) -> Mapping[str, object] | None:

@@ -17,6 +17,7 @@ from kvtide.doctor.hash_seed import check_hash_seed
 from kvtide.doctor.machine import COMMAND_TIMEOUT_S, Machine
 from kvtide.doctor.memory import check_huge_pages, check_memory, check_pinning
 from kvtide.doctor.nodes import check_numa
+from kvtide.doctor.pool_node import check_pool_node
 from kvtide.doctor.software import check_plugin, check_python, check_vllm, find_vllm
 from kvtide.doctor.valkey import check_valkey, check_valkey_clock
 from kvtide.doctor.wanted import Wanted, check_config, read_wanted
@@ -48,7 +49,7 @@ def all_checks(machine: Machine, asked: Asked) -> Iterator[Check]:
     yield Check("vllm", lambda: check_vllm(machine))
     yield Check("plugin", lambda: check_plugin(machine, asked.named_module))
     yield Check("config", config)
-    yield Check("hash_seed", lambda: check_hash_seed(machine, bool(wanted.tiers)))
+    yield Check("hash_seed", lambda: check_hash_seed(machine, bool(wanted.tiers or wanted.node)))
     yield Check("gpu", lambda: check_gpus(gpus(), on_cpu=_is_on_cpu(machine)), deadline_s=COMMAND_TIMEOUT_S + 5.0)
     yield Check("link", lambda: check_links(gpus()))
     yield Check("memory", lambda: check_memory(machine, wanted))
@@ -56,6 +57,8 @@ def all_checks(machine: Machine, asked: Asked) -> Iterator[Check]:
     yield Check("huge_pages", lambda: check_huge_pages(machine))
     yield Check("numa", lambda: check_numa(machine, gpus()))
     yield Check("clock", lambda: check_clock(machine))
+    if isinstance(node := asked.extra.get("node"), str):
+        yield Check("node", partial(check_pool_node, Path(node)))
     for tier in wanted.tiers:
         yield from _of_tier(tier)
     if not any(tier.type == "disk" for tier in wanted.tiers):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kvtide.commands import Arguments, argument, command, flag
 from kvtide.doctor.asked import Asked, read_asked
-from kvtide.doctor.wanted import ANY_GEOMETRY
+from kvtide.doctor.wanted import ANY_GEOMETRY, node_note
 from kvtide.errors import ConfigError
 from kvtide.output import put
 from kvtide.vllm.options import check_options, options_schema
@@ -34,13 +34,16 @@ def run(args: Arguments) -> int:
         return 0
     if args.config is None:
         raise ConfigError("CONFIG", None, "JSON, or a file with it")
-    errors = list(_errors(read_asked(args.config, "CONFIG")))
+    asked = read_asked(args.config, "CONFIG")
+    errors = list(_errors(asked))
     if args.json:
         put(json.dumps({"ok": not errors, "errors": [_as_json(error) for error in errors]}))
     else:
         for error in errors:
             put(str(error))
         put(f"a server would refuse it: {len(errors)} wrong" if errors else "a server would take it")
+        if not errors and (note := _note(asked)):
+            put(note)
     return EXIT_REFUSED if errors else 0
 
 
@@ -53,6 +56,12 @@ def _errors(asked: Asked) -> Iterator[ConfigError]:
             options.build(ANY_GEOMETRY)
         except ConfigError as too_much:  # memory that this machine does not have
             yield too_much
+
+
+def _note(asked: Asked) -> str:
+    """Say what is no error and may be a surprise."""
+    options, _ = check_options(asked.extra)
+    return "" if options is None or options.node is None else node_note(options.node)
 
 
 def _as_json(error: ConfigError) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""PYTHONHASHSEED: whether the next process computes the same keys, which tiers that outlive a process need (F23)."""
+"""PYTHONHASHSEED: whether the next process computes the same keys, for tiers and nodes that outlive it (F23)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ VLLM_DEFAULT_HASH = "sha256"
 _WHERE, _FIXED_SEED = "v1/core/kv_cache_utils.py", "DEFAULT_NONE_HASH_SEED"
 
 
-def check_hash_seed(machine: Machine, has_tiers: bool) -> Finding:
-    """Say whether vLLM's block hashes are the same in the next process, with the hash that vLLM takes by itself."""
+def check_hash_seed(machine: Machine, outlived: bool) -> Finding:
+    """Say whether vLLM's block hashes are the same in the next process, with the hash that vLLM takes by itself.
+
+    `outlived`: there are tiers or a node, whose blocks the next process wants to find.
+    """
     seed = machine.environ.get("PYTHONHASHSEED")
     found = "PYTHONHASHSEED is not set" if seed is None else f"PYTHONHASHSEED={seed}"
-    if not has_tiers:
-        return ok(f"{found}; it matters to tiers only, and there are none")
+    if not outlived:
+        return ok(f"{found}; it matters to tiers and to a node only, and there are none")
     vllm = find_vllm(machine)
     if seed is not None:
         return ok(f"{found}: it has to be the same for all servers that share blocks")
@@ -30,4 +33,4 @@ def check_hash_seed(machine: Machine, has_tiers: bool) -> Finding:
     if why is None:
         return ok(f"{found}, and this vLLM does not need it, except with --prefix-caching-hash-algo xxhash")
     reason, _, fix = why.partition(": ")
-    return bad(f"{found}, and {reason}: with tiers the server would not start", fix)
+    return bad(f"{found}, and {reason}: with tiers or a node the server would not start", fix)

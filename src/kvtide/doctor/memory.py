@@ -17,6 +17,8 @@ _RESERVED_SHARE_MAX = 0.1
 
 def check_memory(machine: Machine, wanted: Wanted) -> Finding:
     """Compare what kvtide would take with what the machine and the control groups around this process have left."""
+    if wanted.node is not None:
+        return ok(f"kvtide takes none: it is that of the node at {wanted.node}")
     left, limit = memory_left(machine.root), memory_limit(machine.root)
     takes = f"kvtide takes {size_text(wanted.host_bytes)}" + (" for each rank" if wanted.per_rank else "")
     found = f"{takes} of {size_text(left.nbytes)} that {left.source} ({size_text(limit)} in all)"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from kvtide.core import FullAttention, Geometry, OffloadConfig
+from kvtide.core import FullAttention, Geometry
 from kvtide.doctor.asked import Asked
 from kvtide.doctor.base import Finding, bad, ok
 from kvtide.errors import ConfigError
@@ -30,6 +31,8 @@ class Wanted:
     """Those that can be read."""
     problems: tuple[ConfigError, ...] = ()
     """Why a server would refuse it."""
+    node: Path | None = None
+    """The socket of the node that has the host memory, so that the server takes none."""
 
     @property
     def rdma(self) -> bool:
@@ -40,9 +43,9 @@ class Wanted:
 def read_wanted(asked: Asked) -> Wanted:
     """Read what is asked for."""
     problems = list(asked.problems)
-    host, per_rank = _host_of(asked, problems)
+    host, per_rank, node = _host_of(asked, problems)
     tiers = tuple(_tiers_of(asked))
-    return Wanted(asked.given, host, per_rank, tiers, tuple(problems))
+    return Wanted(asked.given, host, per_rank, tiers, tuple(problems), node)
 
 
 def check_config(wanted: Wanted) -> Finding:
@@ -54,7 +57,13 @@ def check_config(wanted: Wanted) -> Finding:
         expected = "; ".join(f"{problem.option}: {problem.expected}" for problem in wanted.problems)
         return bad(f"a server would refuse {wrong}", f"expected are: {expected}")
     tiers = ", ".join(f"{tier.type} at {tier.place}" for tier in wanted.tiers)
-    return ok(f"a server would take it; tiers: {tiers or 'none'}")
+    note = "" if wanted.node is None else node_note(wanted.node)
+    return ok(f"a server would take it; tiers: {tiers or 'none'}{note and f'; {note}'}")
+
+
+def node_note(path: Path) -> str:
+    """Say that a node is not there yet. Empty if something is."""
+    return "" if path.exists() else f"nothing is at {path} yet: a server serves without a node until it comes"
 
 
 def _value_text(value: object) -> str:
@@ -62,14 +71,16 @@ def _value_text(value: object) -> str:
     return repr(value) if isinstance(value, str | int | float | None) else "…"
 
 
-def _host_of(asked: Asked, problems: list[ConfigError]) -> tuple[int, bool]:
-    """Read everything as a server does; return the host memory, and whether that is of each rank."""
+def _host_of(asked: Asked, problems: list[ConfigError]) -> tuple[int, bool, Path | None]:
+    """Read everything as a server does; return the host memory, whether that is of each rank, and the node if any."""
     options, errors = check_options(asked.extra)
     problems += errors
     if options is None:
-        return parse_size("host", DEFAULT_HOST), False
-    config = OffloadConfig.build(ANY_GEOMETRY, options.core, options.below)
-    return config.host_bytes, "host_per_rank" in options.core
+        return parse_size("host", DEFAULT_HOST), False, None
+    if options.node is not None:
+        return 0, False, options.node
+    config = options.build_unchecked(ANY_GEOMETRY)
+    return config.host_bytes, "host_per_rank" in options.core, None
 
 
 def _tiers_of(asked: Asked) -> list[TierConfig]:

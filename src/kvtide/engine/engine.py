@@ -22,9 +22,10 @@ from kvtide.errors import ProtocolError, RequestRefused
 class Engine:
     """Continuous batching over a paged KV cache, with the KV of past requests kept on the host if asked to.
 
-    `offload` are the options of `OffloadConfig.build`, and `tiers` (`kvtide.tiers.parse_tiers`); None means no
-    offloading. The output is the same with and without it, and does not depend on the size of the pools, chunks,
-    ranks, or on what fails; only the time does.
+    `offload` are the options of `OffloadConfig.build`, and `tiers` (`kvtide.tiers.parse_tiers`), or `node`, the socket
+    of a `kvtide node` that keeps host blocks for all engines of this machine; None means no offloading. The output is
+    the same with and without it, and does not depend on the size of the pools, chunks, ranks, or on what fails; only
+    the time does.
 
     Examples:
         >>> from kvtide.engine import Engine, EngineConfig, ModelConfig
@@ -94,10 +95,13 @@ class Engine:
         self._offloading.manager.passed(self._stepped_s - before_s)
         self._scheduler.take(self._offloading.collect())
         work = self._scheduler.schedule()
-        self._offloading.start(self._offloading.manager.plan(idle=not work))
+        plan = self._offloading.manager.plan(idle=not work)
+        self._offloading.start(plan)
         self._scheduler.slide()
         if work:
             self._compute_timed(work)
+        elif not plan.wait_for:
+            self._offloading.rest()
         completions, self._completions = self._completions, []
         return completions
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from kvtide.copy import CopyEngine, DeviceCache, HostArena, ThreadedCopyEngine
 from kvtide.core.config import OffloadConfig
@@ -12,6 +14,7 @@ from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
+from kvtide.engine.at_node import STAND_IN_BLOCKS, AtNode, read_node
 from kvtide.engine.config import EngineConfig
 from kvtide.engine.keys import tier_namespace
 from kvtide.engine.kv_cache import RankCache
@@ -86,20 +89,34 @@ class NullManager:
 Manager = OffloadManager | NullManager
 
 
-def read_options(config: EngineConfig, options: Mapping[str, object]) -> tuple[OffloadConfig, tuple[TierConfig, ...]]:
-    """Check the options, those of the tiers among them, before anything is allocated."""
-    rest = dict(options)
-    tiers = parse_tiers(rest.pop("tiers", ()))
-    return OffloadConfig.build(config.geometry(), rest, below_of(tiers)), tiers
-
-
 @dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for, checked."""
+
+    offload: OffloadConfig
+    tiers: tuple[TierConfig, ...] = ()
+    node: Path | None = None
+    """The socket of the node that keeps host blocks; None: the engine does."""
+
+
+def read_options(config: EngineConfig, options: Mapping[str, object]) -> Options:
+    """Check the options, those of the tiers among them, before anything is allocated."""
+    node, rest = read_node(options)
+    tiers = parse_tiers(rest.pop("tiers", ()))
+    geometry = config.geometry()
+    if node is not None:
+        rest["host"] = STAND_IN_BLOCKS * geometry.device_blocks * geometry.slot_bytes
+    return Options(OffloadConfig.build(geometry, rest, below_of(tiers)), tiers, node)
+
+
+@dataclass(slots=True)
 class Offloading:
     """The manager and the ranks' workers; or, without offloading, a manager that does nothing and no worker."""
 
-    manager: Manager
-    workers: tuple[Worker, ...] = ()
-    arenas: tuple[HostArena, ...] = ()
+    manager: Manager = field(default_factory=NullManager)
+    workers: list[Worker] = field(default_factory=list)
+    arenas: list[HostArena] = field(default_factory=list)
+    node: AtNode | None = None
 
     @classmethod
     def open(
@@ -110,21 +127,49 @@ class Offloading:
         caches: Sequence[RankCache],
         copy_engine: CopyEngineFactory,
     ) -> Offloading:
-        """Allocate host memory and start the workers."""
+        """Allocate host memory, or find who has it, and start the workers."""
+        opened = cls()
         if options is None:
-            return cls(NullManager())
-        offload, tiers = read_options(config, options)
-        arenas = tuple(HostArena(offload.slots, offload.geometry.block_bytes) for _ in caches)
-        workers: list[Worker] = []
+            return opened
+        read = read_options(config, options)
         try:
-            for rank, (cache, arena) in enumerate(zip(caches, arenas, strict=True)):
-                stack = open_stack(tiers, tier_namespace(config), rank, arena.memory) if tiers else None
-                workers.append(Worker(rank, copy_engine(rank, cache.device_cache(), arena), tiers=stack))
+            if read.node is None:
+                opened._open_own(config, read, pool, caches, copy_engine)
+            else:
+                opened._open_at_node(AtNode(read.node, config), read, pool, caches, copy_engine)
         except BaseException:
-            for worker in workers:
-                worker.close()
+            opened.close()
             raise
-        return cls(OffloadManager(offload, pool), tuple(workers), arenas)
+        return opened
+
+    def _open_own(
+        self,
+        config: EngineConfig,
+        read: Options,
+        pool: DevicePool,
+        caches: Sequence[RankCache],
+        copy_engine: CopyEngineFactory,
+    ) -> None:
+        offload, tiers = read.offload, read.tiers
+        self.arenas = [HostArena(offload.slots, offload.geometry.block_bytes) for _ in caches]
+        for rank, (cache, arena) in enumerate(zip(caches, self.arenas, strict=True)):
+            stack = open_stack(tiers, tier_namespace(config), rank, arena.memory) if tiers else None
+            self.workers.append(Worker(rank, copy_engine(rank, cache.device_cache(), arena), tiers=stack))
+        self.manager = OffloadManager(offload, pool)
+
+    def _open_at_node(
+        self,
+        node: AtNode,
+        read: Options,
+        pool: DevicePool,
+        caches: Sequence[RankCache],
+        copy_engine: CopyEngineFactory,
+    ) -> None:
+        self.node = node
+        for rank, cache in enumerate(caches):
+            make = partial(copy_engine, rank, cache.device_cache())
+            self.workers.append(Worker(rank, node.copy_engine(rank, make)))
+        self.manager = OffloadManager(read.offload, pool, index=node.index(read.offload.slots))
 
     def collect(self) -> Outcome:
         """Hand the workers' reports to the manager."""
@@ -133,11 +178,19 @@ class Offloading:
     def start(self, plan: Plan) -> None:
         """Let the workers begin a plan. Compute has ended when this is called, so there is nothing to wait for."""
         for worker in self.workers:
+            worker.use(plan.pool)
             worker.start(plan)
+
+    def rest(self) -> None:
+        """Let a step be over that has computed nothing, and waited for nothing."""
+        if self.node is not None:
+            self.node.rest()
 
     def close(self) -> None:
         """Stop the workers and give the host memory back."""
         for worker in self.workers:
             worker.close()
+        if self.node is not None:
+            self.node.close()
         for arena in self.arenas:
             arena.close()

@@ -164,7 +164,10 @@ class Client:
 
 
 def _connected(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise NoNode(f"this process cannot open a socket for the node at {path} ({error.strerror})") from error
     sock.setblocking(False)
     try:
         sock.connect(os.fspath(path))

@@ -28,20 +28,24 @@ class Kind(IntEnum):
     SETTLE = FIRST_OF_INDEX + 3
     CUT = FIRST_OF_INDEX + 4
     READY = FIRST_OF_INDEX + 5
+    AGAIN = FIRST_OF_INDEX + 6
+    DROP = FIRST_OF_INDEX + 7
     FOUND = FIRST_OF_INDEX + 16
     RESERVED = FIRST_OF_INDEX + 17
     UNKEPT = FIRST_OF_INDEX + 18
 
 
 _COUNT = Struct("<I")
-_LOOK_UP = Struct("<QQQI")
+_TOKENS_MAX = (1 << 32) - 1
+_STEP_S_MAX = 3600.0
+_LOOK_UP = Struct("<QQQIdI")
 _RELEASE = Struct("<Q?")
-_RESERVE = Struct("<QII")
+_RESERVE = Struct("<QI")
 _OFFER = Struct("<BQ???")
 _SETTLE = Struct("<?")
 _RUN_ID = Struct("<Q")
 _CUT = Struct("<QI")
-_FOUND = Struct("<QQQ")
+_FOUND = Struct("<QQQ?")
 _PIECE = Struct("<BI")
 _RUN = Struct("<QI")
 _SPAN = Struct("<II")
@@ -57,24 +61,28 @@ def call_frame(call: Call) -> Frame:
     """Return a call as it is sent."""
     match call:
         case calls.LookUp():
-            head = _LOOK_UP.pack(call.id, call.device_tokens, call.num_tokens, len(call.keys))
+            computed = min(call.computed_tokens, _TOKENS_MAX), min(call.computed_s, _STEP_S_MAX)
+            head = _LOOK_UP.pack(call.id, call.device_tokens, call.num_tokens, *computed, len(call.keys))
             keys = [
                 pack_keys(keys[first:], first)
                 for keys, first in zip(call.keys, call.firsts or [0] * len(call.keys), strict=True)
             ]
-            return Frame(Kind.LOOK_UP, head + b"".join(keys))
+            frame = Frame(Kind.LOOK_UP, head + b"".join(keys))
+        case calls.Again() | calls.Drop():
+            frame = Frame(Kind.AGAIN if isinstance(call, calls.Again) else Kind.DROP, _ID.pack(call.id))
         case calls.Release():
-            return Frame(Kind.RELEASE, _RELEASE.pack(call.lease, call.used))
+            frame = Frame(Kind.RELEASE, _RELEASE.pack(call.lease, call.used))
         case calls.Reserve():
-            head = _RESERVE.pack(call.id, call.room_blocks, len(call.offers))
-            return Frame(Kind.RESERVE, head + b"".join(map(_pack_offer, call.offers)))
+            head = _RESERVE.pack(call.id, call.room_blocks) + _COUNT.pack(len(call.offers))
+            frame = Frame(Kind.RESERVE, head + b"".join(map(_pack_offer, call.offers)))
         case calls.Settle():
             runs = b"".join(map(_RUN_ID.pack, call.runs))
-            return Frame(Kind.SETTLE, _SETTLE.pack(call.kept) + _COUNT.pack(len(call.runs)) + runs)
+            frame = Frame(Kind.SETTLE, _SETTLE.pack(call.kept) + _COUNT.pack(len(call.runs)) + runs)
         case calls.Cut():
-            return Frame(Kind.CUT, _CUT.pack(call.run, call.keep_blocks))
+            frame = Frame(Kind.CUT, _CUT.pack(call.run, call.keep_blocks))
         case calls.Ready():
-            return Frame(Kind.READY, _COUNT.pack(call.slots))
+            frame = Frame(Kind.READY, _COUNT.pack(call.slots))
+    return frame
 
 
 def read_call(frame: Frame) -> Call:
@@ -93,9 +101,20 @@ def _pack_offer(offer: Offer) -> bytes:
 
 
 def _read_look_up(reader: Reader) -> Call:
-    id_, device_tokens, num_tokens, groups = reader.numbers(_LOOK_UP)
+    id_, device_tokens, num_tokens, computed_tokens, computed_s, groups = reader.numbers(_LOOK_UP)
+    if not 0 <= computed_s <= _STEP_S_MAX:
+        raise BadFrame(f"a step that took {computed_s} s")
     keys = [reader.keys() for _ in range(_few(groups))]
-    return calls.LookUp(id_, keys, device_tokens, num_tokens)
+    firsts = [each.first for each in keys]
+    return calls.LookUp(id_, keys, device_tokens, num_tokens, firsts, computed_tokens, computed_s)
+
+
+def _read_again(reader: Reader) -> Call:
+    return calls.Again(*reader.numbers(_ID))
+
+
+def _read_drop(reader: Reader) -> Call:
+    return calls.Drop(*reader.numbers(_ID))
 
 
 def _read_release(reader: Reader) -> Call:
@@ -103,8 +122,8 @@ def _read_release(reader: Reader) -> Call:
 
 
 def _read_reserve(reader: Reader) -> Call:
-    id_, room_blocks, count = reader.numbers(_RESERVE)
-    return calls.Reserve(id_, [_read_offer(reader) for _ in range(_few(count))], room_blocks)
+    id_, room_blocks = reader.numbers(_RESERVE)
+    return calls.Reserve(id_, [_read_offer(reader) for _ in range(reader.count())], room_blocks)
 
 
 def _read_offer(reader: Reader) -> Offer:
@@ -134,6 +153,8 @@ _CALLS: Mapping[int, Callable[[Reader], Call]] = {
     Kind.SETTLE: _read_settle,
     Kind.CUT: _read_cut,
     Kind.READY: _read_ready,
+    Kind.AGAIN: _read_again,
+    Kind.DROP: _read_drop,
 }
 
 # ---------------------------------------------------------------------- replies
@@ -143,7 +164,8 @@ def reply_frame(reply: Reply) -> Frame:
     """Return a reply as it is sent."""
     match reply:
         case Found():
-            head = _FOUND.pack(reply.id, reply.tokens, reply.lease or 0) + _pack_reasons(NotLoaded, reply.missed)
+            head = _FOUND.pack(reply.id, reply.tokens, reply.lease or 0, reply.waits)
+            head += _pack_reasons(NotLoaded, reply.missed)
             pieces = [_PIECE.pack(group, first) + pack_slots(slots) for group, first, slots in reply.pieces]
             return Frame(Kind.FOUND, head + _COUNT.pack(len(pieces)) + b"".join(pieces))
         case Reserved():
@@ -181,13 +203,13 @@ def _pack_taken(taken: Taken) -> bytes:
 
 
 def _read_found(reader: Reader) -> Reply:
-    id_, tokens, lease = reader.numbers(_FOUND)
+    id_, tokens, lease, waits = reader.numbers(_FOUND)
     missed = _read_reasons(NotLoaded, reader)
     pieces = []
     for _ in range(reader.count()):
         group, first = reader.numbers(_PIECE)
         pieces.append(Piece(group, first, reader.slots()))
-    return Found(id_, tokens, tuple(pieces), missed, lease or None)
+    return Found(id_, tokens, tuple(pieces), missed, lease or None, waits)
 
 
 def _read_reserved(reader: Reader) -> Reply:
@@ -232,7 +254,7 @@ def _whole(frame: Frame, read: Callable[[Reader], Said]) -> Said:
 
 
 def _few(count: int) -> int:
-    """Return a number of groups, or of offers, if it can be one."""
+    """Return a number of groups, if it can be one."""
     if count > _FEW:
         raise BadFrame(f"a frame about {count} groups")
     return count

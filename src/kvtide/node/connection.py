@@ -10,7 +10,7 @@ from collections import deque
 from kvtide.node.errors import BadFrame, Gone
 from kvtide.node.frames import BODY_BYTES_MAX, DESCRIPTORS_MAX, Decoder, Frame, header
 
-UNSENT_BYTES_MAX = 4 * BODY_BYTES_MAX
+UNSENT_BYTES_MAX = 2 * BODY_BYTES_MAX
 """Who lets more than this wait does not read any more."""
 _READ_BYTES = 1 << 16
 _INT_BYTES = array("i").itemsize

@@ -17,8 +17,8 @@ from kvtide.node.errors import BadFrame
 MAGIC = b"kvt\x01"
 _HEADER = Struct("<4sBBxxII")
 HEADER_BYTES = _HEADER.size
-BODY_BYTES_MAX = 4 << 20
-"""130,000 keys of 32 bytes: a prompt of two million tokens."""
+BODY_BYTES_MAX = 16 << 20
+"""500,000 keys of 32 bytes: a prompt of a million tokens, of a model with eight groups."""
 DESCRIPTORS_MAX = 16
 """With one frame. The kernel takes up to 253."""
 TAGS = 1 << 32
@@ -38,6 +38,8 @@ class Kind(IntEnum):
     """No copy of these members is under way any more, nor will be (`drained.py`)."""
     STOPPING = 6
     """The node is about to end."""
+    CLEAR = 7
+    """An operator wants all blocks of a namespace to be forgotten, by its name; the answer has the same kind."""
 
 
 FIRST_OF_INDEX = 32

@@ -39,5 +39,8 @@ class Handler(Protocol):
     def over(self, owner: Owner) -> None:
         """None of its copies can run any more. What it was writing is free."""
 
+    def clear(self, name: str) -> int:
+        """Forget all blocks of a namespace; return how many there were. Raises `Refused`."""
+
     def status(self) -> Mapping[str, object]:
         """Return what there is to say to operators, as JSON."""

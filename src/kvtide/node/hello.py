@@ -17,7 +17,7 @@ from kvtide.node.frames import Frame, Kind
 
 PROTOCOL = 1
 HELLO_BYTES_MAX = 1 << 16
-_NAME_MAX = 256
+NAME_CHARS_MAX = 256
 _NUMA_NODES = 1024  # the most that Linux knows
 _DEPTH_MAX = 16
 """Of a namespace. What is much deeper can be read, but not be written again by whoever is deeper in calls."""
@@ -41,7 +41,7 @@ class Hello:
     role: Role
     engine: str = ""
     namespace: Mapping[str, object] = field(default_factory=dict)
-    """All that the bytes depend on; of a scheduler."""
+    """All that the bytes depend on; of a worker, what only it knows, with the `block_bytes` of its part."""
     epoch: str = ""
     owner: int = 0
     """Of a worker: which life of which node it belongs to."""
@@ -50,6 +50,8 @@ class Hello:
     """What this rank holds of a block: ranks that hold the same bytes have the same part."""
     numa_node: int | None = None
     """Where the memory of its part should be, if it knows."""
+    worker: str = ""
+    """A name that no other worker ever has. One that comes again under it has no copies of before under way."""
 
     def frame(self) -> Frame:
         """Return it as it is sent."""
@@ -115,6 +117,7 @@ def read_hello(frame: Frame) -> Hello:
         rank=_count(said, "rank"),
         part=_count(said, "part"),
         numa_node=None if numa_node is None else _count(said, "numa_node", _NUMA_NODES),
+        worker=_name(said, "worker"),
     )
 
 
@@ -179,6 +182,6 @@ def _count(said: Mapping[str, object], name: str, end: int = 1 << 63) -> int:
 
 def _name(said: Mapping[str, object], name: str) -> str:
     value = said.get(name)
-    if not isinstance(value, str) or len(value) > _NAME_MAX or not value.isprintable():
+    if not isinstance(value, str) or len(value) > NAME_CHARS_MAX or not value.isprintable():
         raise BadFrame(f"a hello whose {name} is no name: {value!r:.80}")
     return value

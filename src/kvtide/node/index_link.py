@@ -9,11 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvtide.core.index.calls import Call, Reply
+from kvtide.core.messages import Pool
 from kvtide.node.client import Client
 from kvtide.node.codec import call_frame, read_reply
 from kvtide.node.errors import NodeError, NoNode
+from kvtide.node.frames import BODY_BYTES_MAX
 from kvtide.node.hello import Hello
 from kvtide.node.link import Link
+
+ATTACH_S = 1.0
+"""So long an engine waits at its start for a node that listens, so that its first request finds what is there."""
 
 
 class IndexLink:
@@ -27,17 +32,29 @@ class IndexLink:
         self._client: Client | None = None
         self._lives = 0
 
+    def attach(self, timeout_s: float | None = None) -> bool:
+        """Wait for the first life, if somebody listens: without a node not at all. Returns whether it has begun.
+
+        At most `timeout_s`, or ATTACH_S.
+        """
+        end_s = time.monotonic() + (ATTACH_S if timeout_s is None else timeout_s)
+        self.receive()
+        while self._tie.is_greeting and (left_s := end_s - time.monotonic()) > 0:
+            self._tie.wait(left_s)
+            self.receive()
+        return self._client is not None
+
     @property
     def life(self) -> int | None:
         """See `core.index.link.Link`."""
         return self._lives if self._client is not None else None
 
     @property
-    def owner(self) -> tuple[str, int] | None:
-        """What workers have to say to join this life: the epoch, and the number of the owner."""
+    def pool(self) -> Pool | None:
+        """See `core.index.link.Link`."""
         if self._client is None or self._client.welcome is None:
             return None
-        return self._client.welcome.epoch, self._client.welcome.owner
+        return Pool(self._lives, self._client.welcome.epoch, self._client.welcome.owner)
 
     @property
     def slots(self) -> int:
@@ -51,6 +68,8 @@ class IndexLink:
         if self._client is not None:
             try:
                 frame = call_frame(call)
+                if len(frame.body) > BODY_BYTES_MAX:
+                    raise NoNode(f"a call of {len(frame.body)} bytes, and {BODY_BYTES_MAX} are the most")
                 self._client.send(frame.kind, frame.body)
             except NodeError as error:
                 self._lost(error)
@@ -71,10 +90,13 @@ class IndexLink:
             self._lives += 1
         return replies if self._client is before else []
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> float:
         """See `core.index.link.Link`."""
-        if self._client is not None:
-            self._client.wait_for_frames(seconds)
+        if self._client is None:
+            return 0.0
+        end_s = time.monotonic() + seconds
+        self._client.wait_for_frames(seconds)
+        return end_s - time.monotonic()
 
     def leave(self) -> None:
         """See `core.index.link.Link`."""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 LINES_MAX = 100
 """In each period, and waiting to be written. A peer that is refused again and again must not fill a disk."""
 PERIOD_S = 10.0
+AGAIN_S = 600.0
+"""A refusal for the same reason is said again after so long."""
 _STOP_TIMEOUT_S = 2.0
 
 
@@ -58,3 +60,21 @@ class Lines:
         while (line := self._queue.get()) is not None:
             with contextlib.suppress(OSError, ValueError):  # nobody reads any more: there is no place left to say so
                 self._write(line)
+
+
+class News:
+    """Tells what was said a while ago from what is new: who is refused tries again, for ever, once a second."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._said_s: dict[str, float] = {}
+
+    def is_new(self, line: str) -> bool:
+        """Whether it was not said lately. From now on it was."""
+        now_s = self._clock_s()
+        if now_s - self._said_s.get(line, -AGAIN_S) < AGAIN_S:
+            return False
+        if len(self._said_s) >= LINES_MAX:
+            self._said_s.clear()
+        self._said_s[line] = now_s
+        return True

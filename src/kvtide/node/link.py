@@ -9,7 +9,7 @@ from pathlib import Path
 from kvtide.node.client import Client
 from kvtide.node.errors import NodeError, NoNode, Refused
 from kvtide.node.frames import Frame
-from kvtide.node.hello import Hello
+from kvtide.node.hello import Hello, Welcome
 
 RETRY_S = 1.0
 """Between tries to connect. One that fails takes microseconds."""
@@ -51,6 +51,16 @@ class Link:
             self.lost(error, now_s)
         return []
 
+    @property
+    def is_greeting(self) -> bool:
+        """Whether somebody listens, and has not answered yet."""
+        return self._greeting is not None
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the answer to a hello, at most so long."""
+        if self._greeting is not None:
+            self._greeting.wait_for_frames(seconds)
+
     def lost(self, error: NodeError, now_s: float) -> None:
         """The node is of no use any more, as whoever talks to it has found out. It is tried again later."""
         if self.client is not None and self.client.welcome is not None:
@@ -82,7 +92,7 @@ class Link:
         if client.welcome is not None:
             self.client, self._greeting = client, None
             self.left = [one for one in self.left if one[0] == client.welcome.epoch]  # others are forgotten there, too
-            self._tell(f"attached to the node at {self._path} ({client.welcome.epoch})")
+            self._tell(f"attached to the node at {self._path} ({client.welcome.epoch}){_notes(client.welcome)}")
         elif now_s >= self._try_s:
             raise NoNode(f"it did not answer a hello within {HELLO_S:g} s")
 
@@ -97,3 +107,10 @@ class Link:
                 with contextlib.suppress(NodeError):
                     client.close()
         self.client = self._greeting = None
+
+
+def _notes(welcome: Welcome) -> str:
+    """Return what the node has to say about our place there."""
+    unlike, room = (welcome.more.get(name) for name in ("unlike", "room"))
+    shares = f"; this engine shares nothing with the others there: {unlike}" if unlike else ""
+    return f"{shares}; there is {room}" if room else shares

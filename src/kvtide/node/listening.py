@@ -16,9 +16,8 @@ from pathlib import Path
 
 from kvtide.errors import ConfigError
 from kvtide.node.errors import Gone
+from kvtide.node.socket_path import check_socket_path
 
-PATH_BYTES_MAX = 107
-"""The kernel's bound on names of sockets."""
 _BACKLOG = 128
 _OWN, _OWN_AND_GROUP = 0o600, 0o660
 
@@ -28,7 +27,7 @@ class Listening:
 
     def __init__(self, path: Path, group: int | None = None) -> None:
         self.path = path
-        _check_path(path)
+        check_socket_path("socket", path)
         self._lock = _Lock(path.with_name(path.name + ".lock"), path)
         try:
             _remove_stale(path)
@@ -100,13 +99,6 @@ class _Lock:
                 self._path.unlink()
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def _check_path(path: Path) -> None:
-    if len(os.fsencode(path)) > PATH_BYTES_MAX:
-        raise ConfigError("socket", str(path), f"a path of at most {PATH_BYTES_MAX} bytes")
-    if not path.parent.is_dir():
-        raise ConfigError("socket", str(path), f"a path in a folder that is there; {path.parent} is none")
 
 
 def _remove_stale(path: Path) -> None:

@@ -40,7 +40,10 @@ class Lives:
                 member = self.owners.open(hello.engine, "", pid=pid, is_watched=process is not None)
             else:
                 watched = process is not None
-                member = self.owners.join(hello.owner, rank=hello.rank, pid=pid, is_watched=watched)
+                self._apply(self.owners.came_again(hello.worker))
+                member = self.owners.join(
+                    hello.owner, rank=hello.rank, pid=pid, is_watched=watched, worker=hello.worker
+                )
         except BaseException:
             if process is not None:
                 os.close(process)
@@ -59,9 +62,9 @@ class Lives:
         """Its connection has ended."""
         self._apply(self.owners.closed(member.number, time.monotonic()))
 
-    def drained(self, number: int) -> None:
-        """It says that it copies no more."""
-        self._apply(self.owners.drained(number))
+    def drained(self, number: int, pid: int) -> None:
+        """The process `pid` says that it copies no more, as this member."""
+        self._apply(self.owners.drained(number, pid))
 
     def tick(self, now_s: float) -> None:
         """Time has passed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import select
 import time
@@ -25,6 +26,9 @@ class Loop:
         self._posted: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_stopped = False
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        """A heap: when to call back, in which order, and whom."""
+        self._timers = 0
         self.watch(self._wake, READ, self._woken)
 
     def watch(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None:
@@ -49,6 +53,11 @@ class Loop:
         self._posted.append(callback)
         os.eventfd_write(self._wake, 1)
 
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call this once, after so long. From a callback."""
+        self._timers += 1
+        heapq.heappush(self._due, (time.monotonic() + seconds, self._timers, callback))
+
     def stop(self) -> None:
         """End `run`. From a callback."""
         self._is_stopped = True
@@ -58,11 +67,14 @@ class Loop:
         callbacks, poll = self._callbacks, self._epoll.poll
         next_s = time.monotonic() + self._tick_s
         while not self._is_stopped:
-            for descriptor, events in poll(max(0.0, next_s - time.monotonic())):
+            wake_s = min(next_s, self._due[0][0]) if self._due else next_s
+            for descriptor, events in poll(max(0.0, wake_s - time.monotonic())):
                 callback = callbacks.get(descriptor)
                 if callback is not None:  # else another callback has closed it just now
                     callback(events)
             now_s = time.monotonic()
+            while self._due and self._due[0][0] <= now_s:
+                heapq.heappop(self._due)[2]()
             if now_s >= next_s:
                 next_s = now_s + self._tick_s
                 tick(now_s)
@@ -76,5 +88,5 @@ class Loop:
 
     def _woken(self, _: int) -> None:
         os.eventfd_read(self._wake)
-        while self._posted:
+        for _ in range(len(self._posted)):  # what these post comes after whoever else waits
             self._posted.popleft()()

@@ -14,24 +14,17 @@ from socketserver import TCPServer
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from kvtide.errors import ConfigError
+from kvtide.node.exported import exported
+from kvtide.node.tiers.metrics import tier_metrics
 
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 2.0
 """For a request to come, and for its answer to be taken."""
 _STOP_TIMEOUT_S = 10.0
-_GAUGES = {
-    "memory_bytes": "Memory for blocks.",
-    "free_bytes": "Memory that no namespace has.",
-    "connections": "Connections of engines and operators.",
-}
-_COUNTERS = {
-    "refused": "Connections that were refused.",
-    "closed": "Connections that were closed because of what they sent.",
-}
 
 
 class Metrics(Collector):
@@ -50,27 +43,19 @@ class Metrics(Collector):
         )
         self._thread.start()
 
+    @property
+    def url(self) -> str:
+        """Where Prometheus finds it."""
+        return f"http://{LOOPBACK}:{self.port}/metrics"
+
     def publish(self, status: Mapping[str, Any]) -> None:
         """Answer with this from now on. It must not change any more."""
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
         """Return it as Prometheus knows it."""
-        status = self._status
-        for name, text in _GAUGES.items():
-            yield GaugeMetricFamily(f"kvtide_node_{name}", text, status.get(name, 0))
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"kvtide_node_{name}", text, status.get(name, 0))
-        states = [engine["state"] for engine in status.get("engines", ())]
-        engines = GaugeMetricFamily("kvtide_node_engines", "Lives of engines, open or ending.", labels=["state"])
-        for state in ("open", "ending"):
-            engines.add_metric([state], states.count(state))
-        yield engines
-        slots = GaugeMetricFamily("kvtide_node_slots", "Slots of a namespace.", labels=["namespace", "state"])
-        for namespace in status.get("namespaces", ()):
-            slots.add_metric([namespace["name"], "all"], namespace["slots"])
-            slots.add_metric([namespace["name"], "ready"], namespace["ready_slots"])
-        yield slots
+        yield from exported(self._status)
+        yield from tier_metrics(self._status)
 
     def close(self) -> None:
         """Answer no more."""

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Mapping
 from kvtide.node.errors import BadFrame
 
 Description = Mapping[str, object]
-"""All that the bytes depend on, as JSON. Only `parts` means something to the node: bytes of one block in each part."""
+"""All that the bytes depend on, as JSON. To the node only these mean something: `parts`, bytes of one block in each
+part; `groups`; `model`, a name; `private`: no other engine will ever have the same one, nor the same engine again.
+"""
 
 PARTS_MAX = 1024
 _PART_BYTES_MAX = 1 << 40
 _SHOWN = 3
+_MODEL_MAX = 120
 
 
 def parts_of(description: Description) -> tuple[int, ...]:
@@ -30,6 +33,17 @@ def parts_of(description: Description) -> tuple[int, ...]:
 def name_of(description: Description) -> str:
     """Return a short name: the same for the same description, and for no other."""
     return hashlib.blake2b(_canonical(description).encode(), digest_size=8).hexdigest()
+
+
+def model_of(description: Description) -> str:
+    """Return the name of the model, for people: one line, and short."""
+    model = description.get("model")
+    return _canonical(model)[1:-1][:_MODEL_MAX] if isinstance(model, str) and model else "a model without a name"
+
+
+def is_private(description: Description) -> bool:
+    """Whether nobody can use its blocks once its engine has ended."""
+    return "private" in description
 
 
 def unlike(description: Description, others: Iterable[Description]) -> str:

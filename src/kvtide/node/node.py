@@ -22,6 +22,8 @@ from kvtide.node.server import Server
 from kvtide.node.settings import NodeSettings
 from kvtide.node.spaces import Spaces
 from kvtide.node.systemd import notify
+from kvtide.node.tiers.last_sinks import LastSinks
+from kvtide.node.tiers.node_tiers import NodeTiers
 from kvtide.units import size_text
 
 STOP_S = 10.0
@@ -45,7 +47,14 @@ class Node:
         self._stop_s: float | None = None
         self._listening = Listening(settings.socket, settings.group)
         self._loop = Loop(TICK_S)
-        self._spaces = Spaces(settings.memory_bytes, say)
+        try:
+            self._tiers = NodeTiers(settings.tiers, self._loop, say)
+        except BaseException:
+            self._listening.close()
+            self._loop.close()
+            raise
+        self._last_sinks = LastSinks(self._tiers, say)
+        self._spaces = Spaces(settings.memory_bytes, say, settings.policy, settings.shares, self._tiers)
         access = Access(os.geteuid(), settings.group)
         limits, status = limits_of_process(), self.status
         self._server = Server(
@@ -71,9 +80,13 @@ class Node:
         """Serve, in this thread."""
         settings = self._settings
         memory = f"{size_text(settings.memory_bytes)} for all engines of this machine"
+        if settings.tiers:
+            memory += f", below it {', '.join(tier.shown for tier in settings.tiers)}"
         self._say(
             f"node {self.epoch} listens at {settings.socket}: {memory} (kvtide {__version__}, protocol {PROTOCOL})"
         )
+        if self._metrics is not None:
+            self._say(f"metrics are at {self._metrics.url}")
         notify("READY=1", f"STATUS={memory}")
         try:
             self._tick(time.monotonic())
@@ -103,6 +116,7 @@ class Node:
                 "engine": owner.engine,
                 "namespace": owner.namespace,
                 "state": owner.state.value,
+                **self._spaces.held(owner),
                 "processes": [
                     {
                         "role": member.role,
@@ -123,6 +137,8 @@ class Node:
             "protocol": PROTOCOL,
             "pid": os.getpid(),
             "up_s": round(time.monotonic() - self._since_s, 1),
+            "socket": str(self._settings.socket),
+            "policy": self._settings.policy,
             "memory_bytes": self._settings.memory_bytes,
             "connections": self._server.connections,
             "connections_max": self._server.limits.connections,
@@ -150,12 +166,15 @@ class Node:
             self._metrics.publish(self.status())
 
     def _stop_if_done(self, now_s: float) -> None:
-        if self._stop_s is not None and (not self._server.connections or now_s >= self._stop_s):
+        if self._stop_s is None or (self._server.connections and now_s < self._stop_s):
+            return
+        if self._last_sinks.are_over(now_s):
             self._loop.stop()
 
     def _close(self) -> None:
         self._server.close()
         if self._metrics is not None:
             self._metrics.close()
+        self._tiers.close()
         self._spaces.close()
         self._loop.close()

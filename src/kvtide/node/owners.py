@@ -41,6 +41,8 @@ class Member:
     pid: int
     is_watched: bool
     """Its exit will be noticed."""
+    worker: str = ""
+    """The name that it came under, and may come again under."""
     is_connected: bool = True
     is_quiet: bool = False
     closed_s: float = 0.0
@@ -94,7 +96,7 @@ class Owners:
         self._owners[owner.number] = owner
         return self._add(owner, SCHEDULER, 0, pid, is_watched)
 
-    def join(self, number: int, *, rank: int, pid: int, is_watched: bool) -> Member:
+    def join(self, number: int, *, rank: int, pid: int, is_watched: bool, worker: str = "") -> Member:
         """Add a worker. Raises `Refused` if that life is not open, or has this rank."""
         owner = self._owners.get(number)
         if owner is None or owner.state is not State.OPEN:
@@ -103,7 +105,17 @@ class Owners:
             if (member.role, member.rank) == (WORKER, rank):
                 why = f"rank {rank} of engine {owner.engine} is connected already (process {member.pid})"
                 raise Refused(why, for_good=False)
-        return self._add(owner, WORKER, rank, pid, is_watched)
+        member = self._add(owner, WORKER, rank, pid, is_watched)
+        member.worker = worker
+        return member
+
+    def came_again(self, worker: str) -> Changes:
+        """A worker says hello: what it had copied before has ended, though it could not say so then."""
+        changes = Changes()
+        if worker:
+            for member in [each for each in self._members.values() if each.worker == worker]:
+                self._quiet(member.number, changes)
+        return changes
 
     def dismiss(self, member: Member) -> None:
         """Forget a member that was refused after all, before it was told anything; with it an owner that it opened."""
@@ -132,10 +144,15 @@ class Owners:
         self._quiet(number, changes)
         return changes
 
-    def drained(self, number: int) -> Changes:
-        """A worker says that no copy of it is under way, nor will be. It may say so before or after its end."""
+    def drained(self, number: int, pid: int) -> Changes:
+        """A worker says that no copy of it is under way, nor will be. It may say so before or after its end.
+
+        Nobody else knows: what another process says of it changes nothing (I10).
+        """
         changes = Changes()
-        self._quiet(number, changes)
+        member = self._members.get(number)
+        if member is not None and member.pid == pid:
+            self._quiet(number, changes)
         return changes
 
     def passed(self, now_s: float) -> Changes:

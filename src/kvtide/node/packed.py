@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
-from struct import Struct, error
+from itertools import chain, repeat
+from struct import Struct, error, iter_unpack, pack
 from typing import Any, overload
 
 from kvtide.node.errors import BadFrame
 
+_LEFT_OUT = b""
+"""Nobody has it: keys have a length."""
 _COUNT = Struct("<I")
 _KEYS = Struct("<IIB")
-_SLOT_BYTES = array("i").itemsize
 
 
 class Keys(Sequence[bytes]):
     """Keys of one length in one piece of bytes: what nobody looks at costs nothing.
 
-    `first` keys before them are left out: to be counted, and never to be looked at.
+    `first` keys before them are left out: to be counted, and looked at in vain.
     """
 
-    __slots__ = ("_begin", "_data", "_key_bytes", "_len")
+    __slots__ = ("_begin", "_data", "_key_bytes", "_len", "first")
 
     def __init__(self, data: bytes, begin: int, key_bytes: int, count: int, first: int = 0) -> None:
         self._data = data
-        self._begin = begin - first * key_bytes
+        self._begin = begin
         self._key_bytes = key_bytes
         self._len = first + count
+        self.first = first
 
     def __len__(self) -> int:
         return self._len
@@ -38,16 +40,21 @@ class Keys(Sequence[bytes]):
     def __getitem__(self, index: int | slice) -> bytes | Keys:
         if isinstance(index, slice):
             first, last, _ = index.indices(self._len)
-            begin = self._begin + first * self._key_bytes
-            return Keys(self._data, begin, self._key_bytes, max(0, last - first))
+            last = max(first, last)
+            left_out = min(max(self.first, first), last)
+            return Keys(self._data, self._at(left_out), self._key_bytes, last - left_out, left_out - first)
         if not -self._len <= index < self._len:
             raise IndexError(index)
-        begin = self._begin + (index % self._len) * self._key_bytes
-        return self._data[begin : begin + self._key_bytes]
+        index %= self._len
+        return self._data[self._at(index) : self._at(index + 1)] if index >= self.first else _LEFT_OUT
 
     def __iter__(self) -> Iterator[bytes]:
-        data, size = self._data, self._key_bytes or 1  # without keys they have no length
-        return (data[at : at + size] for at in range(self._begin, self._begin + self._len * self._key_bytes, size))
+        keys = memoryview(self._data)[self._begin : self._at(self._len)]
+        return chain(repeat(_LEFT_OUT, self.first), chain.from_iterable(iter_unpack(f"{self._key_bytes or 1}s", keys)))
+
+    def _at(self, index: int) -> int:
+        """Where a key begins that is not left out."""
+        return self._begin + max(0, index - self.first) * self._key_bytes
 
 
 def pack_keys(keys: Sequence[bytes], first: int = 0) -> bytes:
@@ -58,7 +65,7 @@ def pack_keys(keys: Sequence[bytes], first: int = 0) -> bytes:
 
 def pack_slots(slots: Sequence[int]) -> bytes:
     """Return slots, or positions."""
-    return _COUNT.pack(len(slots)) + array("i", slots).tobytes()
+    return pack(f"<I{len(slots)}i", len(slots), *slots)
 
 
 class Reader:
@@ -84,15 +91,6 @@ class Reader:
             raise BadFrame(f"a frame that promises {count} of something")
         return int(count)
 
-    def bytes(self, nbytes: int) -> bytes:
-        """Return so many bytes."""
-        end = self._at + nbytes
-        if end > len(self._body):
-            raise BadFrame("a frame that ends too early")
-        data = self._body[self._at : end]
-        self._at = end
-        return data
-
     def keys(self) -> Keys:
         """Return keys; how many are left out before them may be up to two thousand million."""
         first, count, key_bytes = self.numbers(_KEYS)
@@ -106,10 +104,7 @@ class Reader:
 
     def slots(self) -> list[int]:
         """Return slots, or positions."""
-        (count,) = self.numbers(_COUNT)
-        slots = array("i")
-        slots.frombytes(self.bytes(count * _SLOT_BYTES))
-        return slots.tolist()
+        return list(self.numbers(Struct(f"<{self.count()}i")))
 
     def end(self) -> None:
         """There must be nothing more."""

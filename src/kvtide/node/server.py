@@ -17,6 +17,7 @@ from kvtide.node.errors import BadFrame, Gone, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, FIRST_OF_INDEX, Frame, Kind
 from kvtide.node.handler import Handler
 from kvtide.node.hello import HELLO_BYTES_MAX, Role, Welcome, read_hello, refusal
+from kvtide.node.lines import News
 from kvtide.node.listening import Listening
 from kvtide.node.lives import Lives
 from kvtide.node.loop import READ, WRITE, Loop
@@ -53,6 +54,7 @@ class Server:
         self._access = access
         self._say = say
         self._status = status
+        self._news = News()
         self._peers: dict[int, Peer] = {}
         self._by_member: dict[int, Peer] = {}
         self.lives = Lives(loop, owners or Owners(), handler, self._hang_up)
@@ -65,7 +67,7 @@ class Server:
 
     def send(self, owner: Owner, frame: Frame) -> None:
         """Send something to a scheduler that did not ask. Nothing happens if its life is ending."""
-        for member in owner.members.values():
+        for member in list(owner.members.values()):  # who has gone is noticed here, and forgotten
             if member.role == Role.SCHEDULER.value and member.number in self._by_member:
                 self._push(self._by_member[member.number], frame)
 
@@ -173,15 +175,24 @@ class Server:
             self._greet(peer, frame)
         elif frame.kind == Kind.DRAINED and peer.member is not None:
             for number in read_drained(frame):
-                self.lives.drained(number)
+                self.lives.drained(number, peer.credentials.pid)
         elif frame.kind == Kind.STATUS and peer.role is Role.OPERATOR:
             peer.connection.send(Frame(Kind.STATUS, self._status_body(), frame.tag))
+        elif frame.kind == Kind.CLEAR and peer.role is Role.OPERATOR:
+            peer.connection.send(Frame(Kind.CLEAR, self._cleared(frame.body), frame.tag))
         else:
             raise BadFrame(f"a frame of kind {frame.kind}, which is not for it to send")
 
     def _status_body(self) -> bytes:
         body = json.dumps(self._status()).encode()
         return body if len(body) <= BODY_BYTES_MAX else json.dumps({"too_long_bytes": len(body)}).encode()
+
+    def _cleared(self, body: bytes) -> bytes:
+        try:
+            answer: dict[str, object] = {"blocks": self._handler.clear(body.decode(errors="replace"))}
+        except Refused as refused:
+            answer = {"why": refused.why}
+        return json.dumps(answer).encode()
 
     def _push(self, peer: Peer, frame: Frame) -> None:
         try:
@@ -201,7 +212,9 @@ class Server:
 
     def _refuse(self, peer: Peer, refused: Refused) -> None:
         self.refused += 1
-        self._say(f"refused {peer}: {refused.why}")
+        line = f"refused {peer}: {refused.why}"
+        if self._news.is_new(line):
+            self._say(line)
         self._push(peer, refusal(refused))
         self._close(peer)
 

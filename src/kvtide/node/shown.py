@@ -1,30 +1,91 @@
-"""A node's status, for people."""
+"""A node's status, for people: a screen of 80 columns is enough."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvtide.node.tiers.rows import described_tiers
 from kvtide.units import percent_text, seconds_text, size_text
+
+WIDTH = 80
+_NAMES = 10
+"""Columns of the names of figures."""
 
 
 def described(status: Mapping[str, Any]) -> Iterator[str]:
     """Say it in lines."""
-    process = f"process {status['pid']}, up {seconds_text(status['up_s'])}"
-    yield f"node {status['epoch']}: {process}, kvtide {status['kvtide']} (protocol {status['protocol']})"
-    yield f"memory: {size_text(status['memory_bytes'])}, of which {size_text(status['free_bytes'])} are for nobody yet"
-    yield f"connections: {status['connections']} of {status['connections_max']}"
+    for line in _lines(status):
+        indent = " " * (len(line) - len(line.lstrip()) + (2 + _NAMES if line.startswith("  ") else 2))
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def _lines(status: Mapping[str, Any]) -> Iterator[str]:
+    yield f"node {status['epoch']} at {status['socket']}"
+    up = f"process {status['pid']}, up {seconds_text(status['up_s'])}"
+    yield _named("is", f"{up}, kvtide {status['kvtide']} (protocol {status['protocol']})")
+    yield _named("memory", f"{size_text(status['memory_bytes'])}, {size_text(status['free_bytes'])} free")
+    for share in status["shares"]:
+        if share["model"]:
+            of = f"{size_text(share['bytes'])}, {size_text(share['free_bytes'])} free"
+            yield _named("share", f"{share['model']}: {of}")
+    peers = f"{status['connections']} of {status['connections_max']} connections"
+    yield _named("peers", f"{peers}, {status['refused']} refused, {status['closed']} closed for what they sent")
     for namespace in status["namespaces"]:
-        ready = percent_text(namespace["ready_slots"] / namespace["slots"])
-        yield f"namespace {namespace['name']}: {namespace['slots']} slots, {ready} ready"
-        for arena in namespace["arenas"]:
-            node = "" if arena["numa_node"] is None else f", NUMA node {arena['numa_node']}"
-            failure = f", stopped: {arena['failure']}" if arena["failure"] else ""
-            yield f"  part {arena['part']}: {size_text(arena['bytes'])} {arena['pages']}{node}{failure}"
-    for engine in status["engines"]:
-        yield f"engine {engine['engine']} ({engine['state']}), namespace {engine['namespace']}"
-        for process in engine["processes"]:
-            yield f"  {_process(process)}"
+        yield ""
+        yield from _namespace(namespace)
+        for engine in status["engines"]:
+            if engine["namespace"] == namespace["name"]:
+                yield from _engine(engine)
+
+
+def _namespace(space: Mapping[str, Any]) -> Iterator[str]:
+    private = " (private: given back with its engine)" if space["private"] else ""
+    yield f"namespace {space['name']}: {space['model']}{private}"
+    ready = percent_text(space["ready_slots"] / space["slots"])
+    yield _named("memory", f"{size_text(space['bytes'])}: {space['slots']:,} slots, {ready} ready")
+    for arena in space["arenas"]:
+        node = "" if arena["numa_node"] is None else f", NUMA node {arena['numa_node']}"
+        failure = f", stopped: {arena['failure']}" if arena["failure"] else ""
+        yield _named(f"part {arena['part']}", f"{size_text(arena['bytes'])} {arena['pages']}{node}{failure}")
+    yield from described_tiers(space)
+    full = percent_text(space["cached"] / space["slots"])
+    yield _named("blocks", f"{space['cached']:,} ({full}), {space['stored_blocks']:,} stored, {_gone(space)}")
+    yield _named("in use", f"{space['leased']:,} leased, {space['writing']:,} being written")
+    if space["quarantined"]:
+        yield _named("quarantine", f"{space['quarantined']:,} slots that processes of ended engines may still use")
+    yield _named("hits", _hits(space))
+    for name, unit, reasons in (("not found", "tokens", "not_loaded"), ("not taken", "blocks", "not_stored")):
+        said = ", ".join(f"{why} {count:,}" for why, count in _most(space[reasons]))
+        if said:
+            yield _named(name, f"{said} ({unit})")
+    if not space["engines"]:
+        yield _named("engines", "none: kept until another model needs the memory")
+
+
+def _gone(space: Mapping[str, Any]) -> str:
+    cleared = f", cleared {space['clears']} times" if space["clears"] else ""
+    return f"{space['evicted_blocks']:,} evicted{cleared}"
+
+
+def _hits(space: Mapping[str, Any]) -> str:
+    if not space["asked_tokens"]:
+        return "nothing was looked up"
+    ratio = percent_text(space["found_tokens"] / space["asked_tokens"])
+    return f"{ratio} of {space['asked_tokens']:,} tokens, in {space['lookups']:,} look-ups"
+
+
+def _most(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return those that occurred, the most frequent first."""
+    return sorted(((why, count) for why, count in reasons.items() if count), key=lambda each: -each[1])
+
+
+def _engine(engine: Mapping[str, Any]) -> Iterator[str]:
+    holds = f"{engine['leased']:,} slots leased, {engine['writing']:,} being written"
+    yield _named("engine", f"{engine['engine']} ({engine['state']}): {holds}")
+    for process in engine["processes"]:
+        yield _named("", _process(process))
 
 
 def _process(process: Mapping[str, Any]) -> str:
@@ -36,3 +97,7 @@ def _process(process: Mapping[str, Any]) -> str:
     else:
         state = "not connected, and may still copy" if process["watched"] else "not connected, cannot be seen"
     return f"{process['role']}{rank}: process {process['pid'] or '?'}, {state}"
+
+
+def _named(name: str, text: str) -> str:
+    return f"  {name.ljust(_NAMES)} {text}"

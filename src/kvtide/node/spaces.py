@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtide.core import Geometry, Group, Metrics, OffloadConfig
+from kvtide.core import BelowConfig, Geometry, Group, Metrics, OffloadConfig
 from kvtide.core.events import EventStream
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.shared import SharedIndex
@@ -15,10 +16,13 @@ from kvtide.node.arenas import NodeArena
 from kvtide.node.codec import read_call, reply_frame
 from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
-from kvtide.node.frames import Frame
+from kvtide.node.frames import BODY_BYTES_MAX, Frame
 from kvtide.node.hello import Hello
-from kvtide.node.namespaces import name_of, parts_of, unlike
+from kvtide.node.namespaces import is_private, model_of, name_of, parts_of, unlike
 from kvtide.node.owners import Owner
+from kvtide.node.room import Room
+from kvtide.node.shares import Budget, Share
+from kvtide.node.tiers.node_tiers import NodeTiers
 from kvtide.units import size_text
 
 SLOTS_MAX = 1 << 24
@@ -39,7 +43,17 @@ class Space:
     unlike: str
     """In what it differs from the one that was here already and is most like it."""
     index: SharedIndex
+    metrics: Metrics
+    """What the index counts by itself."""
+    budget: Budget
     arenas: dict[int, NodeArena] = field(default_factory=dict)
+    known: dict[int, Mapping[str, object]] = field(default_factory=dict)
+    """What the worker that was first in each part has said of its bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory."""
+        return self.slots * sum(self.parts)
 
     @property
     def ready_slots(self) -> int:
@@ -50,10 +64,21 @@ class Space:
 
 
 class Spaces:
-    """All of them. The first one takes all memory."""
+    """All of them: who was there last is at the end. See `shares.py` for how much memory each one has."""
 
-    def __init__(self, memory_bytes: int, say: Callable[[str], None], policy: str = "prefix") -> None:
-        self._free_bytes = memory_bytes
+    def __init__(
+        self,
+        memory_bytes: int,
+        say: Callable[[str], None],
+        policy: str = "prefix",
+        shares: Iterable[Share] = (),
+        tiers: NodeTiers | None = None,
+    ) -> None:
+        self._memory_bytes = memory_bytes
+        self._room = Room(memory_bytes, shares, say)
+        self._tiers = tiers
+        if tiers is not None:
+            tiers.after = lambda name: self._tell(self._spaces[name])
         self._say = say
         self._policy = policy
         self._spaces: dict[str, Space] = {}
@@ -67,18 +92,22 @@ class Spaces:
         space = self._spaces.get(name)
         if space is None:
             space = self._spaces[name] = self._new(name, hello)
+            _look_for_garbage_now()
         owner.namespace = name
         self._owners[owner.number] = owner
         space.index.attach(owner.number)
-        return {"slots": space.slots, "unlike": space.unlike}
+        return {"slots": space.slots, "unlike": space.unlike, "room": _room(space)}
 
     def join(self, owner: Owner, hello: Hello) -> Sequence[NodeArena]:
         """Return the arena of a worker's part; the first one who asks for it has it made."""
         space = self._spaces[owner.namespace]
         if hello.part >= len(space.parts):
             raise Refused(f"part {hello.part} of a block that has {len(space.parts)}", for_good=True)
+        _check_bytes(space, hello)
         if hello.part not in space.arenas:
             space.arenas[hello.part] = self._made(space, hello)
+            space.known[hello.part] = hello.namespace
+            self._open_tiers(space)
         return [space.arenas[hello.part]]
 
     def handle(self, owner: Owner, frame: Frame) -> Iterable[Frame]:
@@ -90,7 +119,9 @@ class Spaces:
         except ProtocolError as error:
             raise BadFrame(str(error)) from error
         self._tell(space)
-        return [] if reply is None else [reply_frame(reply)]
+        if self._tiers is not None:
+            self._tiers.due()
+        return [] if reply is None else [_fitting(reply_frame(reply))]
 
     def ending(self, owner: Owner) -> None:
         """What it holds is in quarantine."""
@@ -102,35 +133,99 @@ class Spaces:
         del self._owners[owner.number]
         space.index.ended(owner.number)
         self._tell(space)
+        if not self._engines(space):
+            self._spaces[space.name] = self._spaces.pop(space.name)
+            if is_private(space.description):
+                self._give_back(space)
+
+    def clear(self, name: str) -> int:
+        """Forget all blocks of a namespace; return how many there were. Raises `Refused`."""
+        if name not in self._spaces:
+            raise Refused(f"this node has no namespace {name!r:.80}", for_good=True)
+        blocks = self._spaces[name].index.clear()
+        if self._tiers is not None:
+            self._tiers.due()
+        self._say(f"namespace {name} was cleared: {blocks} blocks are forgotten")
+        return blocks
 
     def _tell(self, space: Space) -> None:
         """Tell engines what they have not asked for."""
         for number, notice in space.index.take_notices():
-            self.send(self._owners[number], reply_frame(notice))
+            if number in self._owners:  # else it was found to be gone when it was told of another one
+                self.send(self._owners[number], reply_frame(notice))
+
+    def held(self, owner: Owner) -> Mapping[str, int]:
+        """Return how many slots an engine may read, and write."""
+        return self._spaces[owner.namespace].index.held(owner.number)
 
     def status(self) -> Mapping[str, object]:
         """Return the namespaces and their arenas."""
-        return {"free_bytes": self._free_bytes, "namespaces": [_status(space) for space in self._spaces.values()]}
+        namespaces = [
+            {**_status(space), "engines": self._engines(space), "tiers": self._tier_rows(space)}
+            for space in self._spaces.values()
+        ]
+        return {**self._room.status(), "namespaces": namespaces}
 
     def close(self) -> None:
         """Give the memory back."""
+        self._room.close()
         for space in self._spaces.values():
             for arena in space.arenas.values():
                 arena.close()
 
+    # ------------------------------------------------------------------ memory
+
     def _new(self, name: str, hello: Hello) -> Space:
         parts, groups = parts_of(hello.namespace), groups_of(hello.namespace)
-        slots = min(self._free_bytes // sum(parts), SLOTS_MAX)
         apart = unlike(hello.namespace, (other.description for other in self._spaces.values()))
         line = f"engine {hello.engine} shares nothing with the others: {apart}" if apart else ""
-        if not slots:
-            room = f"{size_text(self._free_bytes)} are left of its memory, and one block takes {size_text(sum(parts))}"
-            why = f"this node has no room for the model of engine {hello.engine}: {room}"
-            raise Refused(f"{why}; {line}" if line else why, for_good=True)
+        budget = self._room.budget_of(hello.namespace)
+        try:
+            self._make_room(budget, sum(parts))
+        except Refused as refused:
+            why = f"this node has no room for the model of engine {hello.engine}: {refused.why}"
+            raise Refused(f"{why}; {line}" if line else why, for_good=refused.for_good) from None
         if line:
             self._say(line)
-        self._free_bytes -= slots * sum(parts)
-        return Space(name, hello.namespace, parts, slots, apart, SharedIndex(_index(groups, slots, self._policy)))
+        slots = min(min(budget.free_bytes, budget.each_bytes) // sum(parts), SLOTS_MAX)
+        # What only one engine can use, and only as long as it runs, need not be kept below.
+        below = None if self._tiers is None or is_private(hello.namespace) else self._tiers.below
+        index, metrics = _index(groups, slots, self._policy, len(parts), below)
+        space = Space(name, hello.namespace, parts, slots, apart, SharedIndex(index), metrics, budget)
+        budget.taken_bytes += space.nbytes
+        if room := _room(space):
+            self._say(f"engine {hello.engine} has {room}")
+        return space
+
+    def _make_room(self, budget: Budget, block_bytes: int) -> None:
+        """See that there is room. Memory of namespaces that no engine uses is given back for it. Raises `Refused`."""
+        self._room.check_size(budget, block_bytes)
+        own = [space for space in self._spaces.values() if space.budget is budget]
+        idle = [(space.name, space.nbytes) for space in own if not self._engines(space)]
+        for name in self._room.to_give_back(budget, idle):
+            self._give_back(self._spaces[name])
+        self._room.check(budget, block_bytes, [model_of(space.description) for space in own])
+
+    def _give_back(self, space: Space) -> None:
+        self._say(f"{size_text(space.nbytes)} of namespace {space.name} are given back: no engine uses it")
+        del self._spaces[space.name]
+        if self._tiers is not None:
+            self._tiers.remove(space.name)
+        self._room.give_back(list(space.arenas.values()), space.budget, space.nbytes)
+
+    def _open_tiers(self, space: Space) -> None:
+        """Open the tiers of a namespace as soon as all of its parts have memory."""
+        if self._tiers is not None and space.index.has_tiers and len(space.arenas) == len(space.parts):
+            parts = [(space.arenas[part], space.known[part]) for part in range(len(space.parts))]
+            share = space.nbytes / self._memory_bytes
+            self._tiers.add(space.name, space.index, space.description, parts, share)
+
+    def _tier_rows(self, space: Space) -> list[dict[str, object]]:
+        return [] if self._tiers is None else self._tiers.status(space.name)
+
+    def _engines(self, space: Space) -> int:
+        """Return how many lives of engines there are, also of those that are ending."""
+        return sum(owner.namespace == space.name for owner in self._owners.values())
 
     def _made(self, space: Space, hello: Hello) -> NodeArena:
         try:
@@ -147,12 +242,48 @@ class Spaces:
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready{why}")
 
 
-def _index(groups: tuple[Group, ...], slots: int, policy: str) -> LocalIndex:
-    """Return an index of so many slots, none of which is ready."""
+def _look_for_garbage_now() -> None:
+    """Lists of a million numbers that live for long are looked through now, and not now and then: it takes 30 ms."""
+    gc.unfreeze()  # what was given back since is found, too
+    gc.collect()
+    gc.freeze()
+
+
+def _fitting(frame: Frame) -> Frame:
+    """Return an answer, if it can be sent. Keys of a few bytes are shorter than what is said about them."""
+    if len(frame.body) > BODY_BYTES_MAX:
+        raise BadFrame(f"a call whose answer takes {len(frame.body)} bytes")
+    return frame
+
+
+def _check_bytes(space: Space, hello: Hello) -> None:
+    """Refuse a worker whose bytes of a block are not those that the others have in this part."""
+    who = f"rank {hello.rank} of engine {hello.engine} holds other bytes"
+    block_bytes = hello.namespace.get("block_bytes", space.parts[hello.part])
+    if block_bytes != space.parts[hello.part]:
+        sizes = f"blocks of {block_bytes!r:.40} bytes in part {hello.part}, not {space.parts[hello.part]}"
+        raise Refused(f"{who} than its scheduler says: {sizes}", for_good=True)
+    known = space.known.get(hello.part, hello.namespace)
+    if apart := unlike(hello.namespace, [known]):
+        raise Refused(f"{who} than those who were here first: in part {hello.part}, {apart}", for_good=True)
+
+
+def _room(space: Space) -> str:
+    """Say how much less memory it has than it may have, because others have it; empty if that is not so."""
+    wanted = min(space.budget.each_bytes // sum(space.parts), SLOTS_MAX)
+    if space.slots == wanted:
+        return ""
+    return f"{size_text(space.nbytes)} of {size_text(wanted * sum(space.parts))}: other models have the rest"
+
+
+def _index(
+    groups: tuple[Group, ...], slots: int, policy: str, parts: int, below: BelowConfig | None
+) -> tuple[LocalIndex, Metrics]:
+    """Return an index of so many slots, none of which is ready. What is below answers for each part."""
     geometry = Geometry(groups=groups, block_bytes=1, device_blocks=slots + _BLOCKS)
-    config = OffloadConfig.build(geometry, {"host": slots, "policy": policy})
+    config = OffloadConfig.build(geometry, {"host": slots, "policy": policy}, below)
     metrics = Metrics()
-    return LocalIndex(config, Ledger(1, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0)
+    return LocalIndex(config, Ledger(parts, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0), metrics
 
 
 def _status(space: Space) -> dict[str, object]:
@@ -169,10 +300,16 @@ def _status(space: Space) -> dict[str, object]:
         }
         for _, arena in sorted(space.arenas.items())
     ]
-    shown = {
+    return {
         "name": space.name,
+        "model": model_of(space.description),
+        "private": is_private(space.description),
         "description": space.description,
+        "bytes": space.nbytes,
         "slots": space.slots,
+        "ready_slots": space.ready_slots,
         **space.index.counts(),
+        "evicted_blocks": space.metrics.evicted_blocks,
+        **space.index.counted.plain(),
+        "arenas": arenas,
     }
-    return {**shown, "ready_slots": space.ready_slots, "arenas": arenas}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
-from kvtide.core.messages import Copy
+from kvtide.core.messages import Copy, Pool
 from kvtide.sim.clock import HANG_TICKS_MAX, TICK_S, TICKS_PER_STEP
 from kvtide.sim.run import Run
 from kvtide.sim.tokens import MOVING, TORN
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SLOW_COPY_TICKS_MAX = 12 * TICKS_PER_STEP
 BROKEN = "the driver is gone"
+MAP_TICKS = (1, 1, 1, 3 * TICKS_PER_STEP)
+"""How long a rank takes to map the memory of a node."""
 
 Memory = MutableSequence[int]
 """A stamp for each block, or for each slot."""
@@ -88,6 +90,7 @@ class SimCopyEngine(CopyEngine):
         self._not_kept: list[tuple[int, tuple[int, ...]]] = []
         self._stored = self._loaded = 0
         self._closed = False
+        self._life = self._life_wanted = 0
 
     def foresee(self, copy: Copy, *, is_store: bool, speed: tuple[int, int]) -> None:
         """Draw what will become of a copy. `speed`: ticks until it begins and until it ends, if all goes well."""
@@ -124,6 +127,10 @@ class SimCopyEngine(CopyEngine):
         """Take a transfer that was foreseen, or what is this rank's share of it."""
         job = self._foreseen.pop(copy.id)
         job.copy = copy
+        if copy.life != self._life:
+            self._failed.append((copy.id, f"this rank has no memory of life {copy.life}"))
+            self._rank.has_news = True
+            return True
         if self._closed or self.device_lost or job.refused or job.raises:
             self._rank.has_news = True
             self._fault_counts["copy_refused"] += job.refused
@@ -190,6 +197,23 @@ class SimCopyEngine(CopyEngine):
     def lost(self) -> str | None:
         """Why nothing can be copied any more."""
         return "the device is lost" if self.device_lost else None
+
+    def use(self, pool: Pool | None) -> None:
+        """Map the memory of a node: it takes a moment."""
+        life = 0 if pool is None else pool.life
+        if life != self._life_wanted:
+            self._life_wanted, self._life = life, 0
+            self._clock.after(self._run.draw.pick(MAP_TICKS), self._map, life)
+
+    def _map(self, life: int) -> None:
+        if life == self._life_wanted and life:
+            self._rank.map(life)
+            self._life = life
+
+    @property
+    def life(self) -> int:
+        """Which memory is mapped."""
+        return self._life
 
     def slots_ready(self) -> int | None:
         """Return how many host slots can be used by now."""

@@ -8,6 +8,7 @@ from collections import deque
 from kvtide.core.index.link import Link
 from kvtide.core.manager import OffloadManager
 from kvtide.core.messages import Copy, Plan
+from kvtide.core.metrics import Metrics
 from kvtide.sim.attention import first_blocks
 from kvtide.sim.clock import TICK_S, TICKS_PER_STEP
 from kvtide.sim.copies import StepFence, draw_speed
@@ -19,9 +20,9 @@ from kvtide.sim.rank import Rank
 from kvtide.sim.request import SimRequest, State
 from kvtide.sim.run import Run
 from kvtide.sim.scheduler import Scheduler
-from kvtide.sim.tokens import node_of_key, stamp
 from kvtide.sim.traffic import Arrival
 from kvtide.sim.violation import Violation
+from kvtide.sim.warm import contents_of
 from kvtide.sim.work import Item, StepWork, lay_out
 
 COMPUTE_TICKS_MAX = 400 * TICKS_PER_STEP
@@ -72,14 +73,9 @@ class SimEngine:
 
     def _warm_up_tiers(self) -> None:
         """Let another server have served the same requests before."""
-        world = self.world
-        if world.tier is None or not world.tier.warm:
+        if self.world.tier is None or not self.world.tier.warm:
             return
-        contents = {}
-        for arrival in world.arrivals:
-            request = SimRequest.arrive(arrival, arrival.name, world.tokens, world.groups)
-            for group, keys in enumerate(request.keys):
-                contents.update({(group, key): stamp(node_of_key(key), 0, group) for key in keys})
+        contents = contents_of(self.world)
         for rank in self.ranks:
             rank.warm_up(contents)
 
@@ -87,6 +83,11 @@ class SimEngine:
     def managers(self) -> list[OffloadManager]:
         """What is under test."""
         return [self.manager.manager]
+
+    @property
+    def counted(self) -> list[Metrics]:
+        """What was counted."""
+        return [self.manager.manager.metrics]
 
     # ------------------------------------------------------------------ life
 

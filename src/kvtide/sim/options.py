@@ -18,6 +18,7 @@ from kvtide.sim.world import Habits, World, blocks_needed, blocks_to_resume_firs
 
 LAYOUT_STREAM = 2
 NONE = "none"
+SLOW_OFTEN = 128
 
 Overrides = Mapping[str, str]
 """Option to value, as people write them."""
@@ -85,7 +86,8 @@ def _made_possible(world: World, overrides: Overrides) -> World:
                 raise ConfigError(name, value, f"at most {most}, the {limit.replace('_', ' ')}")
             world = replace(world, **{name: most})
     if world.node is not None:  # these are simulated for one engine
-        world = replace(world, tier=None, replicas=1, resets=world.resets[:RESETS_MAX], step_s=0)
+        node = replace(world.node, tier=world.tier or world.node.tier)  # they are the node's, not the engines'
+        world = replace(world, node=node, tier=None, replicas=1, resets=world.resets[:RESETS_MAX], step_s=0)
         world = replace(world, faults=world.faults.without("not_kept"))
     if world.ranks % world.replicas:
         if "replicas" in overrides:
@@ -172,7 +174,15 @@ WITH_NODE: Overrides = {"node": "yes"}
 
 def _node(world: World, kind: str) -> dict[str, Any]:
     node = NodeWorld.draw(world.seed)
-    return {"node": node if kind == "yes" else node.without_faults()}
+    kinds = {
+        "yes": node,
+        "calm": node.without_faults(),
+        "dies": node.whose_node_dies(),
+        "breaks": node.whose_links_break(),
+    }
+    slow = kind in ("dies", "breaks")  # so that copies outlive a life
+    faults = replace(world.faults, slow_copy=SLOW_OFTEN) if slow else world.faults
+    return {"node": kinds[kind], "faults": faults}
 
 
 WORLD_OPTIONS: dict[str, WorldOption] = {
@@ -182,7 +192,11 @@ WORLD_OPTIONS: dict[str, WorldOption] = {
     ),
     "aborts": _one_of("no request is aborted", NONE, {NONE: None}, _no_aborts),
     "tier": _one_of("nothing lies below host memory", NONE, {NONE: None}),
-    "node": _choice("several engines share host memory: with all that can go wrong, or none", ("yes", "calm"), _node),
+    "node": _choice(
+        "several engines share host memory: all goes wrong that can, or nothing, or the node dies, or links break",
+        ("yes", "calm", "dies", "breaks"),
+        _node,
+    ),
     "resets": _one_of("the weights never change", NONE, {NONE: ()}),
     "stops_at": _one_of("no rank loses its device", NONE, {NONE: None}),
     "faults": WorldOption(

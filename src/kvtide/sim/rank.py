@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence
 
 from kvtide.core.messages import Name, Plan, Report
 from kvtide.core.share import Share
@@ -44,8 +44,10 @@ class Rank:
         """The memory of each host slot, as tiers are given it."""
         self.memories: dict[int, MutableSequence[int]] = {0: self.host}
         """Where the slots of a copy are, by its `life`."""
+        self.memory_of: Callable[[int], MutableSequence[int]] = self.memories.__getitem__
+        """Finds the memory of a life at a node."""
         self._share = Share(index % world.replicas, world.replicas)
-        self.slots_ready = world.slots_ready
+        self._slots_at_once = self.slots_ready = world.slots_ready
         self.slots_grow = world.slots_ready < world.host_slots
         self.step_ended = 0
         """The last step whose compute has ended, with all before it."""
@@ -149,6 +151,12 @@ class Rank:
     def has_unfinished(self, transfer: int) -> bool:
         """Whether a transfer or errand is under way here."""
         return transfer in self.copies.unfinished or (self.stack is not None and self.stack.knows(transfer))
+
+    def map(self, life: int) -> None:
+        """Have the memory of a life: some of its slots can be used at once."""
+        self.memories[life] = self.memory_of(life)
+        self.slots_ready = self._slots_at_once
+        self.has_news = True
 
     def pin_more(self) -> None:
         """Make some more host slots usable: each rank at its own pace."""

@@ -63,7 +63,7 @@ def simulate(world: World, *, log: bool = False) -> Result:
         what = f"the engine dies: {_last_line(error)}"
         found = Found(world.seed, engine.step_number, "I8", what, type(error).__name__, with_node)
     reasons, counts = Counter[str](), Counter[str]()
-    for metrics in [manager.metrics for manager in engine.managers]:
+    for metrics in engine.counted:
         reasons.update({f"not_stored.{why.value}": count for why, count in metrics.not_stored.items() if count})
         reasons.update({f"not_loaded.{why.value}": count for why, count in metrics.not_loaded.items() if count})
         reasons.update({f"not_sunk.{why.value}": count for why, count in metrics.not_sunk.items() if count})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,6 +129,12 @@ class Tier(ABC):
         """Learn which memory all buffers will be in, before the first call. It stays until the tier is closed.
 
         Most tiers need not know; those that transfer by themselves do.
+        """
+
+    def tell(self, answered: Callable[[], None]) -> None:  # noqa: B027 - whoever polls often needs no word
+        """Learn whom to tell that there is something to poll: from any thread, maybe more than once, maybe in vain.
+
+        What is called must not call the tier, and must not raise.
         """
 
     @abstractmethod

@@ -62,6 +62,7 @@ class QueuedTier(Tier):
         self._meter = Meter()
         self._closed = self._backend_closed = False
         self._complained = False
+        self._tell: Callable[[], None] = lambda: None
         self._threads: list[threading.Thread] = []
         try:
             for index in range(threads):
@@ -91,6 +92,10 @@ class QueuedTier(Tier):
     def register(self, memory: memoryview) -> None:
         """Tell the backend. See `Tier.register`."""
         self._backend.register(memory)
+
+    def tell(self, answered: Callable[[], None]) -> None:
+        """Tell whenever a call has ended. See `Tier.tell`."""
+        self._tell = answered
 
     def poll(self) -> list[CallResult]:
         """Return the answers since the last call. See `Tier.poll`."""
@@ -197,6 +202,7 @@ class QueuedTier(Tier):
         call.work = ()  # the memory is the caller's again
         self._ended.append(call)
         self._call_ended.notify_all()
+        self._tell()
 
     # ------------------------------------------------------------------ threads
 

@@ -239,6 +239,16 @@ class TierStack:
         tickets = (ticket for id_ in ids if id_ in self._jobs for ticket in self._jobs[id_].tickets)
         return min((self._calls[ticket].level for ticket in tickets), default=0)
 
+    def tell(self, answered: Callable[[], None]) -> None:
+        """Learn whom to tell, from any thread, that there may be something to poll. See `Tier.tell`."""
+        for level in self._levels:
+            level.tier.tell(answered)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way, so that it has to be polled now and then: deadlines pass in silence."""
+        return bool(self._jobs or self._answers or self._clears.under_way)
+
     def knows(self, id_: int) -> bool:
         """Whether an errand is under way."""
         return id_ in self._jobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtide.top.figures import Figures
 from kvtide.top.history import Server
-from kvtide.top.state import State
+from kvtide.top.state import Node, State
 
 
 def alarms(server: Server) -> list[str]:
@@ -25,8 +25,17 @@ def _of_state(now: State) -> list[str]:
         for name, tier in now.tiers.items()
         if tier.off_ranks
     ]
+    if now.node is not None:
+        found += _of_node(now.node)
     if unanswered := now.waits["transfers_unanswered"]:
         found.append(f"{unanswered:.0f} transfers are overdue: until all ranks answer, nothing is stored or loaded")
+    return found
+
+
+def _of_node(node: Node) -> list[str]:
+    found = ["there is no room for another connection: raise LimitNOFILE of the node"] if node.is_crowded else []
+    if node.quarantined:
+        found.append(f"{node.quarantined:.0f} slots are in quarantine: processes of ended engines may still use them")
     return found
 
 

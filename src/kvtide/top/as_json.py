@@ -37,6 +37,8 @@ def _state(now: State) -> dict[str, Any]:
     shown["pool"]["fill"] = now.pool.fill
     for name, tier in now.tiers.items():
         shown["tiers"][name]["fill"] = tier.fill
+    for name, space in now.node.namespaces.items() if now.node is not None else ():
+        shown["node"]["namespaces"][name]["fill"] = space.fill
     return shown
 
 

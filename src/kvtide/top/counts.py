@@ -50,6 +50,11 @@ def difference(before: Counts, after: Counts) -> Counts:
     return Counts({series: value - before.get(series, 0.0) for series, value in after.items()})
 
 
+def grown(before: Counts, after: Counts) -> Counts:
+    """Return what was counted between two readings of a node, whose namespaces come and go."""
+    return Counts({series: max(0.0, value - before.get(series, 0.0)) for series, value in after.items()})
+
+
 def added(parts: list[Counts]) -> Counts:
     """Return the sum of what was counted in several intervals."""
     whole = Counts()

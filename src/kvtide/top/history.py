@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from kvtide.top.counts import Counts, added, difference, fell
+from kvtide.top.counts import Counts, added, difference, fell, grown
 from kvtide.top.figures import Figures, figures
 from kvtide.top.reading import Reading
 from kvtide.top.state import State, state
@@ -61,13 +61,19 @@ class History:
     def add(self, reading: Reading, at_s: float) -> None:
         """Take what a server said."""
         if self._last is not None:
-            self._restarts += fell(self._last.counters, reading.counters)
-            counted = difference(self._last.counters, reading.counters)
+            counted = self._counted(self._last, reading)
             seconds = max(at_s - self._last_s, 1e-3)
             shown = figures(counted, seconds, reading.counters)
             self._intervals.append(Interval(at_s, seconds, counted, shown))
         self._last, self._last_s = reading, at_s
         self._why = "" if reading.has_kvtide else "kvtide is not in use there"
+
+    def _counted(self, before: Reading, after: Reading) -> Counts:
+        """Return what was counted between two readings. After a restart, that is all there is."""
+        if before.life and before.life == after.life:
+            return grown(before.counters, after.counters)
+        self._restarts += fell(before.counters, after.counters) or before.life != after.life
+        return Counts(after.counters) if after.life else difference(before.counters, after.counters)
 
     def miss(self, why: str, at_s: float) -> None:
         """Note that it said nothing. What it counts meanwhile is in the interval of its next answer."""

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvtide.errors import ConfigError
 from kvtide.redaction import redacted
 from kvtide.top.counts import Counts, Series
+from kvtide.top.node_reading import NODE, life_of, translate
 
 BYTES_MAX = 16 << 20
 """An answer that is longer is not one of `/metrics`."""
@@ -50,11 +51,15 @@ class Reading:
     """They only grow while the server runs; sums and counts of histograms are among them."""
     gauges: Counts
     models: tuple[str, ...]
+    life: str = ""
+    """Which life of a node it is. Empty: a server."""
 
     @property
     def has_kvtide(self) -> bool:
-        """Whether the server runs the connector."""
-        return any(series.name.startswith(KVTIDE) for part in (self.counters, self.gauges) for series in part)
+        """Whether the server runs the connector, or is a node."""
+        return bool(self.life) or any(
+            series.name.startswith(KVTIDE) for part in (self.counters, self.gauges) for series in part
+        )
 
 
 def metrics_url(text: str) -> str:
@@ -142,11 +147,11 @@ def parse(text: str) -> Reading:
     counters, gauges, models = Counts(), Counts(), set[str]()
     try:
         for family in text_string_to_metric_families(text):
-            if not family.name.startswith(KVTIDE) and family.name not in OF_VLLM:
+            if not family.name.startswith((KVTIDE, NODE)) and family.name not in OF_VLLM:
                 continue
             into = gauges if family.type == "gauge" else counters
             for sample in family.samples:
-                models.update(filter(None, [sample.labels.get("model_name")]))
+                models.update(filter(None, [sample.labels.get("model_name"), sample.labels.get("model")]))
                 if sample.name.endswith(("_bucket", "_created")) or not math.isfinite(sample.value):
                     continue
                 labels = tuple(sorted(pair for pair in sample.labels.items() if pair[0] not in SUMMED))
@@ -155,5 +160,8 @@ def parse(text: str) -> Reading:
     except (ValueError, KeyError, IndexError) as error:
         raise CannotRead(f"its answer is not in Prometheus' format ({error})") from None
     if not counters and not gauges:
-        raise CannotRead("no metrics of vLLM in its answer")
-    return Reading(counters, gauges, tuple(sorted(models)))
+        raise CannotRead("no metrics of vLLM, or of a node, in its answer")
+    life = life_of(gauges)
+    if life:
+        translate(counters, gauges)
+    return Reading(counters, gauges, tuple(sorted(models)), life)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtide.top.counts import Counts
+from kvtide.top.node_reading import NODE
 from kvtide.top.reading import KVTIDE, Reading
 
 
@@ -41,6 +42,36 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
+class Space:
+    """One namespace of a node."""
+
+    model: str
+    slots: float
+    cached: float
+    engines: float
+
+    @property
+    def fill(self) -> float | None:
+        """The part of all slots that has a block."""
+        return self.cached / self.slots if self.slots else None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What only a node has."""
+
+    engines: dict[str, float]
+    """Lives of engines, "open" and "ending"."""
+    memory_bytes: float
+    free_bytes: float
+    quarantined: float
+    """Slots that processes of ended engines may still use."""
+    is_crowded: bool
+    """There is no room for another connection."""
+    namespaces: dict[str, Space]
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """A server at one moment."""
 
@@ -52,6 +83,8 @@ class State:
     """Blocks that wait to be stored or to go below, requests that wait for tiers, transfers that nobody answers for."""
     stopped_engines: float
     """On which a rank cannot copy any more: they serve without kvtide until the server is restarted."""
+    node: Node | None = None
+    """None: it is a server."""
 
 
 def state(reading: Reading) -> State:
@@ -65,6 +98,26 @@ def state(reading: Reading) -> State:
         tiers={name: _tier(gauges, name) for name in gauges.by(f"{KVTIDE}tier_off", "tier")},
         waits={name: gauges.total(f"{KVTIDE}{name}") for name in names},
         stopped_engines=gauges.total(f"{KVTIDE}stopped"),
+        node=_node(gauges) if reading.life else None,
+    )
+
+
+def _node(gauges: Counts) -> Node:
+    return Node(
+        engines=gauges.by(f"{NODE}engines", "state"),
+        memory_bytes=gauges.total(f"{NODE}memory_bytes"),
+        free_bytes=gauges.total(f"{NODE}free_bytes"),
+        quarantined=gauges.total(f"{NODE}slots_quarantined"),
+        is_crowded=gauges.total(f"{NODE}connections") >= gauges.total(f"{NODE}connections_max"),
+        namespaces={
+            name: Space(
+                model=next(iter(gauges.by(f"{NODE}slots", "model", namespace=name))),
+                slots=slots,
+                cached=gauges.total(f"{NODE}slots_cached", namespace=name),
+                engines=gauges.total(f"{NODE}namespace_engines", namespace=name),
+            )
+            for name, slots in gauges.by(f"{NODE}slots", "namespace").items()
+        },
     )
 
 

@@ -78,7 +78,9 @@ def details(server: Server, paper: Paper) -> list[RenderableType]:
     parts += [Text(f"! {alarm}", "red") for alarm in alarms(server)]
     if server.now is None or server.since_start is None:
         return parts
-    parts += [_levels(server, paper), Text(""), _speeds(server, paper), Text("")]
+    parts += [_levels(server, paper), Text("")]
+    if server.now.node is None:  # a node does not know what engines load
+        parts += [_speeds(server, paper), Text("")]
     parts += [_fills(server.now, server.window or server.since_start, paper), Text("")]
     parts += _reasons(server.window or server.since_start, paper)
     return parts
@@ -90,11 +92,20 @@ def _headline(server: Server) -> Text:
     line.append("  ")
     line.append(server.state, "green" if server.state == "up" else "red")
     if server.now is not None and server.state == "up":
-        line.append(f", {server.now.running:.0f} running, {server.now.waiting:.0f} waiting")
+        line.append(_working(server.now))
     if server.restarts:
         line.append(f", restarted {server.restarts}x", "yellow")
     line.append(f"  {', '.join(server.models)}", "dim")
     return line
+
+
+def _working(now: State) -> str:
+    if now.node is None:
+        return f", {now.running:.0f} running, {now.waiting:.0f} waiting"
+    ending = now.node.engines.get("ending", 0.0)
+    engines = f"{now.node.engines.get('open', 0.0):.0f} engines" + (f", {ending:.0f} ending" if ending else "")
+    free = f"{bytes_text(now.node.free_bytes)} of {bytes_text(now.node.memory_bytes)} for nobody yet"
+    return f", a node: {engines}, {free}"
 
 
 def _when(shown: Figures | None) -> str:
@@ -168,6 +179,10 @@ def _fills(now: State, shown: Figures, paper: Paper) -> Table:
     filled = bar(pool.fill, bar_width, ascii_only=paper.ascii_only)
     what = ", ".join([*size, *slots][: 1 if paper.narrow else None])
     table.add_row("host pool", Text(filled, COLOURS["host"]), share_text(pool.fill), what)
+    for space in now.node.namespaces.values() if now.node is not None else ():
+        filled = bar(space.fill, bar_width, ascii_only=paper.ascii_only)
+        what = ", ".join([f"{space.engines:.0f} engines", f"{count_text(space.slots)} slots"])
+        table.add_row(space.model, Text(filled, COLOURS["host"]), share_text(space.fill), what)
     for name, tier in now.tiers.items():
         traffic = shown.tiers.get(name)
         put, got = (traffic.put_bytes, traffic.got_bytes) if traffic else (0.0, 0.0)

@@ -8,11 +8,13 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
-from kvtide.core import OffloadConfig
 from kvtide.core.share import Share
 from kvtide.vllm import versions
+from kvtide.vllm.at_node import IndexAtNode
 from kvtide.vllm.layout import Layout, read_layout
 from kvtide.vllm.log import logger, take_over_lines
+from kvtide.vllm.memory_at_node import MemoryAtNode
+from kvtide.vllm.node_namespace import refuse_node
 from kvtide.vllm.null_sides import NullSchedulerSide, NullWorkerSide, UnboundSchedulerSide, UnregisteredWorkerSide
 from kvtide.vllm.options import Options, read_options
 from kvtide.vllm.packing import with_packing
@@ -64,20 +66,28 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         layout, options = self._read_layout(options)
         config = options.build(layout.geometry)
         logger.info(start_line(config, options, layout.replicas))
-        return UnboundSchedulerSide(partial(SchedulerSide, config, layout))
+        open_node = None
+        if options.node is not None:
+            refuse_node(options.node, self._vllm_config)
+            configs = self._vllm_config, self._kv_cache_config
+            open_node = partial(IndexAtNode, options.node, *configs, layout, keys=config.slots)
+        return UnboundSchedulerSide(partial(SchedulerSide, config, layout, open_node=open_node))
 
     def _make_worker(self, options: Options) -> UnregisteredWorkerSide:
         # The same sum as the scheduler's, so that the host tier is there from the start; what counts is its word.
         layout, options = self._read_layout(options)
         geometry = layout.geometry
-        slots = OffloadConfig.build(geometry, options.core, options.below).slots
+        slots = options.build_unchecked(geometry).slots
         tiers = tiers_opener(options.tiers, self._vllm_config, self._kv_cache_config, geometry.block_bytes)
         parallel = self._vllm_config.parallel_config
         rank, sharers = parallel.rank, layout.replicas.sharing
-        sharing = Sharing(Share(rank % sharers, sharers), rank % parallel.tensor_parallel_size, gather_in_group)
-        return UnregisteredWorkerSide(
-            partial(WorkerSide, rank, self._kv_cache_config, options.copying, slots, open_tiers=tiers, sharing=sharing)
-        )
+        share = Share(rank % sharers, sharers)
+        sharing = Sharing(share, rank % parallel.tensor_parallel_size, gather_in_group)
+        node = None
+        if options.node is not None:
+            node = MemoryAtNode(options.node, rank, share, self._vllm_config, self._kv_cache_config)
+        made = partial(WorkerSide, rank, self._kv_cache_config, options.copying, slots)
+        return UnregisteredWorkerSide(partial(made, open_tiers=tiers, sharing=sharing, node=node))
 
     def _read_layout(self, options: Options) -> tuple[Layout, Options]:
         layout = read_layout(self._vllm_config, self._kv_cache_config)

@@ -76,6 +76,7 @@ def check_engines(config: Any) -> None:
 def _wrong_here(extra: Mapping[str, object], config: Any) -> Iterator[ConfigError]:
     # These import much, which processes without kvtide's options need not.
     from kvtide.vllm.executors import refuse_unheard_ranks  # noqa: PLC0415 (they import vLLM, which imports us)
+    from kvtide.vllm.node_namespace import refuse_node  # noqa: PLC0415 (they import vLLM, which imports us)
     from kvtide.vllm.tiers import refuse_unstable_keys  # noqa: PLC0415 (they import vLLM, which imports us)
 
     parallel = config.parallel_config
@@ -90,7 +91,11 @@ def _wrong_here(extra: Mapping[str, object], config: Any) -> Iterator[ConfigErro
         yield from errors
         if options is not None and in_use:
             yield from filter(None, [options.too_much(parallel.world_size)])
-            yield from _refusal(refuse_unstable_keys, options.tiers, config) if options.tiers else ()
+            if options.tiers:
+                types = [tier.type for tier in options.tiers]
+                yield from _refusal(refuse_unstable_keys, "tiers", types, config)
+            if options.node is not None:
+                yield from _refusal(refuse_node, options.node, config)
 
 
 def _refusal(check: Callable[..., None], *what: object) -> list[ConfigError]:

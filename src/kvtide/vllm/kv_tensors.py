@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -126,38 +126,42 @@ def _check_inside(memory: torch.Tensor, end: int, name: str) -> None:
         raise ConfigError("kv_caches", name, f"an allocation of at least {end} bytes, it has {memory.numel()}")
 
 
-def make_copy_engine(
-    stripes: list[Stripe], blocks: int, slots: int, copying: Copying, sharing: Sharing = ALONE
-) -> tuple[CopyEngine, HostArena]:
-    """Return what copies between these blocks and newly mapped host slots: the one place that looks at the device."""
+@dataclass(frozen=True, slots=True)
+class Copier:
+    """What copies between these blocks and host slots, wherever those are."""
+
+    block_bytes: int
+    numa_node: int | None
+    """Where host memory is next to the device, if that is known."""
+    engine: Callable[..., CopyEngine]
+    """Makes a copy engine for the slots of an arena; where blocks are packed, with what it has to know of that."""
+
+
+def make_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> Copier:
+    """Return what copies between these blocks and host slots: the one place that looks at the device."""
     device = stripes[0].memory.device
     if device.type == "cuda":
-        return _make_cuda_engine(stripes, blocks, slots, copying, sharing)
+        return _make_cuda_copier(stripes, blocks, copying)
     if device.type != "cpu":
         raise ConfigError("device", str(device), "a CPU or a CUDA device: kvtide has no copy engine for others")
     regions = [
         Region(stripe.memory.numpy(), stripe.block_stride, stripe.block_stride, stripe.offset) for stripe in stripes
     ]
     cache = DeviceCache(regions, blocks=blocks)
-    arena, packed = _open_host(cache.block_bytes, slots, copying, sharing)
-    return ThreadedCopyEngine(cache, arena, threads=copying.threads, **packed), arena
+    return Copier(cache.block_bytes, None, partial(ThreadedCopyEngine, cache, threads=copying.threads))
 
 
-def _open_host(
-    block_bytes: int, slots: int, copying: Copying, sharing: Sharing, node: int | None = None
-) -> tuple[HostArena, dict[str, Any]]:
+def _open_host(copier: Copier, slots: int, copying: Copying, sharing: Sharing) -> tuple[HostArena, dict[str, Any]]:
     """Map host slots and, where blocks are packed, what a copy engine has to know of that."""
     if not copying.packed:
-        return sharing.open_arena(slots, block_bytes, node), {}
-    arena = HostArena(slots, whole_tiles_bytes([block_bytes]))
-    unpacked = UnpackedRows(HostArena(rows_for(slots), block_bytes), slots)
+        return sharing.open_arena(slots, copier.block_bytes, copier.numa_node), {}
+    arena = HostArena(slots, whole_tiles_bytes([copier.block_bytes]))
+    unpacked = UnpackedRows(HostArena(rows_for(slots), copier.block_bytes), slots)
     tell = partial(logger.info, "kvtide: packing is %s")
     return arena, {"unpacked": unpacked, "trial": PackingTrial(arena, unpacked, tell) if copying.trial else None}
 
 
-def _make_cuda_engine(
-    stripes: list[Stripe], blocks: int, slots: int, copying: Copying, sharing: Sharing
-) -> tuple[CopyEngine, HostArena]:
+def _make_cuda_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> Copier:
     from kvtide.copy.cuda import (  # noqa: PLC0415 (only where there is a GPU)
         CudaCache,
         CudaCopyEngine,
@@ -171,8 +175,17 @@ def _make_cuda_engine(
     ]
     cache = CudaCache(regions, blocks=blocks, device=stripes[0].memory.device.index or 0)
     gpu = TorchGpu(cache.device)
-    arena, packed = _open_host(cache.block_bytes, slots, copying, sharing, gpu.local_node())
-    return CudaCopyEngine(cache, arena, staging_bytes=copying.staging_bytes, gpu=gpu, **packed), arena
+    engine = partial(CudaCopyEngine, cache, staging_bytes=copying.staging_bytes, gpu=gpu)
+    return Copier(cache.block_bytes, gpu.local_node(), engine)
+
+
+def make_copy_engine(
+    stripes: list[Stripe], blocks: int, slots: int, copying: Copying, sharing: Sharing = ALONE
+) -> tuple[CopyEngine, HostArena]:
+    """Return what copies between these blocks and newly mapped host slots."""
+    copier = make_copier(stripes, blocks, copying)
+    arena, packed = _open_host(copier, slots, copying, sharing)
+    return copier.engine(arena, **packed), arena
 
 
 def fence(stripes: list[Stripe]) -> Fence | None:

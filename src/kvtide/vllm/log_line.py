@@ -16,6 +16,8 @@ def log_line(counters: Mapping[str, float], gauges: Mapping[str, float]) -> dict
     >>> print(", ".join(f"{name}={text}" for name, text in log_line(counters, gauges).items()))
     kvtide hits=40.0% device + 20.0% host + 10.0% tiers, stored=40 blocks (40 MiB), sunk=8 blocks, host=75% full, \
 tiers off=disk
+    >>> log_line({"stored_blocks": 1}, {"node_attached": 0})["node"]
+    'away'
     """
     tiers = {name.split("/")[1]: False for name in gauges if name.startswith("tier_off/")}
     tiers |= {name.split("/")[1]: True for name, off in gauges.items() if name.startswith("tier_off/") and off}
@@ -31,6 +33,8 @@ tiers off=disk
         line["being stored"] = f"{waiting:.0f} blocks"
     if slots := gauges.get("slots", 0):
         line["host"] = f"{1 - gauges.get('slots_free', 0) / slots:.0%} full"
+    if (attached := gauges.get("node_attached")) is not None:
+        line["node"] = "attached" if attached else "away"
     if failed := counters.get("stores_failed", 0) + counters.get("loads_failed", 0):
         line["failed"] = f"{failed:.0f} copies"
     if off := ", ".join(name for name, is_off in tiers.items() if is_off):

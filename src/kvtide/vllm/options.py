@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -19,6 +20,7 @@ from kvtide.tiers import TierConfig
 from kvtide.tiers.config import KINDS, kind_of, read_tiers
 from kvtide.tiers.stack import below_of
 from kvtide.units import size_text
+from kvtide.vllm.node_option import NODE, STAND_IN_BLOCKS, refused_beside_node
 from kvtide.vllm.placement import Placement
 
 ALONE = Placement()
@@ -46,6 +48,11 @@ class ConnectorOptions(OptionsModel):
     host: Annotated[int | str, WRITTEN_SIZE] = Field(default=DEFAULT_HOST, description=meaning(OPTIONS["host"]))
     host_per_rank: Annotated[int | str | None, WRITTEN_SIZE] = Field(
         default=None, description=meaning(OPTIONS["host_per_rank"])
+    )
+    node: Annotated[Path | None, NODE] = Field(
+        default=None,
+        description="the socket of a [node](node.md), which keeps host memory for all engines of this machine",
+        json_schema_extra={"default_text": "none: this engine keeps its own"},
     )
     mode: Annotated[str, one_of(*get_args(Mode))] = Field(default="eager", description=meaning(OPTIONS["mode"]))
     policy: Annotated[str, one_of(*POLICIES)] = Field(default="prefix", description=meaning(OPTIONS["policy"]))
@@ -117,7 +124,7 @@ class ConnectorOptions(OptionsModel):
             core["host"] = self.cpu_bytes_to_use
         if self.lazy_offload is not None:
             core["mode"] = "lazy" if self.lazy_offload else "eager"
-        if not {"host", "host_per_rank"} & core.keys():
+        if self.node is None and not {"host", "host_per_rank"} & core.keys():
             core["host"] = DEFAULT_HOST
         return core
 
@@ -148,6 +155,8 @@ class Options:
     packing: Packing = DEFAULT_PACKING
     packing_off: str | None = None
     """Why it is off though it may be on (`auto`): what it needs."""
+    node: Path | None = None
+    """The socket of the node that keeps host memory. None: this engine has its own."""
 
     @property
     def below(self) -> BelowConfig | None:
@@ -160,7 +169,9 @@ class Options:
         What other engines take already cannot be told from what others have: all of them together are compared with
         all memory, this one with what is left.
         """
-        config = OffloadConfig.build(geometry, self.core, self.below)
+        config = self.build_unchecked(geometry)
+        if self.node is not None:
+            return config
         here = self.bytes_here(config)
         left = memory_left()
         if here > left.nbytes:
@@ -169,8 +180,17 @@ class Options:
             raise never
         return config
 
+    def build_unchecked(self, geometry: Geometry) -> OffloadConfig:
+        """Return the whole configuration, whatever memory there is."""
+        core = self.core
+        if self.node is not None:
+            core = {**core, "host": STAND_IN_BLOCKS * geometry.device_blocks * geometry.slot_bytes}
+        return OffloadConfig.build(geometry, core, self.below)
+
     def too_much(self, ranks: int) -> ConfigError | None:
         """Refuse a size for which all memory of this machine is not enough: known before the KV cache is."""
+        if self.node is not None:
+            return None
         host = self.core.get("host")
         per_rank = parse_size("host", host) // ranks if host else parse_size("host", self.core["host_per_rank"])
         return self._never(per_rank * self.placement.here(ranks))
@@ -219,15 +239,15 @@ def check_options(
     found, errors = read_model(ConnectorOptions, extra)
     paths, path_errors = _own_paths(extra.get("tiers", ()), placement)
     tiers, tier_errors = ((), []) if path_errors else read_tiers(paths)
-    errors += path_errors + tier_errors
+    errors += path_errors + tier_errors + refused_beside_node(extra)
     if found is None or errors:
         return None, errors
     core = found.core()
-    if events:
+    if events and found.node is None:
         core.setdefault("events", True)
     copying = Copying(found.copy_threads, parse_size("staging", found.staging))
     packing: Packing = parse_choice("packing", found.packing, get_args(Packing))
-    return Options(core, copying, tuple(tiers), placement, packing), []
+    return Options(core, copying, tuple(tiers), placement, packing, node=found.node), []
 
 
 def options_schema() -> dict[str, object]:

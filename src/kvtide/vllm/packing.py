@@ -27,7 +27,7 @@ def with_packing(layout: Layout, options: Options, kv_cache_config: Any) -> tupl
     if options.packing == "off":
         return layout, options
     trial = options.packing == "auto"
-    why_not = next(_in_the_way(layout, kv_cache_config), None)
+    why_not = next(_in_the_way(layout, options, kv_cache_config), None)
     if trial and why_not is None:
         why_not = next(_not_certain(options, kv_cache_config), None)
     if why_not is not None:
@@ -65,8 +65,10 @@ def host_block_bytes(geometry: Geometry) -> int:
     return whole_tiles_bytes([geometry.block_bytes]) + -(-geometry.block_bytes // SLOTS_PER_ROW)
 
 
-def _in_the_way(layout: Layout, kv_cache_config: Any) -> Iterator[str]:
+def _in_the_way(layout: Layout, options: Options, kv_cache_config: Any) -> Iterator[str]:
     """Yield what packing cannot do with, as what was expected instead."""
+    if options.node is not None:
+        yield "host memory of this engine, not of a node"
     for group in kv_cache_config.kv_cache_groups:
         for spec in versions.layer_specs(group.kv_cache_spec):
             if isinstance(spec, cache_interface.MambaSpec):

@@ -72,6 +72,7 @@ COUNTERS = {
 GAUGES = {
     **_of_the_core(Gauges),
     "pinned_blocks": Number("Device blocks that stores or loads keep from being reused."),
+    "node_attached": Number("1 while the node that keeps host memory is there, 0 while it is not; with a node only."),
     "stopped": Number("1 when a rank cannot copy any more, so that nothing is stored or loaded, else 0."),
     "tier_bytes_used": Number("Bytes that a tier holds.", {"tier": TIER, "rank": ()}),
     "tier_bytes_budget": Number("Bytes that a tier may hold.", {"tier": TIER, "rank": ()}),

@@ -58,10 +58,10 @@ def replicas_of(vllm_config: Any, kv_cache_config: Any) -> Replicas:
     same = math.gcd(*counts)
     if same == 1:
         return Replicas(most, "layers of this model are split over ranks in different ways")
-    return Replicas(same, _elsewhere(parallel))
+    return Replicas(same, elsewhere(parallel))
 
 
-def _elsewhere(parallel: Any) -> str | None:
+def elsewhere(parallel: Any) -> str | None:
     """Say why ranks have no memory in common. None: they have."""
     if parallel.distributed_executor_backend == "ray":
         return "Ray may place ranks on any machine"

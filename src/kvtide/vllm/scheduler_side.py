@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvtide.core import Match, OffloadConfig, OffloadManager
 from kvtide.vllm import versions
+from kvtide.vllm.at_node import IndexAtNode
 from kvtide.vllm.device_pool import VLLMDevicePool
 from kvtide.vllm.kv_events import as_vllm_events
 from kvtide.vllm.layout import Layout
@@ -25,15 +26,27 @@ NOTHING_SAID = WorkerMetadata(())
 class SchedulerSide:
     """Translates. Every decision is the core's."""
 
-    def __init__(self, config: OffloadConfig, layout: Layout, pool: Any, cache_manager: Any = None) -> None:
+    def __init__(
+        self,
+        config: OffloadConfig,
+        layout: Layout,
+        pool: Any,
+        cache_manager: Any = None,
+        *,
+        open_node: Callable[[], IndexAtNode] | None = None,
+    ) -> None:
+        """`open_node` finds the node that keeps host memory. None: this engine keeps its own."""
         self.config = config
         self.group_ids = layout.group_ids
         self._layout = layout
         self._device = VLLMDevicePool(pool, layout, walked=config.mode == "lazy")
+        self._open_node = open_node
+        self._node = None if open_node is None else open_node()
+        index = None if self._node is None else self._node.index
         # On a GPU host memory is pinned while the engine serves already; the workers report how far that has come. And
-        # where ranks should share it, they say how much there is: less, if they cannot.
-        waits = versions.on_gpu() or layout.replicas.sharing > 1 or layout.slots_turn_out
-        self.manager = OffloadManager(config, self._device, slots_ready=0 if waits else None)
+        # where ranks should share it, they say how much there is: less, if they cannot. That of a node they map first.
+        waits = versions.on_gpu() or layout.replicas.sharing > 1 or layout.slots_turn_out or index is not None
+        self.manager = OffloadManager(config, self._device, slots_ready=0 if waits else None, index=index)
         self._is_informed = not waits
         """Whether the workers were asked how many slots there are: a short first request is over before they say so."""
         cache_manager = cache_manager or versions.find_cache_manager(pool)
@@ -41,6 +54,9 @@ class SchedulerSide:
         self._loads = LoadEnds(self.manager, self._requests, layout, cache_manager)
         self._times = StepTimes(self.manager)
         self._overdue = OverdueWatch(self.manager)
+        self._is_overdue = False
+        self._is_time_told = False
+        """Whether the core knows how much time has passed since the last step."""
         self._stats = CoreStats()
         self._idle = False
         self._is_reset = False
@@ -49,7 +65,8 @@ class SchedulerSide:
 
     def bind(self, pool: Any, cache_manager: Any = None) -> SchedulerSide:
         """Begin anew, with another block pool."""
-        return SchedulerSide(self.config, self._layout, pool, cache_manager)
+        self._close_node()
+        return SchedulerSide(self.config, self._layout, pool, cache_manager, open_node=self._open_node)
 
     # ------------------------------------------------------------------ requests
 
@@ -62,6 +79,7 @@ class SchedulerSide:
 
         None: the request waits for what is below host memory; vLLM asks again in the next step.
         """
+        self._let_time_pass()
         self._requests.match(request, device_tokens)
         if not self._may_load(request, device_tokens):
             self.manager.give_up(request.request_id)
@@ -108,11 +126,21 @@ class SchedulerSide:
         self._is_informed = True
         self._requests.step(step)
         self._idle = step.total_num_scheduled_tokens == 0
-        overdue = self._overdue.let_time_pass()  # here: vLLM does not call `report` when no worker has anything to say
+        self._let_time_pass()  # here: vLLM does not call `report` when no worker has anything to say
+        self._is_time_told = False
         plan = self.manager.plan(idle=self._idle)
         metadata = StepMetadata(plan, self.config.slots, self._idle, self._times.begin(step))
-        self._loads.announce(metadata, overdue=overdue)
+        self._loads.announce(metadata, overdue=self._is_overdue)
         return metadata
+
+    def _let_time_pass(self) -> None:
+        """Tell how long the last step took, or the engine has rested, before anything is asked for in this one.
+
+        What a node is asked for would be late otherwise, before it was asked.
+        """
+        if not self._is_time_told:
+            self._is_time_told = True
+            self._is_overdue = self._overdue.let_time_pass()
 
     def report(self, output: Any) -> None:
         """Take what the workers say."""
@@ -148,7 +176,10 @@ class SchedulerSide:
 
     def take_stats(self) -> StepStats | None:
         """Return what happened since the last call, now and then."""
-        return self._stats.take(self.manager, self._requests, self._device.count_pinned, idle=self._idle)
+        attached = None if self._node is None else self._node.is_attached
+        return self._stats.take(
+            self.manager, self._requests, self._device.count_pinned, idle=self._idle, attached=attached
+        )
 
     def take_events(self) -> Iterable[Any]:
         """Return what was stored and removed since the last call, as vLLM's KV cache events."""
@@ -156,5 +187,10 @@ class SchedulerSide:
         return as_vllm_events(events, self._layout) if events else ()
 
     def shutdown(self) -> None:
-        """Say what it was all good for."""
+        """Let go of the node, and say what it was all good for."""
+        self._close_node()
         logger.info("kvtide: %s", summary(self.manager.metrics))
+
+    def _close_node(self) -> None:
+        if self._node is not None:
+            self._node.close()

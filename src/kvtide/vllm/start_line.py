@@ -24,11 +24,17 @@ def start_line(config: OffloadConfig, options: Options, replicas: Replicas) -> s
     geometry = config.geometry
     parts = geometry.parts or geometry.ranks
     ranks = "" if parts == 1 else f" on each of {geometry.ranks} ranks"
+    blocks = f"blocks of {size_text(geometry.block_bytes)}{ranks}{replicas}"
+    if options.node is not None:
+        memory, policy = f"host memory and tiers of the node at {options.node} ({blocks})", ""
+    else:
+        tiers = ", ".join(tier.shown for tier in options.tiers) or "none"
+        memory = f"{size_text(config.host_bytes)} of host memory{options.where(config)} "
+        memory += f"({config.slots} {blocks}), tiers below: {tiers}"
+        policy = f"policy {config.policy}, "
     return (
-        f"kvtide {version_text()}: {size_text(config.host_bytes)} of host memory{options.where(config)} "
-        f"({config.slots} blocks of {size_text(geometry.block_bytes)}{ranks}{replicas}), "
-        f"tiers below: {', '.join(tier.shown for tier in options.tiers) or 'none'}; "
-        f"{packing_text(options)}mode {config.mode}, policy {config.policy}, admission {config.admission}, "
+        f"kvtide {version_text()}: {memory}; {packing_text(options)}mode {config.mode}, {policy}"
+        f"admission {config.admission}, "
         f"{geometry.device_blocks} device blocks, at most {config.pin_budget_blocks} of them pinned by stores, "
         f"groups: {', '.join(map(str, geometry.groups))}"
     )

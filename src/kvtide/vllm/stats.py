@@ -17,6 +17,8 @@ from kvtide.tiers import TierStats
 from kvtide.vllm.log_line import log_line
 from kvtide.vllm.requests import Requests
 
+OF_HOST_POOL = ("slots", "slots_free", "slots_cached", "slots_writing", "slots_pinned", "sink_queue_blocks")
+"""Gauges of host memory that this engine has itself."""
 INTERVAL_S = 1.0
 """The scheduler side's numbers are handed over this often; looking at all gauges takes time."""
 
@@ -95,9 +97,18 @@ class CoreStats(_Totals):
     """The totals of the core as counters and gauges."""
 
     def take(
-        self, manager: OffloadManager, requests: Requests, count_pins: Callable[[], int], *, idle: bool
+        self,
+        manager: OffloadManager,
+        requests: Requests,
+        count_pins: Callable[[], int],
+        *,
+        idle: bool,
+        attached: bool | None = None,
     ) -> StepStats | None:
-        """Return what changed since the last call; None before the interval is over, unless all work is done."""
+        """Return what changed since the last call; None before the interval is over, unless all work is done.
+
+        `attached`: whether the node that keeps host memory is there. It alone knows how full that is.
+        """
         if not self._is_time(at_once=idle and not manager.busy):
             return None
         stats = StepStats()
@@ -106,7 +117,11 @@ class CoreStats(_Totals):
         self._count(stats, "prompt_tokens", requests.prompt_tokens)
         self._count(stats, "device_tokens", requests.device_tokens)
         gauges = manager.gauges()
-        stats.data["gauges"] = {name: getattr(gauges, name) for name in gauges.__slots__}
+        stats.data["gauges"] = {
+            name: getattr(gauges, name) for name in gauges.__slots__ if attached is None or name not in OF_HOST_POOL
+        }
+        if attached is not None:
+            stats.data["gauges"]["node_attached"] = int(attached)
         stats.data["gauges"] |= {"pinned_blocks": count_pins(), "stopped": int(requests.stopped)}
         return stats
 

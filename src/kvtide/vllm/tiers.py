@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,7 @@ def tiers_opener(
     """Return what opens the tiers of a rank."""
     if not configs:
         return no_tiers
-    refuse_unstable_keys(configs, vllm_config)
+    refuse_unstable_keys("tiers", [config.type for config in configs], vllm_config)
 
     def open_tiers(
         rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share, unpacked: UnpackedRows | None
@@ -59,18 +59,18 @@ def tiers_opener(
     return open_tiers
 
 
-def refuse_unstable_keys(configs: Sequence[TierConfig], vllm_config: Any) -> None:
-    """Refuse tiers that outlive this process if the next one computes other keys, or reads bytes otherwise (F23)."""
+def refuse_unstable_keys(option: str, value: object, vllm_config: Any) -> None:
+    """Refuse what outlives this process if the next one computes other keys, or reads bytes otherwise (F23)."""
     why = unstable_keys(
         vllm_config.cache_config.prefix_caching_hash_algo,
         os.environ.get("PYTHONHASHSEED"),
         has_fixed_seed=hasattr(cache_utils, "DEFAULT_NONE_HASH_SEED"),
     )
     if why is not None:
-        raise ConfigError("tiers", [config.type for config in configs], f"keys that outlive a process; {why}")
+        raise ConfigError(option, value, f"keys that outlive a process; {why}")
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):  # up to 0.27
         raise ConfigError(
-            "calculate_kv_scales", True, "false beside tiers: each process measures scales of its own for its KV"
+            "calculate_kv_scales", True, f"false beside {option}: each process measures scales of its own for its KV"
         )
 
 
@@ -92,7 +92,7 @@ def namespace_of(vllm_config: Any, kv_cache_config: Any, block_bytes: int, layou
         layout=shortened(layout, TEXT_CHARS_MAX),
         groups=shortened(_groups_part(vllm_config, kv_cache_config), TEXT_CHARS_MAX),
         block_bytes=block_bytes,
-        attention=shortened(f"vllm {__version__}, {_backends(vllm_config, kv_cache_config)}", TEXT_CHARS_MAX),
+        attention=shortened(f"vllm {__version__}, {backends_of(vllm_config, kv_cache_config)}", TEXT_CHARS_MAX),
         hashing=hashing_part(
             vllm_config.cache_config.prefix_caching_hash_algo,
             os.environ.get("PYTHONHASHSEED"),
@@ -104,6 +104,7 @@ def namespace_of(vllm_config: Any, kv_cache_config: Any, block_bytes: int, layou
 
 
 def _groups_part(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Return the groups of layers, and the sizes of their blocks."""
     _, _, hash_tokens = versions.group_block_tokens(vllm_config, kv_cache_config)
     groups = [
         f"{type(group.kv_cache_spec).__name__} of {group.kv_cache_spec.block_size}: {','.join(group.layer_names)}"
@@ -112,20 +113,21 @@ def _groups_part(vllm_config: Any, kv_cache_config: Any) -> str:
     return "; ".join([f"hashes of {hash_tokens}", *groups])
 
 
-def _backends(vllm_config: Any, kv_cache_config: Any) -> str:
+def backends_of(vllm_config: Any, kv_cache_config: Any) -> str:
     """Return the attention backend of each layer, as the loaded model says, or else as it was asked for."""
     layers = getattr(vllm_config.compilation_config, "static_forward_context", {})
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
     found: dict[str, list[str]] = {}
     for name in names:
         backend = getattr(layers.get(name), "get_attn_backend", None)
-        found.setdefault(_asked_backend(vllm_config) if backend is None else backend().get_name(), []).append(name)
+        found.setdefault(asked_backend(vllm_config) if backend is None else backend().get_name(), []).append(name)
     if len(found) == 1:
         return next(iter(found))
     return "; ".join(f"{backend}: {','.join(of)}" for backend, of in found.items())
 
 
-def _asked_backend(vllm_config: Any) -> str:
+def asked_backend(vllm_config: Any) -> str:
+    """Return the attention backend that somebody has asked for."""
     asked = getattr(vllm_config, "attention_config", None)
     backend = getattr(asked, "backend", None)
     kinds = getattr(asked, "backend_per_kind", None)

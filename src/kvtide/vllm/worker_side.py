@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kvtide.copy import Direction
+from kvtide.copy import CopyEngine, Direction, HostArena
 from kvtide.core import Plan, Report
 from kvtide.errors import CopyError
 from kvtide.tiers.log_once import is_worth_a_line
@@ -14,6 +14,7 @@ from kvtide.units import size_text
 from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.load_news import LoadNews
 from kvtide.vllm.log import logger
+from kvtide.vllm.memory_at_node import MemoryAtNode
 from kvtide.vllm.options import Copying
 from kvtide.vllm.sharing import ALONE, Sharing
 from kvtide.vllm.stats import RankStats, StepStats
@@ -39,13 +40,16 @@ class WorkerSide:
         *,
         open_tiers: OpenTiers = no_tiers,
         sharing: Sharing = ALONE,
+        node: MemoryAtNode | None = None,
     ) -> None:
         """`slots` is what the scheduler is expected to say in the first step; `kv_caches` are vLLM's KV tensors.
 
         `open_tiers` opens what is below host memory, once that is mapped. `sharing`: with whom that is shared.
+        `node` keeps host memory and what is below. None: this engine keeps its own.
         """
         self._sharing = sharing
         self._open_tiers = open_tiers
+        self._node = node
         self._rank = rank
         self._kv_cache_config = kv_cache_config
         self._copying = copying
@@ -61,31 +65,43 @@ class WorkerSide:
         self._off_said = False
         self._reports: list[Report] = []
         self._stats = RankStats(rank)
+        self._engine: CopyEngine
+        self._arena: HostArena | None
+        """None: host memory is a node's."""
         self._open(slots, kv_caches)
 
     def _open(self, slots: int, kv_caches: Mapping[str, Any]) -> None:
-        """Map host memory, and get ready to copy between it and vLLM's KV tensors."""
-        blocks = self._kv_cache_config.num_blocks
+        """Map host memory, or find who has it, and get ready to copy between it and vLLM's KV tensors."""
         self._slots = slots
         self._kv_caches = kv_caches
         self._stripes = kv_tensors.stripes_of(kv_caches, self._kv_cache_config)
-        self._engine, self._arena = kv_tensors.make_copy_engine(
-            self._stripes, blocks, slots, self._copying, self._sharing
-        )
-        share = self._arena.share
-        layout = partial(kv_tensors.layout_of, kv_caches, self._stripes, blocks)
-        tiers = self._open_tiers(self._rank, self._arena.memory, layout, share, self._engine.unpacked)
+        layout = partial(kv_tensors.layout_of, kv_caches, self._stripes, self._kv_cache_config.num_blocks)
+        if self._node is None:
+            self._open_own(slots, layout)
+        else:
+            copier = kv_tensors.make_copier(self._stripes, self._kv_cache_config.num_blocks, self._copying)
+            self._engine, self._arena = self._node.open(copier, layout()), None
+            share = self._sharing.share
+            self._worker = Worker(self._rank, self._engine, wait_timeout_s=STORE_WAIT_S, share=share)
+
+    def _open_own(self, slots: int, layout: Callable[[], str]) -> None:
+        """Map host memory of this engine."""
+        blocks = self._kv_cache_config.num_blocks
+        self._engine, arena = kv_tensors.make_copy_engine(self._stripes, blocks, slots, self._copying, self._sharing)
+        self._arena = arena
+        share = arena.share
+        tiers = self._open_tiers(self._rank, arena.memory, layout, share, self._engine.unpacked)
         self._worker = Worker(
             self._rank,
             self._engine,
             tiers=tiers,
             wait_timeout_s=STORE_WAIT_S,
             share=share,
-            slots=self._arena.slots if self._sharing.share.count > 1 else None,
+            slots=arena.slots if self._sharing.share.count > 1 else None,
         )
-        size = size_text(self._arena.slots * self._arena.slot_bytes)
+        size = size_text(arena.slots * arena.slot_bytes)
         whose = f", as {share.count} ranks together" if share.count > 1 else ""
-        logger.info("kvtide: rank %d maps %d slots, %s of host memory%s", self._rank, self._arena.slots, size, whose)
+        logger.info("kvtide: rank %d maps %d slots, %s of host memory%s", self._rank, arena.slots, size, whose)
 
     def register(self, kv_caches: Mapping[str, Any]) -> WorkerSide:
         """Take vLLM's KV tensors, once more.
@@ -117,6 +133,7 @@ class WorkerSide:
             self._open(step.slots, self._kv_caches)
         self._step = step
         self._timed = step.timed
+        self._worker.use(step.plan.pool)
         self._engine.share(compute=not step.idle)
         if self.loads.certain:
             self._let_compute_wait()
@@ -221,7 +238,7 @@ class WorkerSide:
 
     def shutdown(self) -> None:
         """End the copies and give memory and threads back."""
-        if self._worker.close():
+        if self._worker.close() and self._arena is not None:
             self._arena.close()
             if self._engine.unpacked is not None:
                 self._engine.unpacked.arena.close()

@@ -9,6 +9,7 @@ from hypothesis import given
 from kvtide.core import BelowConfig, NotSunk, Sink
 from kvtide.core.below import sinks as sinks_module
 from kvtide.core.config import Admission
+from kvtide.core.index.local import LocalIndex
 from tests.support import World, keys_of, text
 
 A, B = text("a", 32), text("b", 32)
@@ -405,3 +406,85 @@ def test_sinks_are_cut(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = world_of(through=("all",))
     store(world, "r", A)
     assert [len(sink.slots) for sink in sinks_of(world)] == ([1] * 8 if size == 1 else [3, 3, 2])
+
+
+# ---------------------------------------------------------------------- at the end of all
+
+
+def index_of(world: World) -> LocalIndex:
+    index = world.manager._index
+    assert isinstance(index, LocalIndex)
+    return index
+
+
+def drain_all(world: World) -> list[Sink]:
+    """Let everything leave the host; return what sank, in order."""
+    index_of(world).below.drain()
+    sunk: list[Sink] = []
+    while True:
+        world.plan()
+        sinks = sinks_of(world)
+        if not sinks:
+            return sunk
+        for sink in sinks:
+            world.answer(sink)
+        sunk += sinks
+
+
+def test_at_the_end_everything_leaves_that_tiers_written_on_evict_should_have() -> None:
+    world = world_of(on_evict=("all",), host_blocks=64)
+    store(world, "a", A)
+    store(world, "b", B)
+    assert not sinks_of(world)
+    below = index_of(world).below
+    sunk = drain_all(world)
+    assert below.sinking_blocks == 0
+    assert all(sink.leaving and len(sink.slots) <= 4 for sink in sunk), "a few at a time"
+    names = [name for sink in sunk for name in sink.names]
+    assert names == [(0, key) for tokens in (B, A) for key in keys_of(tokens, 4)], "what was used last comes first"
+    assert world.manager.gauges().slots_free == 64
+
+
+def test_at_the_end_only_what_was_of_use_goes_to_tiers_that_take_nothing_else() -> None:
+    world = world_of(on_evict=("second-use",), host_blocks=64)
+    store(world, "a", A)
+    store(world, "b", B)
+    slot = index_of(world).host.slot_of(0, keys_of(B, 4)[0])
+    assert slot is not None
+    index_of(world).below.used([slot])
+    assert [name for sink in drain_all(world) for name in sink.names] == [(0, keys_of(B, 4)[0])]
+    assert world.manager.gauges().slots_free == 64
+
+
+def test_at_the_end_what_waits_for_tiers_written_through_sinks_first() -> None:
+    world = world_of(through=("all",), on_evict=("all",), host_blocks=16)
+    store(world, "a", A)
+    assert [len(sink.slots) for sink in sinks_of(world)] == [2]
+    below = index_of(world).below
+    assert below.sinking_blocks == 8
+    sunk = drain_all(world)
+    assert [sink.leaving for sink in sunk] == sorted(sink.leaving for sink in sunk)
+    assert sum(len(sink.slots) for sink in sunk) == 16
+    assert not world.manager.metrics.not_sunk
+
+
+def test_at_the_end_tiers_written_through_alone_lose_nothing_and_the_host_keeps_what_it_has() -> None:
+    world = world_of(through=("all",), host_blocks=16)
+    store(world, "a", A)
+    drain_all(world)
+    assert world.cached_blocks(A) == list(range(8))
+    assert len(world.below) == 8
+
+
+def test_a_reset_at_the_end_frees_what_was_about_to_leave() -> None:
+    world = world_of(on_evict=("all",), host_blocks=64)
+    store(world, "a", A)
+    index_of(world).below.drain()
+    world.plan()
+    assert index_of(world).below.sinking_blocks == 8
+    world.manager.reset()
+    sinks = sinks_of(world)
+    assert sum(len(sink.slots) for sink in sinks) == 4
+    world.drain()
+    assert world.manager.gauges().slots_free == 64
+    assert world.manager.metrics.not_sunk == {NotSunk.RESET: 8}

@@ -10,6 +10,7 @@ from kvtide.core.index.index import Grant, Index, Want
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.remote import RemoteIndex
 from kvtide.core.match import Lease
+from kvtide.core.messages import Pool
 from kvtide.core.requests import Request
 from tests.memory_node import MemoryLink, MemoryNode, local_index
 from tests.support import keys_of, text
@@ -28,7 +29,12 @@ def config_of(groups: Sequence[Group], slots: int, **options: object) -> Offload
 class Bench:
     """One engine's index."""
 
-    def __init__(self, index: Index, groups: Sequence[Group], link: MemoryLink | None = None) -> None:
+    def __init__(
+        self, index: Index, groups: Sequence[Group], link: MemoryLink | None = None, *, slots: int = 0
+    ) -> None:
+        """`slots`: so many its ranks can use as soon as they hear of a life."""
+        self.slots = slots
+        self._mapped: Pool | None = None
         self.index = index
         self.groups = groups
         self.link = link
@@ -48,7 +54,15 @@ class Bench:
         assert not self.index.plan()
         if self.link is not None:
             self.link.let_in()
-        return self.index.receive()
+        return self.receive()
+
+    def receive(self) -> list[Chain]:
+        """Hear what has come. Ranks map the memory of a life as soon as there is one."""
+        unkept = self.index.receive()
+        if self.index.pool != self._mapped:
+            self._mapped = self.index.pool
+            self.index.grow(self.slots)
+        return unkept
 
     # ------------------------------------------------------------------ loading
 
@@ -132,9 +146,7 @@ def bench_of(kind: str, groups: Sequence[Group], slots: int = 16, **options: obj
 def engine_of(node: MemoryNode, groups: Sequence[Group], slots: int, *, later: bool = False) -> Bench:
     """Return one more engine of a node, which can use the first `slots` slots."""
     link = MemoryLink(node, later=later)
-    index = RemoteIndex(link, groups, remember_blocks=64)
-    index.grow(slots)
-    bench = Bench(index, groups, link)
+    bench = Bench(RemoteIndex(link, groups, remember_blocks=64), groups, link, slots=slots)
     bench.step()
     bench.step()
     return bench

@@ -8,7 +8,10 @@ from kvtide.core import FullAttention, Match, NotLoaded, NotStored
 from kvtide.core.chain import Chain
 from kvtide.core.index.calls import Call, LookUp, Ready, Release, Reserve
 from kvtide.core.index.index import Grant, Want
-from kvtide.core.index.remote import ASK_S, ASKS_MAX, LATE_S, LOOK_UP_S, RemoteIndex
+from kvtide.core.index.lives import ATTACH_S, STEP_S_MAX
+from kvtide.core.index.look_ups import LATE_S
+from kvtide.core.index.remote import LOOK_UP_S, RemoteIndex
+from kvtide.core.index.reservations import ASK_S, ASKS_MAX
 from kvtide.core.ledger import Entry
 from tests.core.index.bench import SIZE, Bench, config_of, engine_of
 from tests.memory_node import MemoryLink, MemoryNode
@@ -21,7 +24,8 @@ class Remote(Bench):
 
     def __init__(self, *, later: bool = False, slots: int = 16) -> None:
         bench = engine_of(MemoryNode(config_of(FULL, slots)), FULL, slots, later=later)
-        super().__init__(bench.index, FULL, bench.link)
+        super().__init__(bench.index, FULL, bench.link, slots=slots)
+        self._mapped = bench.index.pool
 
     @property
     def way(self) -> MemoryLink:
@@ -57,10 +61,9 @@ class Remote(Bench):
         for _ in range(3):
             self.step()
         self.way.check_at_rest()
-        assert not self.remote._asks
-        assert not self.remote._look_ups
-        assert not self.remote._request_of
-        assert not any(self.remote._held.values())
+        assert self.remote._reservations.at_rest
+        assert self.remote._look_ups.at_rest
+        assert self.remote._lives.holds_nothing
 
 
 @pytest.fixture
@@ -98,7 +101,6 @@ def test_without_a_node_a_look_up_is_a_miss_at_once_and_stores_are_refused(bench
 def test_a_node_that_comes_is_told_what_is_ready_and_used(bench: Remote) -> None:
     bench.way.go_away()
     bench.step()
-    bench.index.grow(16)
     bench.way.come()
     bench.step()
     assert (bench.way.life, Ready(16)) in bench.way.sent
@@ -123,6 +125,80 @@ def test_what_was_committed_is_found_by_the_next_life_at_the_same_node(bench: Re
     bench.step()
     assert bench.found("a", 2) == 2 * SIZE
     bench.check_at_rest()
+
+
+# ---------------------------------------------------------------------- a life begins without memory
+
+
+def begun(slots: int = 16) -> Remote:
+    """An engine whose second life has begun, and whose ranks have not mapped anything yet."""
+    bench = Remote(slots=slots)
+    bench.store("a", 0, 2)
+    bench.slots = 0
+    bench.way.go_away()
+    bench.step()
+    bench.way.come()
+    bench.step()
+    bench.way.sent.clear()
+    return bench
+
+
+def test_right_after_a_life_begins_requests_wait_for_the_ranks_and_nobody_is_asked() -> None:
+    bench = begun()
+    match = bench.look()
+    assert (match.waits, match.missed) == (True, {NotLoaded.NODE_LATE: 2 * SIZE + 1})
+    bench.index.passed(ATTACH_S / 4)
+    assert bench.look().waits
+    assert not bench.sent(LookUp)
+    bench.index.grow(16)
+    assert bench.look().tokens == 2 * SIZE
+
+
+def test_ranks_that_take_too_long_cost_hits_and_no_more() -> None:
+    bench = begun()
+    for _ in range(4):
+        assert bench.look().waits
+        bench.index.passed(ATTACH_S / 4)
+    match = bench.look()
+    assert (match.waits, match.missed) == (False, {NotLoaded.NODE_LATE: 2 * SIZE + 1})
+    assert not bench.sent(LookUp)
+    bench.index.grow(16)
+    assert bench.look().tokens == 2 * SIZE, "they are late, not lost"
+
+
+def test_time_that_passed_in_an_earlier_life_does_not_count(bench: Remote) -> None:
+    for _ in range(4):
+        bench.index.passed(ATTACH_S / 4)
+    bench.slots = 0
+    bench.way.node.restart()
+    bench.step()
+    assert bench.look().waits
+
+
+def test_ranks_are_not_late_because_the_engine_has_rested() -> None:
+    bench = begun()
+    bench.index.passed(100 * ATTACH_S)
+    assert bench.look().waits, "they have not heard of anything meanwhile"
+    bench.index.passed(STEP_S_MAX)
+    assert bench.look().waits
+    bench.index.passed(100 * ATTACH_S)
+    assert not bench.look().waits
+
+
+def test_what_lies_in_slots_that_are_not_ready_is_a_miss() -> None:
+    bench = begun()
+    bench.index.grow(1)
+    match = bench.look()
+    assert (match.tokens, match.waits) == (0, False)
+    assert match.missed == {NotLoaded.NOT_CACHED: 2 * SIZE + 1}
+
+
+def test_nothing_is_evicted_for_an_engine_that_cannot_write_yet() -> None:
+    bench = begun(slots=2)
+    (grant,) = bench.ask(bench.chain("b", 0, 2))
+    assert (grant.runs, grant.refused) == ([], {NotStored.NODE_LATE: 2})
+    assert not bench.sent(Reserve)
+    assert bench.fill() == (0, 2, 0)
 
 
 # ---------------------------------------------------------------------- what is asked when the node goes
@@ -151,7 +227,11 @@ def test_whoever_waits_for_a_node_that_goes_is_told(slow: Remote, noticed: bool,
 
 
 def test_a_node_that_goes_while_it_is_waited_for_is_a_miss(slow: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow.way, "wait", lambda _: slow.way.node.restart())
+    def wait(seconds: float) -> float:
+        slow.way.node.restart()
+        return seconds / 2
+
+    monkeypatch.setattr(slow.way, "wait", wait)
     match = slow.look()
     assert (match.waits, match.missed) == (False, {NotLoaded.NODE_AWAY: 2 * SIZE + 1})
 
@@ -327,6 +407,30 @@ def test_a_look_up_holds_the_engine_up_once_then_waits_then_is_a_miss(slow: Remo
     assert len(slow.sent(LookUp)) == 1
 
 
+def test_a_node_that_does_not_answer_holds_the_engine_up_once_and_not_for_each_request(slow: Remote) -> None:
+    for name in "abc":
+        slow.index.look_up(slow.request(name, 2), 0, 2 * SIZE + 1, lambda _: True)
+    assert slow.way.waited_s == LOOK_UP_S
+    slow.step()
+    slow.index.look_up(slow.request("d", 2), 0, 2 * SIZE + 1, lambda _: True)
+    assert slow.way.waited_s == 2 * LOOK_UP_S, "it has answered, if late"
+    slow.way.node.restart()
+    slow.step()
+    slow.index.look_up(slow.request("e", 2), 0, 2 * SIZE + 1, lambda _: True)
+    assert slow.way.waited_s == 3 * LOOK_UP_S, "another one may be faster"
+
+
+def test_a_look_up_is_answered_in_the_same_step_though_something_else_comes_first(
+    slow: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow.store("a", 0, 2)
+    slow.index.reserve([slow.want("b", 1)], 9, lambda _: None)
+    monkeypatch.setattr(slow.way, "wait", slow.way.let_one_in)
+    match = slow.look()
+    assert not match.waits
+    assert match.tokens == 2 * SIZE
+
+
 def test_an_answer_that_comes_late_is_used_if_the_request_still_waits(slow: Remote) -> None:
     slow.store("a", 0, 2)
     request = slow.request("a", 2)
@@ -370,7 +474,7 @@ def test_the_same_answer_serves_for_a_moment_and_is_then_given_back(bench: Remot
     bench.look_up(request)
     assert len(bench.sent(LookUp)) == 1
     bench.index.passed(LATE_S / 2)
-    assert not bench.remote._look_ups
+    assert bench.remote._look_ups.at_rest
     bench.check_at_rest()
     bench.look_up(request)
     assert len(bench.sent(LookUp)) == 2
@@ -381,16 +485,29 @@ def test_a_node_that_does_not_answer_a_reservation_is_left_and_tried_again(slow:
     slow.index.reserve([slow.want("a", 2)], 9, answers.append)
     slow.index.plan()
     life = slow.way.life
-    slow.index.passed(ASK_S / 2)
+    for _ in range(int(ASK_S) - 1):
+        slow.index.passed(1.0)
     assert not answers
     assert slow.way.life == life
-    slow.index.passed(ASK_S / 2)
+    slow.index.passed(1.0)
     ((grant,),) = answers
     assert grant.refused == {NotStored.NODE_LATE: 2}
     assert slow.way.life != life
     assert slow.fill() == (16, 0, 0), "what it would have granted is free again"
     slow.check_at_rest()
     assert len(answers) == 1
+
+
+def test_a_node_is_not_left_because_the_engine_has_paused(slow: Remote) -> None:
+    answers: list[list[Grant]] = []
+    slow.index.reserve([slow.want("a", 2)], 9, answers.append)
+    slow.index.plan()
+    life = slow.way.life
+    slow.index.passed(6 * ASK_S)
+    slow.step()
+    assert slow.way.life == life
+    ((grant,),) = answers
+    assert grant.blocks == 2
 
 
 def test_a_node_that_does_not_keep_up_is_not_asked_more_and_more(slow: Remote) -> None:
@@ -482,7 +599,7 @@ def test_what_others_did_not_write_waits_for_a_step(bench: Remote) -> None:
 
 
 def test_only_so_many_keys_are_remembered(bench: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.remote, "_remember_blocks", 3)
+    monkeypatch.setattr(bench.remote._reservations, "_remember_blocks", 3)
     first, second = bench.chain("a", 0, 2).keys, bench.chain("b", 0, 2).keys
     bench.store("a", 0, 2)
     assert all(bench.index.has(0, key) for key in first)
@@ -490,7 +607,7 @@ def test_only_so_many_keys_are_remembered(bench: Remote, monkeypatch: pytest.Mon
     assert all(bench.index.has(0, key) for key in second)
     assert not any(bench.index.has(0, key) for key in first)
     assert not bench.index.is_arriving(0, second[0])
-    monkeypatch.setattr(bench.remote, "_remember_blocks", 0)
+    monkeypatch.setattr(bench.remote._reservations, "_remember_blocks", 0)
     bench.store("c", 0, 1)
     assert not bench.index.has(0, bench.chain("c", 0, 1).keys[0])
 

@@ -100,6 +100,29 @@ def test_what_nobody_has_is_not_leased(node: Node) -> None:
     assert found.missed == {NotLoaded.NOT_CACHED: 2 * SIZE}
 
 
+def test_nothing_is_evicted_for_an_engine_that_cannot_use_all_slots_yet() -> None:
+    node = Node(slots=4)
+    run = node.store(A, "a", 4)
+    node.say(B, Ready(2))
+    (taken,) = node.reserve(B, node.offer("b", 3))
+    assert (taken.runs, taken.left, taken.refused) == ([], [], {NotStored.HOST_FULL: 3})
+    assert node.look_up(A, "a", 4).pieces[0].slots == run.slots
+
+
+def test_an_engine_that_cannot_use_all_slots_yet_is_given_free_ones() -> None:
+    node = Node(slots=4)
+    node.store(A, "a", 2)
+    node.say(B, Ready(3))
+    (taken,) = node.reserve(B, node.offer("b", 3), room=1)
+    assert (taken.runs[0].slots, taken.left, taken.refused) == ([2], [(1, 3)], {}), "the rest waits for its own room"
+
+
+def test_leaving_out_keys_that_the_device_does_not_have_is_refused(node: Node) -> None:
+    with pytest.raises(ProtocolError):
+        node.shared.handle(A, LookUp(7, [keys("a", 3)], SIZE, 3 * SIZE + 1, [2]))
+    assert node.shared.handle(A, LookUp(7, [keys("a", 3)], 2 * SIZE, 3 * SIZE + 1, [2])) is not None
+
+
 def test_every_lease_and_every_run_has_a_name_of_its_own(node: Node) -> None:
     runs = [node.store(A, "a", 1).id, node.write(B, "b", 1).id]
     leases = [node.look_up(owner, "a", 1).lease for owner in (A, A, B)]
@@ -201,10 +224,10 @@ def test_calls_of_a_life_that_is_over_are_counted_and_harmless(node: Node, end: 
 # ---------------------------------------------------------------------- a writer that does not write (I14)
 
 
-def unkept(name: str, block: int) -> Unkept:
-    """Return what is said of one block that was not written."""
-    before = keys(name, block)
-    return Unkept(Chain(0, keys(name, block + 1)[-1:], before[-1] if before else None, (block + 1) * SIZE, [1]))
+def unkept(name: str, block: int, blocks: int = 1) -> Unkept:
+    """Return what is said of blocks that were not written."""
+    before, those = keys(name, block), keys(name, block + blocks)[-blocks:]
+    return Unkept(Chain(0, those, before[-1] if before else None, (block + 1) * SIZE, [1] * blocks))
 
 
 def test_what_a_dead_writer_has_not_written_goes_to_an_engine_that_has_it(node: Node) -> None:
@@ -215,10 +238,19 @@ def test_what_a_dead_writer_has_not_written_goes_to_an_engine_that_has_it(node: 
     node.shared.closed(A)
     assert node.shared.take_notices() == []
     node.shared.ended(A)
-    assert node.shared.take_notices() == [(B, unkept("a", 0)), (B, unkept("a", 1))]
+    assert node.shared.take_notices() == [(B, unkept("a", 0, 2))], "in one message"
     assert node.shared.take_notices() == []
     (again,) = node.reserve(B, node.offer("a", 2))
     assert [(run.first, len(run.slots)) for run in again.runs] == [(0, 2)]
+
+
+def test_everybody_is_told_of_what_they_have_and_of_nothing_else(node: Node) -> None:
+    run = node.write(A, "a", 4)
+    node.reserve(B, node.offer("a", 3))
+    node.reserve(C, node.offer("a", 4, first=1))
+    node.say(A, Settle([run.id], kept=False))
+    told = [(B, unkept("a", 0)), (B, unkept("a", 1, 2)), (C, unkept("a", 1, 2)), (C, unkept("a", 3))]
+    assert node.shared.take_notices() == told
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -254,7 +286,7 @@ def test_what_is_cut_off_a_run_goes_to_an_engine_that_has_it(node: Node) -> None
     run = node.write(A, "a", 3)
     node.reserve(B, node.offer("a", 3))
     node.say(A, Cut(run.id, 1))
-    assert node.shared.take_notices() == [(B, unkept("a", 1)), (B, unkept("a", 2))]
+    assert node.shared.take_notices() == [(B, unkept("a", 1, 2))]
     node.say(A, Settle([run.id], kept=True))
     assert node.shared.take_notices() == []
     assert node.look_up(B, "a", 3).tokens == SIZE

@@ -9,7 +9,9 @@ from kvtide.core.chain import Chain
 from kvtide.core.index.calls import Call, Found, Ready, Reply, Reserved, Run, Taken
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.remote import RemoteIndex
+from kvtide.core.index.reservations import ASK_S
 from kvtide.core.match import Match, Piece
+from kvtide.core.messages import Pool
 from kvtide.core.requests import Request
 
 KEY = b"k"
@@ -26,6 +28,10 @@ class FakeLink:
         self.replies: list[Reply] = []
         self.lives_drained: list[int] = []
 
+    @property
+    def pool(self) -> Pool | None:
+        return None if self.life is None else Pool(self.life, "epoch", 10 * self.life)
+
     def send(self, call: Call) -> None:
         self.said.append((self.life, call))
 
@@ -36,8 +42,9 @@ class FakeLink:
         replies, self.replies = self.replies, []
         return replies
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> float:
         """Nothing comes."""
+        return 0.0
 
     def hang_up(self) -> None:
         """End this life."""
@@ -54,6 +61,7 @@ def granted_run(link: FakeLink, index: RemoteIndex) -> Chain:
     """Be granted a slot in the first life."""
     grants: list[Grant] = []
     index.receive()
+    index.grow(8)
     index.reserve([Want(Chain(0, [KEY], None, 4, [1]), needs_prefix=False, touch=False)], 1, grants.extend)
     link.replies = [Reserved(1, [Taken([Run(7, 0, [3])], [], {}, [], 1)])]
     index.receive()
@@ -63,6 +71,7 @@ def granted_run(link: FakeLink, index: RemoteIndex) -> Chain:
 def found(link: FakeLink, index: RemoteIndex) -> Match:
     """Find a slot in the first life."""
     index.receive()
+    index.grow(8)
     request = Request("r", [[KEY, b"l"]], [[]])
     index.look_up(request, 0, 8, lambda _: True)
     link.replies = [Found(1, 4, (Piece(0, 0, [3]),), {}, lease=9)]
@@ -79,10 +88,28 @@ def test_nothing_of_the_life_before_is_said_to_the_next() -> None:
     refused: list[Grant] = []
     index.reserve([Want(Chain(0, [KEY], None, 4, [1]), needs_prefix=False, touch=False)], 1, refused.extend)
     assert refused[0].refused == {NotStored.NODE_AWAY: 1}
+    pools = [index.pool]
     assert link.said == []
     index.receive()
-    assert link.said == [(2, Ready(5))]
+    assert link.said == [(2, Ready(0))], "what was ready was so in the life before"
+    assert [*pools, index.pool] == [None, Pool(2, "epoch", 20)]
     assert link.lives_drained == [1]
+
+
+def test_the_next_life_is_not_left_because_the_one_before_did_not_answer() -> None:
+    link = FakeLink()
+    index = RemoteIndex(link, [FullAttention(4)])
+    index.receive()
+    index.grow(8)
+    answers: list[Grant] = []
+    index.reserve([Want(Chain(0, [KEY], None, 4, [1]), needs_prefix=False, touch=False)], 1, answers.extend)
+    for _ in range(int(ASK_S) - 1):
+        index.passed(1.0)
+    link.life = 2
+    index.passed(1.0)
+    index.receive()
+    assert link.life == 2
+    assert answers[0].refused == {NotStored.NODE_AWAY: 1}
 
 
 def test_a_lease_of_the_life_before_is_not_returned_to_the_next_and_drains_the_first() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kvtide.core import FullAttention, Group, NotLoaded, NotStored, SlidingWindow, StateSpace
-from kvtide.core.index.remote import LATE_S, LOOK_UP_S
+from kvtide.core.index.look_ups import LATE_S
+from kvtide.core.index.remote import LOOK_UP_S
 from tests.core.index.bench import config_of
 from tests.memory_node import MemoryLink, MemoryNode
 from tests.support import FakeRequest, World, text

@@ -8,7 +8,7 @@ waiting when a tier is late (F18). Blocks that are on their way up for somebody 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from kvtide.core.below.fetch_break_even import FetchBreakEven
@@ -39,8 +39,8 @@ class Below:
     """
 
     def __init__(self, config: OffloadConfig, host: HostPool, ledger: Ledger, metrics: Metrics) -> None:
-        self._has_tiers = config.below is not None
-        self._min_tokens = config.min_fetch_tokens if self._has_tiers else math.inf
+        self.has_tiers = config.below is not None
+        self._min_tokens = config.min_fetch_tokens if self.has_tiers else math.inf
         self._step = common_boundary(config.geometry.groups)
         self._host = host
         self._ledger = ledger
@@ -119,7 +119,7 @@ class Below:
 
         A clear comes first: what is behind it, in this plan or a later one, is of the new weights (F9).
         """
-        if not self._has_tiers:
+        if not self.has_tiers:
             return ()
         clear = [ClearEntry(self._ledger.next_id())] if self._clear_due else []
         lookups, answered = self._planned, self._answered
@@ -163,12 +163,17 @@ class Below:
         """
         self._planned.clear()
         self._sinks.reset()
-        self._clear_due |= clear and self._has_tiers
+        self._clear_due |= clear and self.has_tiers
 
     @property
     def waiting(self) -> bool:
         """Whether the next plan will have something, apart from what waits to sink."""
         return bool(self._clear_due or self._planned or self._answered)
+
+    @property
+    def rising(self) -> Collection[int]:
+        """Slots that something is being fetched to."""
+        return self._fetches.slots
 
     @property
     def searches(self) -> int:
@@ -179,6 +184,15 @@ class Below:
     def sink_queue_blocks(self) -> int:
         """Blocks that wait to sink."""
         return self._sinks.queue_blocks
+
+    @property
+    def sinking_blocks(self) -> int:
+        """Blocks that tiers should have, and do not have yet, as far as is known."""
+        return self._sinks.left_blocks
+
+    def drain(self) -> None:
+        """Nothing is stored any more: let everything sink that the tiers should have."""
+        self._sinks.drain()
 
     # ------------------------------------------------------------------ searches
 

@@ -32,6 +32,11 @@ class Fetches:
         """The fetch that writes to a slot."""
         self._rising_tokens = 0.0
 
+    @property
+    def slots(self) -> Collection[int]:
+        """Slots that are being written to."""
+        return self._of_slot.keys()
+
     # ------------------------------------------------------------------ what a request lacks
 
     def lacking(self, search: Search, boundary: int | None = None) -> tuple[list[Place], Collection[FetchEntry]]:
@@ -74,8 +79,10 @@ class Fetches:
         """Yield the blocks beyond what a request has: up to there it lacks nothing that a longer prefix needs."""
         for boundary in range(search.on_host // self._step * self._step, search.limit, self._step):
             for index, group in enumerate(self._groups):
+                # Keys of what the device has need not be known here.
+                first = max(boundary, search.device_tokens) // group.block_tokens
                 last = min((boundary + self._step) // group.block_tokens, len(search.request.keys[index]))
-                for block in range(boundary // group.block_tokens, last):
+                for block in range(first, last):
                     yield index, block
 
     def _needs(self, index: int, block: int, boundary: int) -> bool:

@@ -42,6 +42,9 @@ class Sinks:
         """Slot, name, and whether it was of use. At most as many as there are slots: what waits is not pinned,
         so the rest of a longer queue would be evicted before its turn comes.
         """
+        self._last: list[tuple[int, Name, bool]] = []
+        """What leaves at the end of all (`drain`): taken from the end."""
+        self._draining = False
         self._in_flight_blocks = 0
         self._leaving_blocks = 0
         self._marks = bytearray(host.slots_max if config is not None else 0)
@@ -53,6 +56,15 @@ class Sinks:
     def queue_blocks(self) -> int:
         """Blocks that wait for their turn."""
         return len(self._queue)
+
+    @property
+    def left_blocks(self) -> int:
+        """Blocks that wait, or sink just now."""
+        return len(self._queue) + len(self._last) + self._in_flight_blocks
+
+    def drain(self) -> None:
+        """Nothing is stored any more: from now on every block leaves the host that a tier should have then."""
+        self._draining = True
 
     def stored(self, chain: Chain) -> None:
         """A chain is on the host now, and not below as far as is known."""
@@ -101,7 +113,10 @@ class Sinks:
     def reset(self) -> None:
         """Forget what waits. What was evicted before its turn has been counted."""
         self._lose(NotSunk.RESET, sum(self._host.holds(slot, name) for slot, name, _ in self._queue))
+        self._lose(NotSunk.RESET, len(self._last))
+        self._host.free([slot for slot, _, _ in self._last])
         self._queue.clear()
+        self._last.clear()
 
     def _evicted(self, slots: Sequence[int]) -> None:
         """Slots were needed at once. What the tiers wanted of them and do not have is lost."""
@@ -135,8 +150,23 @@ class Sinks:
         """Keep some slots free, by letting what is evicted next sink first."""
         host, on_evict = self._host, self._config.on_evict
         target = min(AHEAD_BLOCKS_MAX, max(1, host.slots // 16))
-        count = target - host.num_free - self._leaving_blocks
-        victims = host.detach(count) if on_evict and count > 0 and host.slots > 1 else {}
+        if self._draining:
+            yield from self._leave_all(target - self._leaving_blocks)
+        elif on_evict and host.slots > 1:
+            yield from self._detach(target - host.num_free - self._leaving_blocks)
+
+    def _leave_all(self, room: int) -> Iterator[tuple[int, Name, bool]]:
+        """Let everything leave, so many blocks at a time: what the host would have kept for longest comes first."""
+        if self._config.on_evict and not self._queue:  # what waits for tiers written through needs its slot
+            self._last += reversed(list(self._detach(self._host.num_cached)))
+        while self._last and room > 0:
+            room -= 1
+            yield self._last.pop()
+
+    def _detach(self, count: int) -> Iterator[tuple[int, Name, bool]]:
+        """Evict blocks, and yield those that tiers want and lack, heads first. The slots of the others are free."""
+        host, on_evict = self._host, self._config.on_evict
+        victims = host.detach(count)
         self._lose_unsunk(list(victims), self._config.through, DONE_THROUGH)  # to tiers that are not written on evict
         clean = []
         for slot, name in reversed(victims.items()):  # heads first: a tail is of no use without

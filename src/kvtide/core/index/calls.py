@@ -24,6 +24,25 @@ class LookUp:
     num_tokens: int
     firsts: Sequence[int] = ()
     """So many keys of each group nobody will look at: the device has their blocks."""
+    computed_tokens: int = 0
+    computed_s: float = 0.0
+    """What the last step of this engine computed, if that was told since it asked last: whether waiting for what is
+    below host memory pays is decided where that is known.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Ask whether a look-up that `waits` is over. Answered by `Found`."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Nobody wants to know any more what a look-up finds that `waits`."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +99,7 @@ class Ready:
     slots: int
 
 
-Call = LookUp | Release | Reserve | Settle | Cut | Ready
+Call = LookUp | Again | Drop | Release | Reserve | Settle | Cut | Ready
 """What an engine says. Calls of one engine arrive in order, or not at all."""
 
 # ---------------------------------------------------------------------- what the index answers
@@ -96,6 +115,8 @@ class Found:
     missed: Mapping[NotLoaded, int] = field(default_factory=dict)
     lease: int | None = None
     """To be released, once. None: nothing is leased."""
+    waits: bool = False
+    """More may be below host memory, and is being brought up: ask again, or drop it. Nothing is leased yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from kvtide.core.chain import Chain
 from kvtide.core.groups import Key
 from kvtide.core.ledger import Entry
 from kvtide.core.match import Lease, Match
-from kvtide.core.messages import Errand
+from kvtide.core.messages import Errand, Pool
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
 
@@ -74,6 +74,11 @@ class Fill:
 
 class Index(ABC):
     """The blocks of one namespace."""
+
+    @property
+    @abstractmethod
+    def pool(self) -> Pool | None:
+        """Where the ranks find the memory of its slots, if they have not made that themselves. See `Plan`."""
 
     # ------------------------------------------------------------------ loading
 
@@ -178,7 +183,7 @@ class Index(ABC):
 
     @abstractmethod
     def grow(self, slots: int) -> None:
-        """Every rank can use the first `slots` slots by now."""
+        """Every rank can use the first `slots` slots by now, of the pool that there is."""
 
     @abstractmethod
     def reset(self, *, below: bool) -> None:

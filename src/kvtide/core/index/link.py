@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvtide.core.index.calls import Call, Reply
+from kvtide.core.messages import Pool
 
 
 class Link(Protocol):
@@ -17,6 +18,10 @@ class Link(Protocol):
     @property
     def life(self) -> int | None:
         """Which life this is; None while there is nobody to talk to. A life that is over does not come back."""
+
+    @property
+    def pool(self) -> Pool | None:
+        """What ranks have to know to get at the memory of this life; None while there is nobody to talk to."""
 
     @property
     def slots(self) -> int:
@@ -31,8 +36,8 @@ class Link(Protocol):
     def receive(self) -> Sequence[Reply]:
         """Return what has come since the last call, in the life that there is now. Does not block."""
 
-    def wait(self, seconds: float) -> None:
-        """Wait until something comes, at most so long."""
+    def wait(self, seconds: float) -> float:
+        """Wait until something comes, at most so long; return how much of that is left."""
 
     def leave(self) -> None:
         """End this life, and begin the next one under a name that nobody else has: the weights have changed."""

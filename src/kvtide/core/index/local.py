@@ -14,7 +14,7 @@ from kvtide.core.host_pool import HostPool
 from kvtide.core.index.index import RUN_BLOCKS_MAX, Fill, Grant, Granted, Index, Want
 from kvtide.core.ledger import Entry, Ledger
 from kvtide.core.match import Lease, Match, Matcher
-from kvtide.core.messages import Errand
+from kvtide.core.messages import Errand, Pool
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
 from kvtide.core.requests import Request
@@ -27,10 +27,16 @@ class LocalIndex(Index):
         self, config: OffloadConfig, ledger: Ledger, events: EventStream, metrics: Metrics, slots_ready: int | None
     ) -> None:
         groups = config.geometry.groups
+        self.ledger = ledger
         self.host = HostPool(config.slots, groups, config.policy, events, metrics, slots_ready=slots_ready)
         self.below = Below(config, self.host, ledger, metrics)
         self._matcher = Matcher(groups, self.host)
         self.block_tokens = [group.block_tokens for group in groups]
+
+    @property
+    def pool(self) -> Pool | None:
+        """See `Index`. The ranks have made their memory themselves."""
+        return None
 
     # ------------------------------------------------------------------ loading
 
@@ -194,6 +200,8 @@ class LocalIndex(Index):
             known = self.host.slots_of(chain.group, chain.keys)
             gone = zip(known, chain.blocks, strict=True)
             self.below.rely_on(slot for slot, block in gone if block == NULL_BLOCK)
+        if None not in known:
+            return []  # what was loaded, mostly
         runs: list[tuple[int, int]] = []
         first: int | None = None
         for position, (slot, block) in enumerate(zip(known, chain.blocks, strict=True)):

@@ -6,69 +6,25 @@ step, and after a second deadline it is a miss. Without a node everything is a m
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvtide.core.chain import Chain
-from kvtide.core.groups import NULL_BLOCK, Group, Key
-from kvtide.core.index import calls
-from kvtide.core.index.calls import Found, Offer, Reserved, Run, Taken, Unkept
-from kvtide.core.index.index import Fill, Grant, Granted, Index, Want
+from kvtide.core.groups import Group, Key
+from kvtide.core.index.calls import Found, Reserved, Unkept
+from kvtide.core.index.index import Fill, Granted, Index, Want
 from kvtide.core.index.link import Link
+from kvtide.core.index.lives import Lives
+from kvtide.core.index.look_ups import LookUps
+from kvtide.core.index.reservations import RemoteRun, Reservations
 from kvtide.core.ledger import Entry
-from kvtide.core.match import Lease, Match, Piece
-from kvtide.core.messages import Errand
+from kvtide.core.match import Lease, Match
+from kvtide.core.messages import Errand, Pool
 from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.core.requests import Request
 
 LOOK_UP_S = 0.002
 """So long a look-up may hold the engine up."""
-LATE_S = 0.1
-"""After so long without an answer a request goes on without. An answer that nobody has used is as good for so long."""
-ASK_S = 10.0
-"""After so long without an answer to a reservation the node is left, and tried again."""
-ASKS_MAX = 1024
-"""Reservations that are not answered. More are refused: the node does not keep up."""
-
-
-@dataclass(slots=True, eq=False)
-class Asked:
-    """A reservation that is not answered."""
-
-    wants: Sequence[Want]
-    granted: Granted
-    waited_s: float = 0.0
-
-    def refuse(self, why: NotStored) -> None:
-        """Tell that nothing comes of it."""
-        self.granted([_refusal(want, why) for want in self.wants])
-
-
-@dataclass(slots=True, eq=False)
-class LookedUp:
-    """A look-up of one request, until what it found is leased or not wanted any more."""
-
-    id: int
-    device_tokens: int
-    num_tokens: int
-    waited_s: float = 0.0
-    """For the answer, or for somebody who takes the lease."""
-    found: Found | None = None
-    told: bool = False
-    """The request knows the answer."""
-
-    @property
-    def leased(self) -> bool:
-        """Whether it has found something, which is to be released."""
-        return self.found is not None and self.found.lease is not None
-
-
-@dataclass(slots=True)
-class RemoteRun(Chain):
-    """Blocks that a shared index has granted slots to."""
-
-    id: int = 0
 
 
 class RemoteIndex(Index):
@@ -76,79 +32,58 @@ class RemoteIndex(Index):
 
     def __init__(self, link: Link, groups: Sequence[Group], *, remember_blocks: int = 0) -> None:
         """`remember_blocks`: of about so many keys it is remembered that the node has them."""
-        self._link = link
-        self._groups = groups
-        self._remember_blocks = remember_blocks
-        self._life: int | None = None
-        self._look_ups: dict[str, LookedUp] = {}
-        """By request."""
-        self._request_of: dict[int, str] = {}
-        """The request of a look-up that is not answered."""
-        self._asks: dict[int, Asked] = {}
+        self._lives = Lives(link)
+        self._look_ups = LookUps(self._lives, groups)
+        self._reservations = Reservations(self._lives, groups, remember_blocks)
         self._unkept: list[Chain] = []
-        self._held: Counter[int] = Counter()
-        """Leases and runs of each life: as long as there are any, copies may be under way."""
-        self._known: set[tuple[int, Key]] = set()
-        self._slots_ready = 0
-        self._unsent = False
-        self._last_id = 0
+        self._is_silent = False
+        """The node did not answer the last look-up at once, and has said nothing since: nobody is held up for it."""
+
+    @property
+    def pool(self) -> Pool | None:
+        """See `Index`."""
+        return self._lives.pool
 
     # ------------------------------------------------------------------ loading
 
     def look_up(self, request: Request, device_tokens: int, num_tokens: int, pays: Callable[[int], bool]) -> Match:
         """See `Index`. What is found is leased: it is released if nobody asks for the lease."""
         self._take()
-        kept = request.reservation
+        lives, kept = self._lives, request.reservation
         if (
             kept is not None
             and kept.lease is not None
-            and kept.lease.life == self._life
+            and kept.lease.life == lives.now
             and (kept.device_tokens, kept.num_tokens) == (device_tokens, num_tokens)
         ):
             return kept  # it still holds: nothing has to be asked
-        if self._life is None:
-            return self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
-        asked = self._ask(request, device_tokens, num_tokens)
-        if asked.found is None and not asked.waited_s:
-            self._link.wait(LOOK_UP_S)
+        if lives.now is None:
+            return self._look_ups.miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
+        if not lives.has_memory:  # nothing could be loaded, whatever is there
+            late = self._look_ups.miss(request, device_tokens, num_tokens, NotLoaded.NODE_LATE)
+            return replace(late, waits=lives.is_young)
+        asked = self._look_ups.ask(request, device_tokens, num_tokens)
+        left_s = 0.0 if asked.waits or asked.waited_s or self._is_silent else LOOK_UP_S
+        while left_s > 0 and self._look_ups.is_unanswered(asked):  # what comes first may be something else
+            left_s = lives.wait(left_s)
             self._take()
-        if asked.found is not None:
-            asked.told = True
-            return self._match(request, asked, asked.found, pays)
-        if asked.id not in self._request_of:  # the node went away while we waited
-            return self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
-        late = self._miss(request, device_tokens, num_tokens, NotLoaded.NODE_LATE)
-        return late if asked.waited_s >= LATE_S else replace(late, waits=True)
+        self._is_silent = not asked.waits and self._look_ups.is_unanswered(asked)
+        return self._look_ups.answer(request, asked, pays)
 
     def lease(self, match: Match) -> Lease:
         """See `Index`."""
-        if match.lease is None:
-            return Lease([])
-        self._look_ups.pop(match.request_id, None)
-        return match.lease
+        return self._look_ups.lease(match)
 
     def release(self, lease: Lease) -> None:
         """See `Index`."""
-        if lease.id:
-            self._say(lease.life, calls.Release(lease.id, lease.used))
-            self._let_go(lease.life)
+        self._look_ups.release(lease)
 
     def release_part(self, lease: Lease, keep: list[int]) -> None:
         """See `Index`. All that was leased is kept, as long as these: it is not worth a message."""
 
     def narrow(self, request: Request, match: Match, boundary: int) -> Match | None:
-        """See `Index`. Only what is leased can be had."""
-        pieces = []
-        for index, group in enumerate(self._groups):
-            first = max(group.first_needed(boundary), match.device_tokens // group.block_tokens)
-            last = -(-boundary // group.block_tokens)
-            piece = next((each for each in match.pieces if each.group == index), Piece(index, first, []))
-            slots = piece.slots[first - piece.first_block : last - piece.first_block]
-            if first < piece.first_block or len(slots) < last - first or not group.can_resume_at(boundary):
-                return None
-            if slots:
-                pieces.append(Piece(index, first, slots))
-        return replace(match, tokens=boundary - match.device_tokens, pieces=tuple(pieces))
+        """See `Index`."""
+        return self._look_ups.narrow(match, boundary)
 
     def wait(self, request: Request, match: Match) -> None:
         """See `Index`. Whoever waits is looked up again."""
@@ -160,117 +95,33 @@ class RemoteIndex(Index):
 
     def drop(self, request: Request) -> None:
         """See `Index`."""
-        asked = self._look_ups.pop(request.id, None)
-        if asked is not None:
-            self._request_of.pop(asked.id, None)
-            self._return(asked.found)
-
-    def _ask(self, request: Request, device_tokens: int, num_tokens: int) -> LookedUp:
-        """Return the look-up of a request, a new one if there is none for what it needs."""
-        asked = self._look_ups.get(request.id)
-        if asked is not None and (asked.device_tokens, asked.num_tokens) == (device_tokens, num_tokens):
-            return asked
-        self.drop(request)
-        self._last_id += 1
-        asked = self._look_ups[request.id] = LookedUp(self._last_id, device_tokens, num_tokens)
-        self._request_of[asked.id] = request.id
-        firsts = [device_tokens // group.block_tokens for group in self._groups]
-        self._send(calls.LookUp(asked.id, request.keys, device_tokens, num_tokens, firsts))
-        self._flush()
-        return asked
-
-    def _match(self, request: Request, asked: LookedUp, found: Found, pays: Callable[[int], bool]) -> Match:
-        match = Match(request.id, asked.device_tokens, found.tokens, found.pieces, found.missed, asked.num_tokens)
-        if found.tokens and not pays(found.tokens):
-            missed = {**found.missed, NotLoaded.BELOW_BREAK_EVEN: found.tokens}
-            return replace(match, tokens=0, pieces=(), missed=missed)
-        if found.lease is None:
-            return match
-        assert self._life is not None
-        return replace(match, lease=Lease(match.slots, found.lease, self._life))
-
-    def _miss(self, request: Request, device_tokens: int, num_tokens: int, why: NotLoaded) -> Match:
-        return Match(request.id, device_tokens, 0, (), {why: num_tokens - device_tokens}, num_tokens)
-
-    def _return(self, found: Found | None) -> None:
-        """Release what was found in this life and is not wanted."""
-        if found is not None and self._life is not None:
-            self.release(Lease([], found.lease or 0, self._life))
+        self._look_ups.drop(request)
 
     # ------------------------------------------------------------------ storing
 
     def reserve(self, wants: Sequence[Want], room_blocks: int, granted: Granted) -> None:
         """See `Index`."""
-        if not wants:
-            granted([])
-        elif not self._is_here(self._life):
-            Asked(wants, granted).refuse(NotStored.NODE_AWAY)
-        elif len(self._asks) >= ASKS_MAX:
-            Asked(wants, granted).refuse(NotStored.QUEUE_FULL)
-        else:
-            self._last_id += 1
-            self._asks[self._last_id] = Asked(wants, granted)
-            self._send(calls.Reserve(self._last_id, [_offer(want) for want in wants], max(0, room_blocks)))
+        self._reservations.reserve(wants, room_blocks, granted)
 
     def settle(self, chains: Sequence[Chain], *, kept: bool) -> bool:
-        """See `Index`. The chains of one transfer may be of several lives: then all of them come to nothing."""
-        runs = [chain for chain in chains if isinstance(chain, RemoteRun)]
-        ids = [run.id for run in runs if self._is_here(run.life)]
-        known = len(ids) == len(runs)
-        if ids:
-            self._send(calls.Settle(ids, kept and known))
-        for run in runs:
-            if kept and known:
-                self._remember(run.group, run.keys)
-            self._let_go(run.life)
-        return known
+        """See `Index`."""
+        return self._reservations.settle(chains, kept=kept)
 
     def cut(self, run: Chain, keep_blocks: int) -> Chain:
         """See `Index`."""
-        assert isinstance(run, RemoteRun)
-        self._say(run.life, calls.Cut(run.id, keep_blocks))
-        rest = run.part(keep_blocks, len(run), self._groups[run.group].block_tokens)
-        del run.keys[keep_blocks:], run.blocks[keep_blocks:], run.slots[keep_blocks:]
-        return rest
+        return self._reservations.cut(run, keep_blocks)
 
     def is_over(self, held: Lease | Chain) -> bool:
         """See `Index`."""
-        return isinstance(held, Lease | RemoteRun) and not self._is_here(held.life)
+        return isinstance(held, Lease | RemoteRun) and not self._lives.is_here(held.life)
 
     def has(self, group: int, key: Key) -> bool:
         """See `Index`. What the node has evicted since is not known here: it costs a hit, no more."""
-        return (group, key) in self._known
+        return self._reservations.has(group, key)
 
     def is_arriving(self, group: int, key: Key) -> bool:
         """See `Index`."""
         return False
-
-    def _grant(self, want: Want, taken: Taken) -> Grant:
-        chain, size = want.chain, self._groups[want.chain.group].block_tokens
-        grant = Grant(
-            runs=[self._run(chain, run, size) for run in taken.runs],
-            left=[chain.part(first, last, size) for first, last in taken.left],
-            refused=Counter(taken.refused),
-            gone=list(taken.gone),
-            reached=taken.reached,
-        )
-        grant.blocks = sum(map(len, grant.runs))
-        return grant
-
-    def _run(self, chain: Chain, run: Run, size: int) -> RemoteRun:
-        assert self._life is not None
-        self._held[self._life] += 1
-        part = chain.part(run.first, run.first + len(run.slots), size)
-        slots = list(run.slots)
-        return RemoteRun(
-            part.group, part.keys, part.parent, part.end_tokens, part.blocks, slots, id=run.id, life=self._life
-        )
-
-    def _remember(self, group: int, keys: Sequence[Key]) -> None:
-        if self._remember_blocks:
-            if len(self._known) + len(keys) > self._remember_blocks:
-                self._known.clear()
-            self._known.update((group, key) for key in keys)
 
     # ------------------------------------------------------------------ steps
 
@@ -281,8 +132,9 @@ class RemoteIndex(Index):
         return unkept
 
     def plan(self) -> tuple[Errand, ...]:
-        """See `Index`. What is below host memory is the node's business."""
-        self._flush()
+        """See `Index`. What is below host memory is the node's business, which is asked once per step."""
+        self._look_ups.ask_again()
+        self._lives.flush()
         return ()
 
     def answered(self, errand: Entry) -> list[Chain]:
@@ -294,29 +146,24 @@ class RemoteIndex(Index):
 
     def passed(self, seconds: float) -> None:
         """See `Index`."""
-        for request_id, asked in list(self._look_ups.items()):
-            asked.waited_s += seconds
-            if asked.told and asked.waited_s >= LATE_S:  # by now the node may have more, or need the room
-                del self._look_ups[request_id]
-                self._return(asked.found)
-        for ask in self._asks.values():
-            ask.waited_s += seconds
-        if any(ask.waited_s >= ASK_S for ask in self._asks.values()):
-            self._link.hang_up()
+        self._lives.passed(seconds)
+        self._look_ups.passed(seconds)
+        if self._reservations.passed(seconds) and self._lives.is_here(self._lives.now):
+            self._lives.hang_up()
             self._end_life(NotStored.NODE_LATE)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """See `Index`."""
+        """See `Index`. Goes with the next look-up."""
+        if tokens > 0:
+            self._look_ups.computed = tokens, seconds
 
     def grow(self, slots: int) -> None:
-        """See `Index`."""
-        self._slots_ready = slots
-        if self._is_here(self._life):
-            self._send(calls.Ready(slots))
+        """See `Index`. That is so in the present life; the next one begins with none."""
+        self._lives.grow(slots)
 
     def reset(self, *, below: bool) -> None:
         """See `Index`. Other engines may go on with the old weights: it is this one that leaves."""
-        self._link.leave()
+        self._lives.leave()
         self._end_life(NotStored.RESET)
 
     def clear(self) -> None:
@@ -325,7 +172,7 @@ class RemoteIndex(Index):
     @property
     def waiting(self) -> bool:
         """See `Index`."""
-        return bool(self._unkept or self._unsent)
+        return bool(self._unkept or self._lives.unsent)
 
     @property
     def sinking(self) -> bool:
@@ -334,90 +181,29 @@ class RemoteIndex(Index):
 
     def fill(self) -> Fill:
         """See `Index`. How full it is is known at the node."""
-        return Fill(0, 0, 0, 0, searches=len(self._request_of))
+        return Fill(0, 0, 0, 0, searches=self._look_ups.unanswered)
 
     # ------------------------------------------------------------------ lives
 
     def _take(self) -> None:
         """Take what has come, and notice when the node has gone or come."""
-        replies = self._link.receive()
-        if self._link.life != self._life:
+        replies = self._lives.receive()
+        if replies or self._lives.has_changed:
+            self._is_silent = False
+        if self._lives.has_changed:
             self._end_life(NotStored.NODE_AWAY)
-            self._life = self._link.life
-            if self._life is not None:
-                self._send(calls.Ready(self._slots_ready))
+            self._lives.begin()
         for reply in replies:
             if isinstance(reply, Found):
-                self._found(reply)
+                self._look_ups.found(reply)
             elif isinstance(reply, Reserved):
-                self._reserved(reply)
+                self._reservations.reserved(reply)
             elif isinstance(reply, Unkept):
                 self._unkept.append(reply.chain)
 
-    def _found(self, found: Found) -> None:
-        assert self._life is not None
-        if found.lease is not None:
-            self._held[self._life] += 1
-        request_id = self._request_of.pop(found.id, None)
-        if request_id is None:
-            self._return(found)  # nobody wants to know any more
-        else:
-            asked = self._look_ups[request_id]
-            asked.found, asked.waited_s = found, 0.0
-
-    def _reserved(self, reply: Reserved) -> None:
-        ask = self._asks.pop(reply.id)
-        ask.granted([self._grant(want, taken) for want, taken in zip(ask.wants, reply.taken, strict=True)])
-
     def _end_life(self, why: NotStored) -> None:
         """What was asked for will not be answered."""
-        asks, self._asks = self._asks, {}
-        looked_up, self._look_ups = self._look_ups, {}
-        self._request_of.clear()
-        self._known.clear()
-        self._unsent = False
-        life, self._life = self._life, None
-        if life is not None:
-            self._held[life] -= sum(asked.leased for asked in looked_up.values())
-            self._drain(life)
-        for ask in asks.values():
+        asks = self._reservations.end()
+        self._lives.end(held=self._look_ups.end())
+        for ask in asks:
             ask.refuse(why)
-
-    def _is_here(self, life: int | None) -> bool:
-        """Whether something can be said about what was granted in some life. The next one knows nothing of it."""
-        return life is not None and life == self._life == self._link.life
-
-    def _send(self, call: calls.Call) -> None:
-        self._link.send(call)
-        self._unsent = True
-
-    def _flush(self) -> None:
-        self._link.flush()
-        self._unsent = False
-
-    def _say(self, life: int, call: calls.Call) -> None:
-        if self._is_here(life):
-            self._send(call)
-
-    def _let_go(self, life: int) -> None:
-        self._held[life] -= 1
-        if life != self._life:
-            self._drain(life)
-
-    def _drain(self, life: int) -> None:
-        """Tell that nothing is held any more of a life that is over."""
-        if not self._held[life]:
-            del self._held[life]
-            self._link.drained(life)
-
-
-def _offer(want: Want) -> Offer:
-    chain = want.chain
-    gone = [position for position, block in enumerate(chain.blocks) if block == NULL_BLOCK]
-    return Offer(chain.group, chain.keys, chain.parent, chain.end_tokens, gone, want.needs_prefix, want.touch)
-
-
-def _refusal(want: Want, why: NotStored) -> Grant:
-    """Return the answer when there is nobody to ask."""
-    gone = [position for position, block in enumerate(want.chain.blocks) if block == NULL_BLOCK]
-    return Grant(refused=Counter({why: len(want.chain) - len(gone)}), gone=gone)

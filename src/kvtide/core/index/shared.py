@@ -6,15 +6,21 @@ read and write the slots. Only when they have all ended is it released (I10, I11
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
 
 from kvtide.core.chain import Chain
 from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.index import calls
 from kvtide.core.index.calls import Call, Found, Offer, Reply, Reserved, Run, Taken, Unkept
+from kvtide.core.index.counted import Counted
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.local import LocalIndex
+from kvtide.core.index.waiting import WaitingLookUps
+from kvtide.core.ledger import Entry, FetchEntry
 from kvtide.core.match import Lease, Match
+from kvtide.core.messages import Errand, Name, Report
 from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.core.requests import Request
 from kvtide.errors import ProtocolError
@@ -28,9 +34,12 @@ class Owner:
     """What one life of an engine holds."""
 
     slots_ready: int
-    leases: dict[int, tuple[Lease, Match]] = field(default_factory=dict)
+    leases: dict[int, tuple[Lease, Match | None]] = field(default_factory=dict)
+    """What it may read. None: that was cleared meanwhile, and is forgotten but for these slots."""
     runs: dict[int, Chain] = field(default_factory=dict)
     """What it may write."""
+    void: set[int] = field(default_factory=set)
+    """Runs that come to nothing, whatever is said of them: everything was cleared meanwhile."""
     closed: bool = False
     """Nothing is heard of it any more, but its processes may still copy."""
 
@@ -52,12 +61,14 @@ class SharedIndex:
         self._index = index
         self._groups = len(index.block_tokens)
         self._owners: dict[int, Owner] = {}
+        self._waiting = WaitingLookUps(index)
         self._writing: dict[int, int] = {}
         """The owner that may write to a slot."""
         self._relying: dict[int, dict[int, None]] = {}
-        """Owners that have the bytes of a slot that somebody else writes."""
+        """Owners that have the bytes of a slot that somebody else writes, or that is brought up from below."""
         self._notices: list[tuple[int, Unkept]] = []
         self._last_id = 0
+        self.counted = Counted()
         self.calls_unknown = 0
         """Calls about leases and runs that are not there, or of owners that are not: of another life, or twice."""
 
@@ -70,10 +81,12 @@ class SharedIndex:
     def closed(self, owner: int) -> None:
         """Nothing more will be heard of an owner. What it holds stays until `ended`."""
         self._owners[owner].closed = True
+        self._waiting.drop_all_of(owner)  # it knows of no slot of these
 
     def ended(self, owner: int) -> None:
         """No process of an owner lives any more, or none copies: release what it held."""
         gone = self._owners.pop(owner)
+        self._waiting.drop_all_of(owner)
         for lease, _ in gone.leases.values():
             self._index.release(lease)
         for run in list(gone.runs.values()):
@@ -82,6 +95,24 @@ class SharedIndex:
     def grow(self, slots: int) -> None:
         """So many slots can be used by now."""
         self._index.grow(slots)
+
+    def clear(self) -> int:
+        """Forget every key; return how many blocks could be found.
+
+        Leases stay what they are (I11). What is being written comes to nothing, and is asked of nobody else: its
+        slots are free when their writers have said what became of them, or have ended (I10).
+        """
+        blocks = self._index.host.num_cached
+        self._index.reset(below=True)
+        self._index.ledger.abandon()
+        self._waiting.drop_all()
+        self._index.clear()
+        self._relying.clear()
+        for owner in self._owners.values():
+            owner.leases = {id_: (lease, None) for id_, (lease, _) in owner.leases.items()}
+            owner.void.update(owner.runs)
+        self.counted.clears += 1
+        return blocks
 
     @property
     def quarantined_slots(self) -> int:
@@ -97,8 +128,55 @@ class SharedIndex:
             "leased": sum(owner.leased_slots for owner in owners),
             "writing": len(self._writing),
             "quarantined": self.quarantined_slots,
+            "waiting": len(self._waiting),
             "calls_unknown": self.calls_unknown,
         }
+
+    def held(self, owner: int) -> dict[str, int]:
+        """Return how many slots an owner may read, and write."""
+        holder = self._owners[owner]
+        return {"leased": holder.leased_slots, "writing": holder.writing_slots}
+
+    # ------------------------------------------------------------------ below host memory
+
+    def plan(self) -> tuple[Errand, ...]:
+        """Return what is to be done below host memory, with every part; from now on answers are expected."""
+        return self._index.plan()
+
+    def report(self, report: Report) -> None:
+        """Take what one part has answered, in the place of a rank."""
+        settled = self._index.ledger.settle(report)
+        for fetch_id in report.late:
+            self._index.late(fetch_id)
+        for errand in settled:
+            self._answered(errand)
+
+    def passed(self, seconds: float) -> None:
+        """So much time has passed: nobody waits for ever for a tier that does not answer."""
+        for errand in self._index.ledger.passed(seconds):
+            self._index.late(errand.id)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether anything is below."""
+        return self._index.below.has_tiers
+
+    @property
+    def sinking_blocks(self) -> int:
+        """Blocks that the tiers should have, and do not have yet."""
+        return self._index.below.sinking_blocks
+
+    def drain(self) -> None:
+        """Nothing is stored any more: let everything sink that the tiers should have."""
+        self._index.below.drain()
+
+    def _answered(self, errand: Entry) -> None:
+        """Whoever relied on what was brought up and has not come may store it (I14)."""
+        brought = zip(errand.names, errand.slots, strict=True) if isinstance(errand, FetchEntry) else ()
+        relying: dict[Name, Iterable[int]] = {name: self._relying.pop(slot, ()) for name, slot in brought}
+        for chain in self._index.answered(errand):
+            for owner in relying[chain.group, chain.keys[0]]:
+                self._notices.append((owner, Unkept(chain)))
 
     # ------------------------------------------------------------------ calls
 
@@ -110,25 +188,28 @@ class SharedIndex:
             return None
         match call:
             case calls.LookUp():
-                self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
-                return self._look_up(holder, call)
+                return self._look_up(owner, call)
+            case calls.Again():
+                return self._look_again(owner, call.id)
             case calls.Reserve():
-                self._check(all(map(self._is_sound, call.offers)))
                 return self._reserve(owner, call)
+        self._hear(owner, holder, call)
+        return None
+
+    def _hear(self, owner: int, holder: Owner, call: Call) -> None:
+        """Do what needs no answer."""
+        match call:
+            case calls.Drop():
+                self._waiting.drop((owner, call.id))
             case calls.Settle():
                 for id_ in call.runs:
-                    run = holder.runs.pop(id_, None)
-                    if run is None:
-                        self.calls_unknown += 1
-                    else:
-                        self._settle(run, kept=call.kept)
+                    self._settle_one(holder, id_, kept=call.kept)
             case calls.Release():
                 self._release(holder, call)
             case calls.Cut():
                 self._cut(holder, call)
             case calls.Ready():
                 holder.slots_ready = call.slots
-        return None
 
     def take_notices(self) -> list[tuple[int, Unkept]]:
         """Return what owners have to be told, since the last time."""
@@ -141,6 +222,11 @@ class SharedIndex:
         if not sound:
             raise ProtocolError("this engine asks for what cannot be: it has another idea of the model's groups")
 
+    def _leaves_out_no_more_than_the_device_has(self, call: calls.LookUp) -> bool:
+        """Or looking would cost more than the message did."""
+        sizes = self._index.block_tokens
+        return all(first <= call.device_tokens // size for first, size in zip(call.firsts, sizes, strict=False))
+
     def _is_sound(self, offer: Offer) -> bool:
         return (
             0 <= offer.group < self._groups
@@ -152,21 +238,50 @@ class SharedIndex:
 
     # ------------------------------------------------------------------ loading
 
-    def _look_up(self, holder: Owner, call: calls.LookUp) -> Found:
+    def _look_up(self, owner: int, call: calls.LookUp) -> Found:
+        self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
+        self._check(self._leaves_out_no_more_than_the_device_has(call))
+        self._index.computed(call.computed_tokens, call.computed_s)
         request = Request("", call.keys, [[]] * self._groups)
         # There is nothing behind the last key, whatever number somebody sends: looking costs as much as the message.
         sizes = self._index.block_tokens
         known = max(len(keys) * size for keys, size in zip(call.keys, sizes, strict=True))
         num_tokens = min(call.num_tokens, max(known, call.device_tokens) + max(sizes))
         match = self._index.look_up(request, call.device_tokens, num_tokens, lambda _: True)
-        slots = match.slots
-        if not slots:
-            return Found(call.id, match.tokens, (), match.missed)
-        if max(slots) >= holder.slots_ready:  # this engine has not pinned all of its memory yet
-            return Found(call.id, 0, (), {NotLoaded.NOT_CACHED: call.num_tokens - call.device_tokens})
+        if self._waiting.begin((owner, call.id), request, match):
+            return self._look_again(owner, call.id)
+        return self._found(owner, call.id, match)
+
+    def _look_again(self, owner: int, id_: int) -> Found:
+        name = owner, id_
+        if not self._waiting.knows(name):
+            self.calls_unknown += 1
+            return Found(id_)
+        match = self._waiting.result(name)
+        if match is None:
+            return Found(id_, waits=True)
+        found = self._found(owner, id_, match)
+        self._waiting.drop(name)
+        return found
+
+    def _found(self, owner: int, id_: int, match: Match) -> Found:
+        found = self._leased(self._owners[owner], id_, match)
+        self.counted.looked_up(match.num_tokens - match.device_tokens, found)
+        return found
+
+    def _leased(self, holder: Owner, id_: int, match: Match) -> Found:
+        """Lease what was found, and say so."""
+        if not match.pieces:
+            return Found(id_, match.tokens, (), match.missed)
+        if not self._all_ready(holder, match):
+            return Found(id_, 0, (), {NotLoaded.NOT_CACHED: match.num_tokens - match.device_tokens})
         self._last_id += 1
         holder.leases[self._last_id] = self._index.lease(match), match
-        return Found(call.id, match.tokens, match.pieces, match.missed, self._last_id)
+        return Found(id_, match.tokens, match.pieces, match.missed, self._last_id)
+
+    def _all_ready(self, holder: Owner, match: Match) -> bool:
+        """Whether an engine can use what was found. While it pins its memory, it cannot use all."""
+        return holder.slots_ready >= self._index.host.slots or max(match.slots) < holder.slots_ready
 
     def _release(self, holder: Owner, call: calls.Release) -> None:
         held = holder.leases.pop(call.lease, None)
@@ -174,22 +289,29 @@ class SharedIndex:
             self.calls_unknown += 1
             return
         lease, match = held
-        if call.used:
+        if call.used and match is not None:
             self._index.use(match)
         self._index.release(lease)
 
     # ------------------------------------------------------------------ storing
 
     def _reserve(self, owner: int, call: calls.Reserve) -> Reserved:
+        self._check(all(map(self._is_sound, call.offers)))
         taken: list[Taken] = []
+        room = call.room_blocks
+        if self._owners[owner].slots_ready < self._index.host.slots:
+            room = min(room, self._index.host.num_free)  # nothing is evicted for who may not be able to use the slot
 
         def granted(grants: list[Grant]) -> None:
+            if room < call.room_blocks:
+                _refuse_left(grants)
             taken.extend(self._take(owner, offer, grant) for offer, grant in zip(call.offers, grants, strict=True))
 
-        if self._writing:
+        if self._writing or self._index.below.rising:
             for offer in call.offers:
                 self._rely(owner, offer)
-        self._index.reserve([_want(offer) for offer in call.offers], call.room_blocks, granted)
+        self._index.reserve([_want(offer) for offer in call.offers], room, granted)
+        self.counted.reserved(taken)
         return Reserved(call.id, taken)
 
     def _take(self, owner: int, offer: Offer, grant: Grant) -> Taken:
@@ -213,10 +335,10 @@ class SharedIndex:
         return Taken(runs, spans, refused, grant.gone, reached)
 
     def _rely(self, owner: int, offer: Offer) -> None:
-        """Remember that an engine has the bytes of what somebody else writes."""
-        known = self._index.host.slots_of(offer.group, offer.keys)
-        for slot in self._writing.keys() & set(known):
-            if self._writing[slot] != owner:
+        """Remember that an engine has the bytes of what somebody else writes, or of what is on its way up."""
+        rising = self._index.below.rising
+        for slot in self._index.host.slots_of(offer.group, offer.keys):
+            if slot is not None and (slot in rising or self._writing.get(slot, owner) != owner):
                 self._relying.setdefault(slot, {})[owner] = None
 
     def _cut(self, holder: Owner, call: calls.Cut) -> None:
@@ -226,18 +348,44 @@ class SharedIndex:
             return
         self._over(self._index.cut(run, call.keep_blocks), kept=False)
 
+    def _settle_one(self, holder: Owner, id_: int, *, kept: bool) -> None:
+        """An owner says what became of a run."""
+        run = holder.runs.pop(id_, None)
+        if run is None:
+            self.calls_unknown += 1
+            return
+        if id_ in holder.void:
+            holder.void.remove(id_)
+            kept = False
+        self._settle(run, kept=kept)
+        self.counted.stored_blocks += len(run) * kept
+
     def _settle(self, run: Chain, *, kept: bool) -> None:
         self._index.settle([run], kept=kept)
         self._over(run, kept=kept)
 
     def _over(self, run: Chain, *, kept: bool) -> None:
         """Nobody writes these any more. If they did not come, whoever has the bytes may store them (I14)."""
-        for position, slot in enumerate(run.slots):
+        for slot in run.slots:
             self._writing.pop(slot, None)
-            relying = self._relying.pop(slot, None)
-            if relying and not kept:
-                block = run.part(position, position + 1, self._index.block_tokens[run.group])
-                self._notices += [(owner, Unkept(replace(block))) for owner in relying]
+        if not self._relying:
+            return  # as usual
+        relying = [tuple(self._relying.pop(slot, ())) for slot in run.slots]
+        if kept:
+            return
+        size, first = self._index.block_tokens[run.group], 0
+        for owners, alike in groupby(relying):  # not a message for each block: there may be thousands
+            last = first + len(list(alike))
+            self._notices += [(owner, Unkept(run.part(first, last, size))) for owner in owners]
+            first = last
+
+
+def _refuse_left(grants: list[Grant]) -> None:
+    """There is no room, and asking again is of no use."""
+    for grant in grants:
+        if grant.left:
+            grant.refused[NotStored.HOST_FULL] += sum(map(len, grant.left))
+            grant.left = []
 
 
 def _want(offer: Offer) -> Want:

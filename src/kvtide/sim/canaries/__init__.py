@@ -6,12 +6,22 @@ copy loop, for as long as it is applied. Production code knows nothing of it.
 
 from __future__ import annotations
 
-from kvtide.sim.canaries import below, hanging, losing_work, misunderstandings, node, sharing, workers, wrong_bytes
+from kvtide.sim.canaries import (
+    below,
+    hanging,
+    losing_work,
+    misunderstandings,
+    node,
+    node_tiers,
+    sharing,
+    workers,
+    wrong_bytes,
+)
 from kvtide.sim.canaries.base import BrokenCanary, Canary
 
 CANARIES: tuple[Canary, ...] = tuple(
     member
-    for module in (losing_work, wrong_bytes, hanging, misunderstandings, below, workers, sharing, node)
+    for module in (losing_work, wrong_bytes, hanging, misunderstandings, below, workers, sharing, node, node_tiers)
     for member in vars(module).values()
     if isinstance(member, Canary)
 )

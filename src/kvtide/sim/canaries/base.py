@@ -10,7 +10,6 @@ from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
-from kvtide.sim.options import WITH_NODE
 from kvtide.sim.simulation import Found
 
 Patch = tuple[type, str, Any]
@@ -73,14 +72,16 @@ def _parameters(member: Any) -> list[str]:
 
 
 def canary(
-    fault: str, what: str, *by: str, raises: str | None = None, node: bool = False
+    fault: str, what: str, *by: str, raises: str | None = None, node: str | None = None
 ) -> Callable[[Callable[[], Patches]], Canary]:
-    """Make a canary of a function that returns its patches. It has the name of the function."""
+    """Make a canary of a function that returns its patches. It has the name of the function.
+
+    `node`: the kind of node that its worlds have, as `--world` has it.
+    """
 
     def make(patches: Callable[[], Patches]) -> Canary:
-        return Canary(
-            fault, patches.__name__.replace("_", "-"), what, patches, frozenset(by), raises, WITH_NODE if node else {}
-        )
+        world = {} if node is None else {"node": node}
+        return Canary(fault, patches.__name__.replace("_", "-"), what, patches, frozenset(by), raises, world)
 
     return make
 

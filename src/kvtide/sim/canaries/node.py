@@ -9,7 +9,9 @@ from typing import Any
 
 from kvtide.core.chain import Chain
 from kvtide.core.index import calls
-from kvtide.core.index.remote import RemoteIndex, RemoteRun
+from kvtide.core.index.look_ups import LookUps
+from kvtide.core.index.remote import RemoteIndex
+from kvtide.core.index.reservations import RemoteRun, Reservations
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.match import Lease, Match
 from kvtide.core.reasons import NotLoaded
@@ -17,7 +19,7 @@ from kvtide.sim.canaries.base import Patches, around, canary, returning
 from kvtide.sim.node.node import SimNode
 
 
-@canary("F28", "slots of a writer are given to others when its connection closes", "I10", node=True)
+@canary("F28", "slots of a writer are given to others when its connection closes", "I10", node="yes")
 def reuse_before_exit() -> Patches:
     def hasty(closed: Callable[..., None], self: SharedIndex, owner: int) -> None:
         closed(self, owner)
@@ -28,7 +30,7 @@ def reuse_before_exit() -> Patches:
     return [around(SharedIndex, "closed", hasty)]
 
 
-@canary("F28", "leases of an owner are returned when its connection closes", "I11", node=True)
+@canary("F28", "leases of an owner are returned when its connection closes", "I11", node="breaks")
 def lease_ends_with_connection() -> Patches:
     def hasty(closed: Callable[..., None], self: SharedIndex, owner: int) -> None:
         closed(self, owner)
@@ -39,16 +41,16 @@ def lease_ends_with_connection() -> Patches:
     return [around(SharedIndex, "closed", hasty)]
 
 
-@canary("F28", "an engine does not return its leases", "I11", node=True)
+@canary("F28", "an engine does not return its leases", "I11", node="yes")
 def lease_not_released() -> Patches:
-    def silent(self: RemoteIndex, lease: Lease) -> None:
+    def silent(self: LookUps, lease: Lease) -> None:
         if lease.id:
-            self._let_go(lease.life)
+            self._lives.let_go(lease.life)
 
-    return [(RemoteIndex, "release", silent)]
+    return [(LookUps, "release", silent)]
 
 
-@canary("F28", "leases of a dead engine are kept for ever", "I5", node=True)
+@canary("F28", "leases of a dead engine are kept for ever", "I5", node="yes")
 def lease_of_the_dead() -> Patches:
     def forgetful(ended: Callable[..., None], self: SharedIndex, owner: int) -> None:
         self._owners[owner].leases.clear()
@@ -57,38 +59,48 @@ def lease_of_the_dead() -> Patches:
     return [around(SharedIndex, "ended", forgetful)]
 
 
-@canary("F28", "what was granted in an earlier life is committed in this one", "I12", node=True)
+@canary("F28", "what was granted in an earlier life is committed in this one", "I12", node="dies")
 def commit_of_an_old_epoch() -> Patches:
-    def of_any_life(settle: Callable[..., bool], self: RemoteIndex, chains: Sequence[Chain], *, kept: bool) -> bool:
+    def of_any_life(settle: Callable[..., bool], self: Reservations, chains: Sequence[Chain], *, kept: bool) -> bool:
         runs = [chain for chain in chains if isinstance(chain, RemoteRun)]
-        old = [run.id for run in runs if run.life != self._life]
-        if old and kept and self._life is not None:
-            self._link.send(calls.Settle(old, kept=True))
+        old = [run.id for run in runs if run.life != self._lives.now]
+        if old and kept and self._lives.now is not None:
+            self._lives.send(calls.Settle(old, kept=True))
         return settle(self, chains, kept=kept)
 
-    return [around(RemoteIndex, "settle", of_any_life)]
+    return [around(Reservations, "settle", of_any_life)]
 
 
-@canary("F29", "an engine waits for a node that is not there", "I13", node=True)
+@canary("F29", "an engine waits for a node that is not there", "I13", node="yes")
 def waits_for_a_dead_node() -> Patches:
-    def patient(miss: Callable[..., Match], self: RemoteIndex, *args: Any) -> Match:
+    def patient(miss: Callable[..., Match], self: LookUps, *args: Any) -> Match:
         match = miss(self, *args)
         return replace(match, waits=True) if NotLoaded.NODE_AWAY in match.missed else match
 
-    return [around(RemoteIndex, "_miss", patient)]
+    return [around(LookUps, "miss", patient)]
 
 
-@canary("F29", "an engine waits for an answer without end", "I13", node=True)
+@canary("F29", "an engine waits for an answer without end", "I13", node="yes")
 def waits_for_an_answer() -> Patches:
     return [returning(RemoteIndex, "passed")]
 
 
-@canary("F2", "nobody is told of what a dead writer has not written", "I14", node=True)
+@canary("F29", "an engine never leaves a node that hangs", "I13", node="yes")
+def never_leaves() -> Patches:
+    def patient(passed: Callable[..., None], self: RemoteIndex, seconds: float) -> None:
+        for ask in self._reservations._asks.values():
+            ask.waited_s = 0.0
+        passed(self, seconds)
+
+    return [around(RemoteIndex, "passed", patient)]
+
+
+@canary("F2", "nobody is told of what a dead writer has not written", "I14", node="yes")
 def never_taken_over() -> Patches:
     return [returning(SharedIndex, "_rely")]
 
 
-@canary("F2", "an engine does not care for what a dead writer has not written", "I14", node=True)
+@canary("F2", "an engine does not care for what a dead writer has not written", "I14", node="yes")
 def notice_ignored() -> Patches:
     def deaf(self: RemoteIndex) -> list[Chain]:
         self._take()
@@ -98,14 +110,38 @@ def notice_ignored() -> Patches:
     return [(RemoteIndex, "receive", deaf)]
 
 
-@canary("F23", "a look-up finds blocks of another namespace", "I15", node=True)
+@canary("F23", "a look-up finds blocks of another namespace", "I15", node="yes")
 def namespaces_cross() -> Patches:
     return [returning(SimNode, "namespace_of", (0, 0))]
 
 
-@canary("F28", "a store that failed is committed to the node", "I12", node=True)
+@canary("F28", "a store that failed is committed to the node", "I12", node="yes")
 def failed_store_committed() -> Patches:
     def trusting(settle: Callable[..., bool], self: RemoteIndex, chains: Sequence[Chain], *, kept: bool) -> bool:
         return settle(self, chains, kept=True)
 
     return [around(RemoteIndex, "settle", trusting)]
+
+
+@canary("F9", "what is being written when an operator clears is committed all the same", "I12", node="yes")
+def commit_of_what_was_cleared() -> Patches:
+    def forgetful(clear: Callable[..., int], self: SharedIndex) -> int:
+        blocks = clear(self)
+        for owner in self._owners.values():
+            owner.void.clear()
+        return blocks
+
+    return [around(SharedIndex, "clear", forgetful)]
+
+
+@canary("F28", "leases end when an operator clears", "I11", node="yes")
+def lease_ends_with_a_clear() -> Patches:
+    def hasty(clear: Callable[..., int], self: SharedIndex) -> int:
+        blocks = clear(self)
+        for owner in self._owners.values():
+            for lease, _ in owner.leases.values():
+                self._index.release(lease)
+            owner.leases.clear()
+        return blocks
+
+    return [around(SharedIndex, "clear", hasty)]

@@ -58,6 +58,8 @@ class Observed:
         """Requests that were admitted with a load and wait for the plan."""
         self.progress = 0
         """Counts whatever brings a request further than it has ever been."""
+        self.answers = 0
+        """Counts what a node has answered."""
         self.gauges: Gauges
         """The manager's own gauges, as of the last plan, report that ended a transfer, reset, or end of a request."""
         self._parents: dict[int, int] = {}

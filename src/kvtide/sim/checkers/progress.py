@@ -40,9 +40,9 @@ class ProgressChecker(Checker):
             self.observed.loads_due.remove(request)  # settled without any worker's help
 
     def after_step(self) -> None:
-        """Count steps without progress. While nobody asks for anything, copies that end are progress too."""
+        """Count steps without progress. While there are no requests, copies that end and answers are progress too."""
         requests = self.observed.requests
-        progress = self.observed.progress if requests else self._settled
+        progress = self.observed.progress if requests else self._settled + self.observed.answers
         if progress != self._progress:
             self._progress = progress
             self._stalled_steps = 0

@@ -10,6 +10,9 @@ from kvtide.sim.tokens import NOTHING
 Name = tuple[int, int]
 """Of a namespace: the number of the model, and 0, or a number that one engine has for itself."""
 
+WEIGHTS_OF_MODEL = 8
+"""Models are told apart by the weights that their bytes are made from. These may change, less often than that."""
+
 
 class Arena:
     """A stamp for each slot of each part: slot i of every part is block i."""

@@ -25,6 +25,8 @@ class Granted:
     group: int
     keys: list[Key]
     slots: list[int]
+    void: bool = False
+    """An operator has cleared the namespace since: nothing comes of it."""
 
     def named(self) -> list[Named]:
         """Return its keys."""
@@ -36,7 +38,7 @@ class Granted:
 
     def cut(self, keep_blocks: int) -> Granted:
         """Keep the first blocks, and return the rest."""
-        rest = Granted(self.owner, self.arena, self.group, self.keys[keep_blocks:], self.slots[keep_blocks:])
+        rest = Granted(self.owner, self.arena, self.group, self.keys[keep_blocks:], self.slots[keep_blocks:], self.void)
         del self.keys[keep_blocks:], self.slots[keep_blocks:]
         return rest
 
@@ -70,9 +72,18 @@ class Books:
         """Nobody writes these any more."""
         for place in run.places():
             self.slot_writers.pop(place, None)
-        for name in run.named():
+        for name in () if run.void else run.named():
             self.key_writers.pop(name, None)
             self.relying.pop(name, None)
+
+    def clear(self, arena: Arena) -> None:
+        """Enter that nothing comes of what is being written: others may write these keys."""
+        for run in self.runs.values():
+            if run.arena is arena and not run.void:
+                run.void = True
+                for name in run.named():
+                    self.key_writers.pop(name, None)
+                    self.relying.pop(name, None)
 
     def runs_of(self, life: int) -> list[Granted]:
         """Take out all that a life may write."""

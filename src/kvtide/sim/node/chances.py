@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvtide.sim.below import TierWorld
 from kvtide.sim.draw import Draw
 
-NODE_STREAM, NODE_RUN_STREAM = 1 << 64, 1 << 65
+NODE_STREAM, NODE_RUN_STREAM, CLEARS_STREAM = 1 << 64, 1 << 65, 1 << 66
 """Far from the streams of other worlds."""
 
 RESETS_MAX = 4
@@ -32,6 +33,14 @@ class NodeWorld:
     """The node is killed, and comes back empty."""
     remembers: bool
     """Engines remember which keys the node has."""
+    node_hangs: int
+    """The node hangs: what is said to it waits, for longer than engines do."""
+    away_ticks_max: int = 120
+    """How long it takes until what was killed is started again."""
+    node_clears: int = 0
+    """An operator clears a namespace."""
+    tier: TierWorld | None = None
+    """What is below the node's memory."""
 
     @classmethod
     def draw(cls, seed: int) -> NodeWorld:
@@ -46,19 +55,38 @@ class NodeWorld:
             engine_dies=draw.pick((0, 0, 1, 4)),
             node_dies=draw.pick((0, 0, 1, 4)),
             remembers=draw.chance(192),
+            node_hangs=draw.pick((0, 0, 1, 4)),
+            node_clears=Draw(seed, CLEARS_STREAM).pick((0, 0, 0, 4)),
         )
 
     def without_faults(self) -> NodeWorld:
         """Return the same, where everybody lives and all messages come."""
-        return replace(self, link_slow=0, link_breaks=0, engine_dies=0, node_dies=0)
+        return replace(self, link_slow=0, link_breaks=0, engine_dies=0, node_dies=0, node_hangs=0, node_clears=0)
+
+    def whose_links_break(self) -> NodeWorld:
+        """Return the same, where only connections break."""
+        return replace(self.without_faults(), link_breaks=48, link_ticks_max=1, models=1)
+
+    def whose_node_dies(self) -> NodeWorld:
+        """Return the same, where only the node dies, often while engines store, and is back at once."""
+        return replace(self.without_faults(), node_dies=4, link_ticks_max=1, away_ticks_max=1)
 
     def __str__(self) -> str:
         return (
             f"{self.engines} engines of {self.models} models, messages take {self.link_ticks_max} ticks "
             f"(longer {self.link_slow}/256), per turn: connections break {self.link_breaks}/256, engines die "
-            f"{self.engine_dies}/256, the node dies {self.node_dies}/256"
+            f"{self.engine_dies}/256, the node dies {self.node_dies}/256, hangs {self.node_hangs}/256, is cleared "
+            f"{self.node_clears}/256; tiers: {self.tier or 'none'}"
         )
 
 
-NODE_FAULT_KINDS: tuple[str, ...] = ("link_slow", "link_breaks", "engine_dies", "node_dies", "lands_late")
+NODE_FAULT_KINDS: tuple[str, ...] = (
+    "link_slow",
+    "link_breaks",
+    "engine_dies",
+    "node_dies",
+    "node_hangs",
+    "node_clears",
+    "lands_late",
+)
 """What is counted: the last one are copies of killed engines that end after that."""

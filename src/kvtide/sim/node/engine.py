@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from dataclasses import replace
+from functools import partial
 
+from kvtide.core.messages import Plan
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.copies import Job, SimCopyEngine
 from kvtide.sim.engine import SimEngine
-from kvtide.sim.node.arena import Arena, Name
+from kvtide.sim.node.arena import WEIGHTS_OF_MODEL, Arena, Name
 from kvtide.sim.node.link import SimLink
 from kvtide.sim.run import Run
 from kvtide.sim.traffic import Arrival
+from kvtide.sim.work import StepWork
 
-WEIGHTS_OF_MODEL = 8
-"""Models are told apart by the weights that their bytes are made from. These may change, less often than that."""
-
+LONG_STEP_S = 0.4
+"""More does not count as one step."""
 STARTING_TICKS = (0, 40, 40, 40)
 """So long an engine takes to start, if it does not find its node before."""
 
@@ -35,15 +37,23 @@ class NodeEngine(SimEngine):
         self._serves_at_tick = self.clock.now + run.draw.pick(STARTING_TICKS)
         self.scheduler.epoch = self.watch.observed.epoch = WEIGHTS_OF_MODEL * model
         self.told_tick = self.clock.now
+        self.patience_s = 0.0
+        """Time as it counts for who waits for ranks, that cannot answer while their engine rests."""
+        self._arenas: dict[int, Arena] = {}
+        self.told_s = 0.0
+        """Time that it has told of. Of a step that takes longer than a second, only that: it was not there to hear."""
         link.engine = self
         for rank in self.ranks:
-            rank.slots_grow = rank.has_news = True  # what it has mapped is told in its first report
+            rank.slots_grow = True  # none can be used before it has mapped something
+            rank.memory_of = partial(self._memory_of, rank.index)
         link.connect()
 
     def step(self) -> None:
         """Do one step. The time since the last one is told."""
         passed_s = TICK_S * (self.clock.now - self.told_tick)
+        self.patience_s += min(passed_s, LONG_STEP_S)
         self.told_tick = self.clock.now
+        self.told_s += min(passed_s, 1.0)
         self.manager.manager.passed(passed_s)
         super().step()
 
@@ -71,10 +81,18 @@ class NodeEngine(SimEngine):
         """Let the weights not change any more."""
         self._resets.clear()
 
-    def map(self, life: int, arena: Arena) -> None:
-        """Let every rank have its part of the memory of a life."""
+    def welcome(self, life: int, arena: Arena) -> None:
+        """Let ranks find the memory of a life, once they hear of it by a plan."""
+        self._arenas[life] = arena
+
+    def _memory_of(self, rank: int, life: int) -> MutableSequence[int]:
+        return self._arenas[life].parts[rank]
+
+    def _dispatch(self, plan: Plan, work: StepWork) -> None:
+        """Send a plan. It says where the host slots are."""
         for rank in self.ranks:
-            rank.memories[life] = arena.parts[rank.index]
+            rank.worker.use(plan.pool)
+        super()._dispatch(plan, work)
 
     def stores_under_way(self) -> Iterator[Job]:
         """Yield what is being written to memory of the node."""

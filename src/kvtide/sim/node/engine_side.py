@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvtide.core.match import Match
 from kvtide.core.messages import Plan
+from kvtide.core.reasons import NotLoaded
 from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.clock import TICK_S
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 WAITS_S_MAX = 0.1
 """So long a request waits for an answer, and then until the next step."""
+WAITS_FOR_MEMORY_S_MAX = 1.0
+"""So long after the beginning of a life it waits for ranks that have not mapped anything."""
 
 
 class AtNodeChecker(Checker):
@@ -48,7 +51,13 @@ class AtNodeChecker(Checker):
             if match.waits or match.tokens:
                 raise Violation("I13", f"{request.id} waits for a node that is not there, or is offered what it has")
             return
-        if not match.waits:
+        if not match.waits or NotLoaded.NODE_LATE not in match.missed:  # or it waits for a tier: the node has answered
+            self._waiting.pop(request.id, None)
+            return
+        if not self._link.has_memory:
+            age_s = self._link.engine.patience_s - self._link.greeted_s
+            if age_s > WAITS_FOR_MEMORY_S_MAX + TICK_S:
+                raise Violation("I13", f"{request.id} waits for memory of the node, {age_s:.3f} s after it came")
             self._waiting.pop(request.id, None)
             return
         question, told = (life, match.device_tokens, match.num_tokens), self._link.engine.told_tick
@@ -75,6 +84,8 @@ class AtNodeChecker(Checker):
             raise Violation("I14", f"nobody has written {keys}, and the engine that has them does not care")
 
     def plan_made(self, plan: Plan) -> None:
-        """When the node is there, the engine has noticed."""
+        """When the node is there, the engine has noticed; and when it hangs, the engine has left it."""
+        if self._link.is_silent():
+            raise Violation("I13", "the node has not answered a reservation for 10 s, and the engine still waits")
         if self._link.life is not None and self._link.greeted != self._link.life:
             raise Violation("I13", "the node is there again, and the engine has not noticed")

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvtide.core.groups import Key
-from kvtide.core.index.calls import Call, Ready, Reply, Reserve, Unkept
+from kvtide.core.index.calls import Call, Ready, Reply, Reserve, Reserved, Unkept
+from kvtide.core.messages import Pool
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.node.connection import Connection, draw_delay
 from kvtide.sim.run import Run
+from kvtide.sim.violation import Violation
 
 if TYPE_CHECKING:
     from kvtide.sim.node.engine import NodeEngine
     from kvtide.sim.node.node import SimNode
 
 RETRY_TICKS = 6
+SILENT_S = 9.999999
+"""So long an engine waits for the answer to a reservation. A little less, for it adds up seconds."""
+HELLO_TICKS = 800
+"""So long it waits for the answer of a node that is there and hangs."""
 
 
 class SimLink:
@@ -27,8 +33,14 @@ class SimLink:
         """What is being opened, or is open."""
         self.greeted: int | None = None
         """The last life that the engine has taken note of."""
+        self.greeted_s = 0.0
+        """How much of its patience the engine had told of by then."""
+        self.has_memory = False
+        """The engine has told, in that life, that its ranks can use some slots."""
         self.unkept: dict[tuple[int, Key], None] = {}
         """What nobody has written, as the engine was told, and what it has not offered since."""
+        self.unanswered: dict[int, float] = {}
+        """Reservations of this life: how much time the engine had told of when it asked."""
         self.dead = False
         """The process that has this end was killed."""
         self._node = node
@@ -49,6 +61,11 @@ class SimLink:
         return self.connection.life if self.connection is not None and self._welcome else None
 
     @property
+    def pool(self) -> Pool | None:
+        """See `Link`."""
+        return None if self.life is None else Pool(self.life, f"epoch {self._node.epoch}", self.life)
+
+    @property
     def slots(self) -> int:
         """See `Link`."""
         return self._run.world.host_slots if self._welcome else 0
@@ -56,10 +73,14 @@ class SimLink:
     def send(self, call: Call) -> None:
         """See `Link`."""
         if isinstance(call, Ready):
+            self.has_memory = call.slots > 0
+            if self.greeted != self.life:
+                self.greeted_s = self.engine.patience_s
             self.greeted = self.life
             if self.greeted is not None:
                 self._in_use[self.greeted] = None
         elif isinstance(call, Reserve):
+            self.unanswered[call.id] = self.engine.told_s
             for offer in call.offers:
                 for key in offer.keys:
                     self.unkept.pop((offer.group, key), None)
@@ -75,17 +96,21 @@ class SimLink:
     def receive(self) -> Sequence[Reply]:
         """See `Link`."""
         inbox, self._inbox = self._inbox, []
+        self.engine.watch.observed.answers += len(inbox)
         for reply in inbox:
             if isinstance(reply, Unkept):
                 self.unkept.update(((reply.chain.group, key), None) for key in reply.chain.keys)
+            elif isinstance(reply, Reserved):
+                del self.unanswered[reply.id]
         return inbox
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> float:
         """See `Link`."""
         clock, life = self._run.clock, self.life
         end = clock.now + round(seconds / TICK_S)
         while clock.now < end and not self._inbox and self.life == life:
             clock.run(1)
+        return (end - clock.now) * TICK_S
 
     def leave(self) -> None:
         """See `Link`."""
@@ -95,6 +120,8 @@ class SimLink:
 
     def hang_up(self) -> None:
         """See `Link`."""
+        if not self.is_silent():
+            raise Violation("I13", f"{self.engine.name} leaves its node, which has had no time to answer")
         if self.connection is not None:
             self.lost(self.connection)
 
@@ -103,6 +130,10 @@ class SimLink:
         self._in_use.pop(life, None)
         if self.connection is not None and self._welcome:
             self.connection.carry_there(self._node.hear_drained, life)
+
+    def is_silent(self) -> bool:
+        """Whether the node has not answered some reservation for so long that it must be left."""
+        return any(self.engine.told_s - since_s >= SILENT_S for since_s in self.unanswered.values())
 
     # ------------------------------------------------------------------ lives
 
@@ -114,7 +145,8 @@ class SimLink:
         self.connection = Connection(self._node.next_life(), self.engine, self._run)
         self._said_in_use = tuple(self._in_use)
         self.connection.carry_there(self._node.attach, self._said_in_use)
-        self._run.clock.after(RETRY_TICKS + 2 * node.link_ticks_max, self._give_up, self.connection)
+        patience = HELLO_TICKS if self._node.hang_ticks_left else RETRY_TICKS + 2 * node.link_ticks_max
+        self._run.clock.after(patience, self._give_up, self.connection)
 
     def _give_up(self, connection: Connection) -> None:
         """Try again if nothing has come of it."""
@@ -122,12 +154,12 @@ class SimLink:
             self.lost(connection)
 
     def welcome(self, connection: Connection, _: None) -> None:
-        """The node has answered: its memory is mapped, and a life begins."""
+        """The node has answered: its memory can be mapped, and a life begins."""
         if self.dead or connection is not self.connection:
             return
         assert connection.arena is not None
         self._welcome = True
-        self.engine.map(connection.life, connection.arena)
+        self.engine.welcome(connection.life, connection.arena)
         for life in self._said_in_use:
             if life not in self._in_use:
                 connection.carry_there(self._node.hear_drained, life)  # it was in use when this began
@@ -147,4 +179,5 @@ class SimLink:
         self._inbox.clear()
         self._out.clear()
         self.unkept.clear()
+        self.unanswered.clear()
         self._run.clock.after(RETRY_TICKS, self.connect, None)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from kvtide.core.manager import OffloadManager
+from kvtide.core.metrics import Metrics
 from kvtide.sim.checkers.content import ContentChecker
 from kvtide.sim.checkers.ownership import OwnershipChecker
 from kvtide.sim.checkers.pin_budget import PinBudgetChecker
@@ -40,16 +41,20 @@ ENGINE_CHECKERS = (
 """What holds for each engine by itself, wherever its host blocks are."""
 ALSO_ELSEWHERE, ELSEWHERE_STEPS_MAX = 160, 40
 """How often in 256 times a request also comes to another engine, and how much later at most."""
-WHILE_STORING = 12
-"""How many times as often an engine, or the node, dies while that engine stores."""
+WHILE_COPYING = 12
+"""How many times as often an engine, or the node, dies, or their connection breaks, while that engine copies."""
 DEATHS_MAX = 6
 """Of engines, and of nodes: so that worlds end."""
 EXIT_TICKS_MAX, KNOWN_TICKS_MAX = 80, 30
 """How long a killed process may go on copying, and how long after its end that is known."""
 AWAY_ROUNDS_MAX = 200
 """For so many of these rounds an engine may try in vain to connect, because messages are slow."""
-AWAY_TICKS_MAX = 120
-"""How long it takes until what was killed is started again."""
+HANGS_MAX = 2
+"""Of one world: so that it ends."""
+HANG_TICKS_MAX = 30_000
+"""Engines leave a node that has not answered for a third of this."""
+HUNG_STEP_TICKS_MAX = 500
+"""Steps take longer while the node hangs, or it would take thousands of them until somebody leaves it."""
 ASKED_AGAIN_MAX = 3
 """Requests that come again to an engine that was killed."""
 CALM_ROUNDS, CALM_TICKS = 30, 16
@@ -75,10 +80,16 @@ class NodeMachine:
         """Of all engines that there ever were."""
         self.steps = 0
         self._deaths = dict.fromkeys(("engine", "node"), 0)
+        self._hangs = 0
         self.engines = [
             self._begin(f"e{index}", index % self._node_world.models, arrivals)
             for index, arrivals in enumerate(self._deal())
         ]
+
+    @property
+    def counted(self) -> list[Metrics]:
+        """What was counted, by engines and at the node."""
+        return [*(manager.metrics for manager in self.managers), *self.node.counted]
 
     @property
     def step_number(self) -> int:
@@ -127,7 +138,7 @@ class NodeMachine:
             engine.keep_weights()
         calm = away = 0
         while calm < CALM_ROUNDS:
-            self._clock.run(CALM_TICKS)
+            self._clock.run(CALM_TICKS + self.node.hang_ticks_left)
             busy = [engine for engine in self.engines if not engine.is_over]
             for engine in busy or self.engines:  # who rests is not woken up because of others
                 self._turn([engine])
@@ -140,6 +151,8 @@ class NodeMachine:
 
     def _turn(self, engines: list[NodeEngine]) -> None:
         self.steps += 1
+        if self.node.hang_ticks_left:
+            self._clock.run(self._draw.between(1, HUNG_STEP_TICKS_MAX))
         if engines:
             self._draw.pick(engines).turn()
         else:
@@ -160,14 +173,26 @@ class NodeMachine:
         index = self._draw.below(len(self.engines))
         engine = self.engines[index]
         connection = engine.link.connection
-        if connection is not None and self._draw.chance(chances.link_breaks):
+        more = WHILE_COPYING if any(rank.copies.running for rank in engine.ranks) else 1
+        if connection is not None and self._draw.chance(more * chances.link_breaks):
             self._break(connection)
-        more = WHILE_STORING if any(engine.stores_under_way()) else 1
         if not engine.killed and self._dies("engine", more * chances.engine_dies):
             self._kill(index)
         if self.node.alive and self._dies("node", more * chances.node_dies):
             self.node.die()
-            self._clock.after(self._draw.skewed(1, AWAY_TICKS_MAX), self.node.begin, None)
+            self._clock.after(self._draw.skewed(1, chances.away_ticks_max), self.node.begin, None)
+        if self.node.alive and not self.node.hang_ticks_left and self._hangs < HANGS_MAX:
+            self._hang(more * chances.node_hangs)
+        is_there = self.node.alive and not self.node.hang_ticks_left and self.node.namespaces
+        if chances.node_clears and is_there and self._draw.chance(more * chances.node_clears):
+            self.fault_counts["node_clears"] += 1
+            self.node.clear(self._draw.pick(tuple(self.node.namespaces)))
+
+    def _hang(self, chance: int) -> None:
+        if self._draw.chance(chance):
+            self._hangs += 1
+            self.fault_counts["node_hangs"] += 1
+            self.node.hang(self._draw.between(1, HANG_TICKS_MAX))
 
     def _dies(self, who: str, chance: int) -> bool:
         if self._deaths[who] == DEATHS_MAX or not self._draw.chance(chance):
@@ -196,7 +221,7 @@ class NodeMachine:
         if engine.link.connection is not None:
             self._clock.after(draw.between(1, EXIT_TICKS_MAX), self.node.closed, engine.link.connection)
         self._clock.after(max(exits_ticks) + draw.between(1, KNOWN_TICKS_MAX), self.node.exited, engine)
-        self._clock.after(draw.between(1, AWAY_TICKS_MAX), self._start_again, index)
+        self._clock.after(draw.between(1, self._node_world.away_ticks_max), self._start_again, index)
 
     def _start_again(self, index: int) -> None:
         engine = self.engines[index]

@@ -6,8 +6,10 @@ from kvtide.core.events import CacheEvent, Stored
 from kvtide.core.index import calls
 from kvtide.core.index.calls import Call, Found, Reply, Reserve, Reserved, Unkept
 from kvtide.sim.copies import Job
+from kvtide.sim.node.arena import Arena
 from kvtide.sim.node.books import Books, Granted, Named
 from kvtide.sim.node.checkers.base import NodeChecker
+from kvtide.sim.node.checkers.clears import ClearsChecker
 from kvtide.sim.node.checkers.commits import CommitsChecker
 from kvtide.sim.node.checkers.leases import LeasesChecker
 from kvtide.sim.node.checkers.namespaces import NamespacesChecker
@@ -21,6 +23,7 @@ NODE_CHECKERS: tuple[type[NodeChecker], ...] = (
     CommitsChecker,
     TakeoverChecker,
     NamespacesChecker,
+    ClearsChecker,
 )
 
 
@@ -31,6 +34,8 @@ class NodeWatch:
         self.books = Books()
         self._checkers = [checker(self.books) for checker in NODE_CHECKERS]
         self._by_life: dict[int, Connection] = {}
+        self._asked: dict[tuple[int, int], calls.LookUp] = {}
+        """Look-ups that are not over, by life and id."""
 
     def attached(self, connection: Connection) -> None:
         """A life has begun."""
@@ -48,14 +53,25 @@ class NodeWatch:
                 self._unkept(run.cut(call.keep_blocks))
         elif isinstance(call, calls.Release):
             self.books.leases.pop((owner.life, call.lease), None)
-        elif isinstance(call, calls.LookUp) and isinstance(reply, Found):
-            self._found(owner, call, reply)
+        elif isinstance(call, calls.LookUp | calls.Again | calls.Drop):
+            self._looked_up(owner, call, reply)
         elif isinstance(call, Reserve) and isinstance(reply, Reserved):
             self._reserved(owner, call, reply)
         for event in events:
             if isinstance(event, Stored):
                 for checker in self._checkers:
                     checker.visible(owner, event.group, list(event.keys), committed)
+
+    def came_up(self, name: Named, slot: int) -> None:
+        """Tiers have brought a key up, to this slot."""
+        for checker in self._checkers:
+            checker.came_up(name, slot)
+
+    def cleared(self, arena: Arena) -> None:
+        """An operator has cleared a namespace."""
+        self.books.clear(arena)
+        for checker in self._checkers:
+            checker.cleared(arena)
 
     def ended(self, owner: Connection) -> None:
         """The node has let go of what a life held."""
@@ -92,7 +108,7 @@ class NodeWatch:
             run = self.books.runs.pop((owner.life, run_id), None)
             if run is None:
                 continue
-            if not call.kept:
+            if run.void or not call.kept:
                 self._unkept(run)
                 continue
             for checker in self._checkers:
@@ -105,6 +121,16 @@ class NodeWatch:
         for checker in self._checkers:
             checker.unkept(run)
         self.books.end(run)
+
+    def _looked_up(self, owner: Connection, call: calls.LookUp | calls.Again | calls.Drop, found: Reply | None) -> None:
+        """A look-up is over, or waits for what is below."""
+        if isinstance(call, calls.LookUp):
+            self._asked[owner.life, call.id] = call
+        if isinstance(found, Found) and found.waits:
+            return
+        asked = self._asked.pop((owner.life, call.id), None)
+        if asked is not None and isinstance(found, Found):
+            self._found(owner, asked, found)
 
     def _found(self, owner: Connection, call: calls.LookUp, found: Found) -> None:
         assert owner.arena is not None

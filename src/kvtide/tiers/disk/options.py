@@ -13,7 +13,8 @@ from kvtide.schema import SIZE, Read, one_of
 from kvtide.tiers.config import THREADS, TierConfig
 from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.set_aside import room
-from kvtide.tiers.disk.store_folder import named_folder, stored_format, usable
+from kvtide.tiers.disk.shared_folder import stores_inside
+from kvtide.tiers.disk.store_folder import named_folder, stored_format, usable, used_bytes
 from kvtide.units import size_text
 
 URL_SCHEMES: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class DiskConfig(TierConfig):
     @model_validator(mode="after")
     def _fits(self) -> DiskConfig:
         with usable("path", str(self.path)):
-            left = room(self.path)
+            left = room(self.path) + sum(map(used_bytes, stores_inside(self.path)))
         if self.size > left:
             raise ConfigError("size", self.size, f"at most the {left} bytes that the disk of {self.path} has left")
         return self

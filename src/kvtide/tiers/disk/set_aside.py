@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvtide.tiers.disk.file_io import FOLDER_MODE
 from kvtide.tiers.disk.lock import Held, holder
-from kvtide.tiers.disk.store_folder import FORMAT_NAME, empty, rank_folders, used_bytes
+from kvtide.tiers.disk.store_folder import FORMAT_NAME, rank_folders, remove_store, used_bytes
 from kvtide.tiers.record import FORMAT_VERSION
 from kvtide.units import size_text
 
@@ -69,9 +69,4 @@ def drop_if_room_is_needed(root: Path, size_bytes: int) -> None:
         if disk.f_bavail * disk.f_frsize + used_bytes(root) >= size_bytes:
             return
         _log.warning("kvtide: removes %s, a store of another format: its room is needed", aside)
-        for folder in rank_folders(aside):
-            empty(folder.path)
-        for name in (FORMAT_NAME, "lock"):
-            (aside / name).unlink(missing_ok=True)
-        if not any(aside.iterdir()):
-            aside.rmdir()
+        remove_store(aside)

@@ -121,6 +121,16 @@ def empty(folder: Path) -> int:
     return segments
 
 
+def remove_store(root: Path) -> None:
+    """Remove a whole store, which nobody uses, and its folder if nothing else is in it."""
+    for folder in rank_folders(root):
+        empty(folder.path)
+    for name in (FORMAT_NAME, LOCK_NAME):
+        (root / name).unlink(missing_ok=True)
+    if not any(root.iterdir()):
+        root.rmdir()
+
+
 def used_bytes(root: Path) -> int:
     """Return what a store takes on the disk."""
     total = 0

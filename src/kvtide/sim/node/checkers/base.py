@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtide.core.groups import Key
 from kvtide.core.index.calls import Found, LookUp
 from kvtide.sim.copies import Job
+from kvtide.sim.node.arena import Arena
 from kvtide.sim.node.books import Books, Granted, Named
 from kvtide.sim.node.connection import Connection
 
@@ -31,6 +32,12 @@ class NodeChecker:
 
     def noticed(self, told: list[tuple[Connection, Named]]) -> None:
         """Some were told that keys have not come. To be called after each `unkept`."""
+
+    def came_up(self, name: Named, slot: int) -> None:
+        """Tiers have brought a key up, to this slot."""
+
+    def cleared(self, arena: Arena) -> None:
+        """An operator has cleared a namespace."""
 
     def found(self, owner: Connection, call: LookUp, found: Found) -> None:
         """A look-up was answered."""

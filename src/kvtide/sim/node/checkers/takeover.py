@@ -26,7 +26,7 @@ class TakeoverChecker(NodeChecker):
 
     def unkept(self, run: Granted) -> None:
         """Those that relied on it must hear of it, as long as anything is heard of them."""
-        for name in run.named():
+        for name in () if run.void else run.named():
             for life, owner in self.books.relying.get(name, {}).items():
                 if not owner.closed:
                     self._to_be_told.add((life, name))

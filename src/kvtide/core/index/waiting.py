@@ -1,0 +1,75 @@
+"""Look-ups of a shared index that wait for what is below host memory.
+
+What they have found so far is kept here, not by the engine: it knows of no slot before its look-up is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtide.core.index.local import LocalIndex
+from kvtide.core.match import Lease, Match
+from kvtide.core.requests import Request
+
+LookUpName = tuple[int, int]
+"""The owner, and the number that it has given to a look-up."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """A look-up that is not over, or of which nobody has heard yet that it is."""
+
+    request: Request
+    found: Match
+    lease: Lease
+
+
+class WaitingLookUps:
+    """All of one namespace. As many as may search at a time, and those that are over and not asked for again."""
+
+    def __init__(self, index: LocalIndex) -> None:
+        self._index = index
+        self._waiting: dict[LookUpName, Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, name: LookUpName, request: Request, found: Match) -> bool:
+        """Let a look-up wait, if there is something to wait for; otherwise return False."""
+        if found.waits:
+            self.drop(name)  # nobody gives one number twice, unless by mistake
+            request.reservation = found
+            self._waiting[name] = Waiting(request, found, self._index.lease(found))
+        self._index.wait(request, found)
+        return found.waits
+
+    def knows(self, name: LookUpName) -> bool:
+        """Whether there is such a look-up."""
+        return name in self._waiting
+
+    def result(self, name: LookUpName) -> Match | None:
+        """Return what a look-up has found; None as long as it waits. Leased until `drop`, and no longer."""
+        waiting = self._waiting[name]
+        found = waiting.found
+        search = waiting.request.search
+        assert search is not None
+        if not search.over:
+            return None
+        return self._index.look_up(waiting.request, found.device_tokens, found.num_tokens, lambda _: True)
+
+    def drop(self, name: LookUpName) -> None:
+        """Forget a look-up, if there is one, and let go of what was kept for it."""
+        waiting = self._waiting.pop(name, None)
+        if waiting is not None:
+            self._index.drop(waiting.request)
+            self._index.release(waiting.lease)
+
+    def drop_all_of(self, owner: int) -> None:
+        """Forget all look-ups of one owner."""
+        for name in [name for name in self._waiting if name[0] == owner]:
+            self.drop(name)
+
+    def drop_all(self) -> None:
+        """Forget all look-ups: what they have found so far is not to be found any more."""
+        for name in list(self._waiting):
+            self.drop(name)
