@@ -16,8 +16,9 @@ a process of its own. What is measured, in milliseconds:
 Every round has conversations of its own. The modes of a group (groups are separated by a slash) are there at the same
 time and are measured in turn, round by round, so that what the machine does otherwise meets all of them; two groups are
 compared by what they have in common. A mode may have options of its own: `kvtide-eager+host=8GiB`. Answers of all modes
-are compared. `--definition` takes the lengths from a file of vLLM's own multi-turn benchmark. `--small` is a tiny model
-for vLLM's CPU build: it shows that everything runs, and its times mean nothing.
+are compared. `kvtide-eager@turn-4` is kvtide with one thing changed (`vllm_steps.py` has them all), and `--steps` shows
+how long steps are, by what they compute. `--definition` takes the lengths from a file of vLLM's own multi-turn
+benchmark. `--small` is a tiny model for vLLM's CPU build: it shows that everything runs, and its times mean nothing.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from vllm_common import (
     read_counters,
     write_model,
 )
+from vllm_steps import VARIANTS, read_steps, watch_steps
 
 MODES = (
     "none,kvtide-eager,simple-eager/device-cache,kvtide-lazy,simple-lazy/kvtide-eager,offloading/kvtide-eager,lmcache"
@@ -70,6 +72,7 @@ class Settings:
     spacing_s: float = 0.05
     think_s: float = 0.5
     small: bool = False
+    steps: bool = False
 
     def conversations(self, round_number: int) -> list[list[Turn]]:
         """Return the conversations of a round. Round 0 is for warming up, and shorter."""
@@ -100,6 +103,7 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
     rounds = [settings.conversations(number) for number in range(1, 3)]
+    mode = mode.partition("@")[0]
     tokens = settings.device_tokens if mode != "device-cache" else 11 * max(map(all_tokens, rounds)) // 10
     arguments = engine_arguments(
         mode, settings.model, folder, device_tokens=tokens, host_bytes=settings.host_bytes, small=settings.small
@@ -187,10 +191,17 @@ async def serve_rounds(mode: str, settings: Settings, orders: Any) -> None:
         engine = make_engine(mode, settings, Path(folder))
         orders.send([time.perf_counter() - begin_s])
         await engine.collective_rpc(randomise)
+        for variant in mode.split("@")[1:]:
+            await engine.collective_rpc(VARIANTS[variant])
+        if settings.steps:
+            await engine.collective_rpc(watch_steps)
         users = Users(engine, settings.at_once)
         while (number := orders.recv()) is not None:
             orders.send([await users.run(settings.conversations(number))])
-        orders.send([(await engine.collective_rpc(read_counters))[0] if mode.startswith("kvtide") else {}])
+        counters = (await engine.collective_rpc(read_counters))[0] if mode.startswith("kvtide") else {}
+        if settings.steps:
+            counters["steps_ms"] = (await engine.collective_rpc(read_steps))[0]
+        orders.send([counters])
         engine.shutdown()
 
 
@@ -304,11 +315,15 @@ def main() -> int:
     parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
     parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each group")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--steps", action="store_true", help="also show how long the engine's steps are")
     parser.add_argument("--small", action="store_true", help="a tiny model, for vLLM's CPU build")
     arguments = parser.parse_args()
     groups = [group.split(",") for group in arguments.modes.split("/")]
-    if unknown := {mode.split("+")[0] for group in groups for mode in group} - CONNECTORS.keys():
+    names = {mode.partition("@")[0].split("+")[0] for group in groups for mode in group}
+    if unknown := names - CONNECTORS.keys():
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(CONNECTORS)}")
+    if unknown := {variant for group in groups for mode in group for variant in mode.split("@")[1:]} - VARIANTS.keys():
+        parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(VARIANTS)} behind the @")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     settings = Settings(
@@ -316,9 +331,12 @@ def main() -> int:
         model=Model(kv_heads=arguments.kv_heads),
         host_bytes=arguments.host_gib * GIB,
         at_once=arguments.at_once,
+        steps=arguments.steps,
     )
     if arguments.small:
-        settings = Settings(SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True)
+        settings = Settings(
+            SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True, steps=arguments.steps
+        )
     comparison = Comparison(settings, arguments.rounds, arguments.out)
     for group in groups:
         comparison.run(group)

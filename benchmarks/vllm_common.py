@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,14 +25,25 @@ PRELOAD = [
 CONNECTORS: dict[str, dict[str, Any]] = {
     "none": {},
     "device-cache": {},
-    "kvtide-eager": {"kv_connector": "KVTideConnector", "host": "host", "options": {"mode": "eager"}},
-    "kvtide-lazy": {"kv_connector": "KVTideConnector", "host": "host", "options": {"mode": "lazy"}},
+    "kvtide-eager": {
+        "kv_connector": "KVTideConnector",
+        "module": "kvtide.vllm",
+        "host": "host",
+        "options": {"mode": "eager"},
+    },
+    "kvtide-lazy": {
+        "kv_connector": "KVTideConnector",
+        "module": "kvtide.vllm",
+        "host": "host",
+        "options": {"mode": "lazy"},
+    },
     "offloading": {"kv_connector": "OffloadingConnector", "options": {}},
     "simple-eager": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": False}},
     "simple-lazy": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": True}},
     "lmcache": {"kv_connector": "LMCacheConnectorV1", "host": "", "options": {}},
     "lmcache-server": {
         "kv_connector": "LMCacheMPConnector",
+        "module": "lmcache.integration.vllm.lmcache_mp_connector",  # vLLM's own one of that name starts no server
         "host": "",
         "options": {"lmcache.mp.autostart": True, "lmcache.mp.save_decode_cache": True, "lmcache.mp.port": 15_555},
     },
@@ -108,7 +121,7 @@ def engine_arguments(
             "kv_connector": connector["kv_connector"],
             "kv_role": "kv_both",
             "kv_connector_extra_config": options,
-            **({"kv_connector_module_path": "kvtide.vllm"} if name.startswith("kvtide") else {}),
+            **({"kv_connector_module_path": connector["module"]} if "module" in connector else {}),
         }
     if not small:
         # Others use the GPU too, so its free memory tells nothing.
@@ -119,6 +132,8 @@ def engine_arguments(
 
 def lmcache_options(mode: str, host_gib: float) -> dict[str, Any]:
     """Return how LMCache is told the size of its host tier: in process by its environment."""
+    if mode.startswith("lmcache"):
+        check_lmcache()
     if mode == "lmcache":
         os.environ |= {
             "LMCACHE_LOCAL_CPU": "True",
@@ -128,6 +143,14 @@ def lmcache_options(mode: str, host_gib: float) -> dict[str, Any]:
     if mode == "lmcache-server":
         return {"lmcache.mp.autostart.server_args": f"--l1-size-gb {host_gib:.0f} --eviction-policy LRU"}
     return {}
+
+
+def check_lmcache() -> None:
+    """Raise what keeps LMCache from copying. Its own import says no more than that a name, `device_ops`, is missing."""
+    look = "from lmcache.v1.platform import resolve_device_ops, torch_device_type as d; resolve_device_ops(d)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)  # noqa: S603 (ours)
+    if done.returncode:
+        raise FailedError(f"LMCache cannot be used here: {done.stderr.strip()[-600:]}")
 
 
 def randomise(worker: Any) -> None:

@@ -17,7 +17,7 @@ else:
         collect_ignore_glob.append("test_*.py")
 
 if importlib.util.find_spec("vllm") is None:
-    collect_ignore_glob.append("test_states.py")
+    collect_ignore_glob += ["test_states.py", "test_kinds.py"]
 
 
 @pytest.fixture(autouse=True)

@@ -147,11 +147,16 @@ def make_llm(model: Path, mode: str | None = "eager", *, blocks: int = 64, **arg
     return LLM(
         str(model),
         skip_tokenizer_init=True,
-        block_size=BLOCK_TOKENS,
         num_gpu_blocks_override=blocks,
         enforce_eager=True,
         disable_log_stats=False,
-        **{"dtype": "float32", "max_model_len": MAX_TOKENS, "max_num_batched_tokens": 512, **args},
+        **{
+            "dtype": "float32",
+            "block_size": BLOCK_TOKENS,
+            "max_model_len": MAX_TOKENS,
+            "max_num_batched_tokens": 512,
+            **args,
+        },
     )
 
 

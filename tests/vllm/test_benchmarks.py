@@ -36,14 +36,16 @@ def test_engines_with_and_without_kvtide_are_compared() -> None:
 
 
 def test_conversations_are_compared_and_answered_alike() -> None:
-    found = run("vllm_chat.py", "--modes", "none,kvtide-eager", "--rounds", "1")
+    changed = "kvtide-eager@wait-at-once"
+    found = run("vllm_chat.py", "--modes", f"none,{changed}", "--rounds", "1", "--steps")
     none, kvtide = found["rows"]
-    assert [row["mode"] for row in (none, kvtide)] == ["none", "kvtide-eager"]
+    assert [row["mode"] for row in (none, kvtide)] == ["none", changed]
     for row in (none, kvtide):
         assert row["first_ms"]["count"] == 4
         assert row["follow_up_ms"]["count"] == 8
         assert 0 < row["between_ms"]["count"] <= 8 * 7  # on a busy machine an output may have two tokens
         assert row["other_answers"] == 0
+        assert row["counters"]["steps_ms"]["decode"]["count"] > 0
 
 
 def test_a_definition_of_vllms_own_benchmark_gives_the_lengths(tmp_path: Path) -> None:

@@ -98,8 +98,8 @@ def make_side(*specs: Any) -> WorkerSide:
     return WorkerSide(0, SimpleNamespace(num_blocks=8, kv_cache_groups=groups), COPYING, SLOTS, {"layer": object()})
 
 
-def step(side: WorkerSide, *loads: Copy, slots: int = SLOTS) -> None:
-    side.begin_step(StepMetadata(Plan(1, loads=loads), slots, idle=not loads))
+def step(side: WorkerSide, *loads: Copy, slots: int = SLOTS, arrived: tuple[str, ...] = ()) -> None:
+    side.begin_step(StepMetadata(Plan(1, loads=loads), slots, idle=not loads, arrived=arrived))
     side.forward_issued()
     side.poll()
     side.end_step()
@@ -170,8 +170,10 @@ def test_a_load_is_announced_once_it_is_certain_and_compute_waits_for_its_end(
     assert side.loads.take_finished() == ({"r"}, set())
     assert side.take_report() is None, "its pins stay"
     assert engines[0].waited == []
-    step(side)
+    step(side, arrived=("r",))
     assert engines[0].waited == [7]
+    step(side)
+    assert engines[0].waited == [7, 7], "every step until its end"
     engines[0].done = (7,)
     step(side)
     assert side.loads.take_finished() == (set(), set()), "once"
@@ -181,6 +183,20 @@ def test_a_load_is_announced_once_it_is_certain_and_compute_waits_for_its_end(
     waited = len(engines[0].waited)
     step(side)
     assert len(engines[0].waited) == waited
+
+
+def test_f31_a_step_that_was_scheduled_before_a_load_was_heard_of_does_not_wait_for_it(
+    side: WorkerSide, engines: list[ToldEngine]
+) -> None:
+    """vLLM schedules a step while another one computes: what decodes there knows nothing of the load."""
+    step(side, LOAD, Copy(8, (3,), (2,), request_id="other"))
+    engines[0].sure |= {7, 8}
+    step(side)
+    assert side.loads.take_finished() == ({"r", "other"}, set())
+    step(side)
+    assert engines[0].waited == []
+    step(side, arrived=("r",))
+    assert engines[0].waited == [7]
 
 
 def test_f7_vllm_hears_of_a_load_of_states_only_when_its_bytes_are_there(engines: list[ToldEngine]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from kvtide.core.ledger import StoreEntry
 from kvtide.vllm import connector
 from kvtide.vllm.layout import Layout, read_layout
+from kvtide.vllm.load_news import LoadNews
 from kvtide.vllm.requests import Requests
 from kvtide.vllm.worker_side import WorkerSide
 from tests.vllm.engines import Control
@@ -177,4 +178,12 @@ def test_f7_compute_that_does_not_wait_for_the_end_of_an_announced_load_is_caugh
 ) -> None:
     """The canary of loads that vLLM hears of before their last bytes have moved."""
     monkeypatch.setattr(WorkerSide, "_let_compute_wait", lambda *_: None)
+    assert is_caught(lambda seed: make(tmp_path, monkeypatch, seed, mode="eager"), violation="reads a wrong token")
+
+
+def test_f7_workers_that_do_not_hear_which_loads_may_be_read_are_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The canary of steps that need not wait, because they were scheduled before a load was heard of (F31)."""
+    monkeypatch.setattr(LoadNews, "arrived", lambda *_: None)
     assert is_caught(lambda seed: make(tmp_path, monkeypatch, seed, mode="eager"), violation="reads a wrong token")

@@ -32,6 +32,8 @@ class LoadEnds:
         """Whether loads were admitted since the last plan: some may be over without any copy."""
         self.unannounced: dict[str, int | None] = {}
         """What the next step has to announce: see `StepMetadata.announce`."""
+        self._heard: list[str] = []
+        """What vLLM is about to hear of, and the workers with the next step: see `StepMetadata.arrived`."""
 
     def announce(self, step: StepMetadata, *, overdue: bool) -> None:
         """Let the workers tell vLLM of loads that are over without their doing. `overdue`: some transfers are."""
@@ -40,6 +42,7 @@ class LoadEnds:
             self._announce_loads_without_copies(step)
         step.announce.update(self.unannounced)
         self.unannounced.clear()
+        step.arrived, self._heard = tuple(self._heard), []
 
     def _announce_loads_without_copies(self, step: StepMetadata) -> None:
         """Announce loads that are over already: no worker will hear of them otherwise.
@@ -64,6 +67,7 @@ class LoadEnds:
             self._loaded(self._requests.known[request_id])
         for request_id in outcome.failed:
             self._failed(self._requests.known[request_id], output)
+        self._heard += output.finished_recving or ()
         for request_id in tuple(output.finished_recving or ()):
             self._requests.aborted.pop(request_id, None)
             tracked = self._requests.known.get(request_id)

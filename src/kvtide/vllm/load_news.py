@@ -13,8 +13,14 @@ class LoadNews:
     def __init__(self) -> None:
         self._untold: dict[int, tuple[str, tuple[int, ...]]] = {}
         """Request and device blocks of each load that vLLM has not heard of."""
-        self.certain: set[int] = set()
-        """Loads that vLLM has heard of while their last bytes are on their way: compute has to come after them."""
+        self.certain: dict[int, str] = {}
+        """Loads that were announced while their last bytes are on their way, and their requests."""
+        self.heard: set[int] = set()
+        """Those of them that the scheduler has heard of: compute has to come after them.
+
+        Steps that were scheduled before do not know of the request. vLLM schedules one step while another computes, and
+        requests that decode there need not wait for somebody else's load (F31).
+        """
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._unfilled: set[int] = set()
@@ -39,12 +45,19 @@ class LoadNews:
     def now_certain(self, transfer_ids: Set[int]) -> None:
         """Announce loads that nothing but the loss of the device can stop any more."""
         for transfer_id in self._untold.keys() & transfer_ids:
+            request_id = self._untold[transfer_id][0]
             self.done(transfer_id)
-            self.certain.add(transfer_id)
+            self.certain[transfer_id] = request_id
+
+    def arrived(self, request_ids: Iterable[str]) -> None:
+        """Take note that the scheduler has heard of loads, so that their requests may run in this step."""
+        ids = set(request_ids)
+        self.heard.update(transfer_id for transfer_id, request_id in self.certain.items() if request_id in ids)
 
     def done(self, transfer_id: int) -> None:
         """Announce that a load is over, unless vLLM has heard of it, or it is no load."""
-        self.certain.discard(transfer_id)
+        self.certain.pop(transfer_id, None)
+        self.heard.discard(transfer_id)
         if transfer_id in self._untold:
             self._finished.add(self._untold.pop(transfer_id)[0])
 

@@ -25,6 +25,8 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no ty
 
     The value is None if the load succeeded (there was nothing to copy), or a block that it did not fill.
     """
+    arrived: tuple[str, ...] = ()
+    """Requests whose load the scheduler has heard of since the step before: from this step on they may run."""
 
 
 @dataclass(slots=True)

@@ -135,7 +135,8 @@ class WorkerSide:
         self._timed = step.timed
         self._worker.use(step.plan.pool)
         self._engine.share(compute=not step.idle)
-        if self.loads.certain:
+        self.loads.arrived(step.arrived)
+        if self.loads.heard:
             self._let_compute_wait()
         self.loads.announce(step.announce)
         plan = step.plan
@@ -171,10 +172,10 @@ class WorkerSide:
             self._worker.start(plan, kv_tensors.fence(self._stripes))
 
     def _let_compute_wait(self) -> None:
-        """Let this step's forward pass, and every copy that comes after it, come after the loads that are announced."""
+        """Let this step's forward pass, and every copy that comes after it, come after the loads it may read."""
         certain = self._engine.certain()
-        self.loads.certain &= certain.keys()
-        for transfer_id in self.loads.certain:
+        self.loads.heard &= certain.keys()
+        for transfer_id in self.loads.heard:
             certain[transfer_id]()
 
     def poll(self) -> None:

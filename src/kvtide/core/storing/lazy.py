@@ -17,6 +17,12 @@ from kvtide.core.storing.stores import Stores
 
 LOOKAHEAD_STEPS = 2
 """Clean blocks are kept for this many steps: one allocates while the stores of the other are in flight."""
+CLEAN_SHARE = 4
+"""And at least this part of the device, a quarter.
+
+Several requests may load in one step, and how much that can be is known when it happens for the first time: too late.
+Whole conversations were lost then, unnoticed, and computed again.
+"""
 
 
 def clean_target(
@@ -29,7 +35,8 @@ def clean_target(
     other.
     """
     computing_blocks = sum(-(-step_tokens // group.block_tokens) for group in groups)
-    return min(device_blocks, slots, LOOKAHEAD_STEPS * (computing_blocks + loading_blocks))
+    needed = max(LOOKAHEAD_STEPS * (computing_blocks + loading_blocks), device_blocks // CLEAN_SHARE)
+    return min(device_blocks, slots, needed)
 
 
 class LazyPlanner:

@@ -17,6 +17,8 @@ from kvtide.sim.violation import Violation
 from kvtide.sim.world import World
 
 LOOKAHEAD_STEPS = 2
+CLEAN_SHARE = 4
+"""And at least this part of the device."""
 
 
 class LazyChecker(Checker):
@@ -85,6 +87,7 @@ class LazyChecker(Checker):
     def _check_queue(self) -> None:
         observed, world = self.observed, self.world
         target = LOOKAHEAD_STEPS * (self._step_blocks + self._loading_blocks_max)
+        target = max(target, world.device_blocks // CLEAN_SHARE)
         waiting: set[int] = set()
         for content in self.pool.next_victims(min(world.device_blocks, world.host_slots, target)):
             held = observed.stamp_of(content.group, content.key)

@@ -1,0 +1,112 @@
+"""How long the steps of an engine are, and kvtide with one thing changed: functions that are sent to vLLM's workers.
+
+What is changed here cannot be set by users. It is changed in a running engine, so that two states of one part can be
+measured in turn, in one run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+
+def watch_steps(worker: Any) -> None:
+    """Take down when each step begins, and what it computes."""
+    runner = worker.model_runner
+    worker.watched_steps = []
+    execute = runner.execute_model
+
+    def watched(scheduled: Any, *rest: Any, **named: Any) -> Any:
+        tokens = scheduled.total_num_scheduled_tokens
+        worker.watched_steps.append((time.perf_counter(), tokens, len(scheduled.num_scheduled_tokens)))
+        return execute(scheduled, *rest, **named)
+
+    runner.execute_model = watched
+
+
+def read_steps(worker: Any) -> dict[str, Any]:
+    """Return how long it took from one step to the next, in ms, by what the first of the two computed."""
+    steps = [step for step in worker.watched_steps if step[1]]
+    kinds: dict[str, list[float]] = {"decode": [], "with up to 1024 new tokens": [], "with more": []}
+    for (begin_s, tokens, requests), (end_s, *_) in pairwise(steps):
+        if end_s - begin_s > 1.0:
+            continue  # nobody was there
+        name = "decode" if tokens == requests else "with more" if tokens > 1024 else "with up to 1024 new tokens"
+        kinds[name].append(1e3 * (end_s - begin_s))
+    return {name: _summary(values) for name, values in kinds.items() if len(values) > 1}
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    found = {"count": len(values), "mean": statistics.fmean(values), "p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+# ---------------------------------------------------------------------- kvtide with one thing changed
+
+
+def _worker_side() -> Any:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415 (only where vLLM runs)
+
+    return get_kv_transfer_group()._worker
+
+
+def wait_at_once(_worker: Any) -> None:
+    """Let the very next step wait for loads that were announced, as it was before F31 was looked at."""
+    side = _worker_side()
+    loads = side.loads
+    loads.arrived = lambda _: loads.heard.update(loads.certain)
+
+
+def announce_late(_worker: Any) -> None:
+    """Announce loads when their bytes are there."""
+    _worker_side()._announces_early = False
+
+
+def load_after_forward(_worker: Any) -> None:
+    """Begin loads when the forward pass of their step is issued, so that writing them down is in nobody's way."""
+    from kvtide.core import Plan  # noqa: PLC0415 (only where kvtide is used)
+    from kvtide.vllm import kv_tensors  # noqa: PLC0415
+
+    side = _worker_side()
+    begin_step, forward_issued = side.begin_step, side.forward_issued
+    held: list[tuple[Any, Any]] = []
+
+    def begin(step: Any) -> None:
+        if not step.idle and step.plan.loads:
+            held.append((step.plan, kv_tensors.fence(side._stripes)))  # they need not wait for this step's compute
+            step.plan = dataclasses.replace(step.plan, loads=())
+        begin_step(step)
+
+    def issued() -> None:
+        forward_issued()
+        while held:
+            plan, fence = held.pop()
+            side.loads.begin(plan.loads)
+            side._worker.start(Plan(plan.step, loads=plan.loads), fence)
+
+    side.begin_step, side.forward_issued = begin, issued
+
+
+def turns_of(mib: int) -> Callable[[Any], None]:
+    """Let others in after so many MiB of a copy."""
+
+    def change(_worker: Any) -> None:
+        for lane in _worker_side()._engine._lanes.values():
+            lane._gap = lane._gap._replace(turn_bytes=mib << 20)
+            lane._piece_bytes = min(lane._piece_bytes, mib << 20)
+
+    return change
+
+
+VARIANTS: dict[str, Callable[..., None]] = {
+    "wait-at-once": wait_at_once,
+    "announce-late": announce_late,
+    "load-after-forward": load_after_forward,
+    **{f"turn-{mib}": turns_of(mib) for mib in (2, 4, 8)},
+}
+"""By what stands behind the `@` of a mode."""
