@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtide.core import NotLoaded, NotStored
@@ -214,14 +215,19 @@ def test_a_namespace_that_is_not_there_is_not_cleared(running: NodeProcess) -> N
 # ---------------------------------------------------------------------- Prometheus
 
 
-def samples(port: int) -> dict[tuple[str, str], float]:
-    """Return values by name and reason, all namespaces together, as Prometheus reads them."""
+def scraped(port: int) -> list[Metric]:
+    """Return what Prometheus reads."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON_S) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     assert all(family.documentation for family in families)
+    return families
+
+
+def samples(port: int) -> dict[tuple[str, str], float]:
+    """Return values by name and reason, all namespaces together."""
     return {
         (sample.name, sample.labels.get("reason", sample.labels.get("state", ""))): sample.value
-        for family in families
+        for family in scraped(port)
         for sample in family.samples
     }
 
@@ -256,4 +262,6 @@ def test_every_metric_is_in_the_documents_and_no_other(running: NodeProcess, eng
     wait_until(lambda: ("kvtide_node_slots", "") in samples(port))
     documented = set(re.findall(r"`kvtide_node_(\w+)", DOCS.read_text()))
     documented |= set(re.findall(r"`…_(\w+)", DOCS.read_text()))
-    assert {name.removeprefix("kvtide_node_") for name, _ in samples(port)} == documented
+    suffixes = {"counter": "_total", "info": "_info"}
+    exported = {family.name + suffixes.get(family.type, "") for family in scraped(port)}
+    assert {name.removeprefix("kvtide_node_") for name in exported} == documented
