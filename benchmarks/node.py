@@ -81,7 +81,7 @@ class Engine:
         index = None
         if socket is not None:
             namespace = {"model": "benchmark", "groups": described(groups), "parts": [BLOCK_BYTES]}
-            self.link = IndexLink(socket, Hello(Role.SCHEDULER, engine=name, namespace=namespace), print)
+            self.link = IndexLink(socket, Hello(Role.SCHEDULER, engine=name, namespace=namespace), _tell)
             index = RemoteIndex(self.link, groups)
         geometry = Geometry(groups=groups, block_bytes=BLOCK_BYTES, device_blocks=self.device.num_blocks)
         config = OffloadConfig.build(geometry, {"host": BLOCK_BYTES * slots, "pin_budget": self.device.num_blocks})
@@ -170,6 +170,11 @@ class Engine:
         if self.worker is not None and self.link is not None:
             self.worker.close()
             self.link.close()
+
+
+def _tell(line: str) -> None:
+    """Say something for people, beside the result."""
+    print(line, file=sys.stderr)
 
 
 def wait_until_ready(socket: Path) -> None:

@@ -176,7 +176,7 @@ def test_engines_whose_block_hashes_differ(tmp_path: Path, what: str, value: str
         assert first.line().endswith(")")
         second = Engine(halves.path, "second", **{"hashing": "sha256", "seed": "0", what: value})
         differs = f'{what} is "{value}", not "{"0" if what == "seed" else "sha256"}"'
-        assert second.line().endswith(f"; shares nothing with the other engines there: {differs}")
+        assert second.line().endswith(f"; this engine shares nothing with the others there: {differs}")
         said(halves, f"engine second shares nothing with the others: {differs}")
         assert len(status_of(halves.path)["namespaces"]) == 2
         first.link.close()

@@ -86,7 +86,8 @@ def _made_possible(world: World, overrides: Overrides) -> World:
                 raise ConfigError(name, value, f"at most {most}, the {limit.replace('_', ' ')}")
             world = replace(world, **{name: most})
     if world.node is not None:  # these are simulated for one engine
-        node = replace(world.node, tier=world.tier or world.node.tier)  # they are the node's, not the engines'
+        tier = world.tier if "tier" in overrides else world.tier or world.node.tier
+        node = replace(world.node, tier=tier)  # they are the node's, not the engines'
         world = replace(world, node=node, tier=None, replicas=1, resets=world.resets[:RESETS_MAX], step_s=0)
         world = replace(world, faults=world.faults.without("not_kept"))
     if world.ranks % world.replicas:

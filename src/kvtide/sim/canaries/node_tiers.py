@@ -11,7 +11,7 @@ from kvtide.sim.canaries.base import Patches, canary, returning
 
 @canary("F28", "what is brought up for an engine that has gone is kept for it", "I5", node="yes")
 def waits_for_the_dead() -> Patches:
-    return [returning(WaitingLookUps, "drop_all")]
+    return [returning(WaitingLookUps, "drop_all_of")]
 
 
 @canary("F10", "at a node, a block counts as brought up when one part has come", "I12", "I15", node="yes")
