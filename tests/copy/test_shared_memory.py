@@ -125,3 +125,19 @@ def test_memory_that_is_too_short_is_not_mapped() -> None:
 def test_memory_that_cannot_be_made_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="host"):
         shared_memory.make(-1)
+
+
+def test_memory_of_a_file_is_mapped_where_its_huge_pages_fit_and_unmapped_whole() -> None:
+    offer = shared_memory.make(3 << 20)
+    host = HostArena(3, 1 << 20, file=offer.descriptor)
+    os.close(offer.descriptor)
+    assert host.address % (2 << 20) == 0
+    addresses = [host.address, host.address + (3 << 20) - 1]
+    assert all(map(is_mapped, addresses))
+    host.close()
+    assert not any(map(is_mapped, addresses))
+
+
+def is_mapped(address: int) -> bool:
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return any(int(first, 16) <= address < int(last, 16) for first, last in ranges)

@@ -166,6 +166,67 @@ def test_with_huge_pages_its_size_is_one_of_them(monkeypatch: pytest.MonkeyPatch
     arena.close()
 
 
+def touched(arena: NodeArena) -> NodeArena:
+    ended = threading.Event()
+    arena.touch(ended.set)
+    assert ended.wait(20)
+    assert (arena.failure, arena.ready_slots) == ("", arena.description.slots)
+    assert resident_bytes(arena.descriptor) == arena.description.nbytes
+    return arena
+
+
+def pmd_mapped_kib(address: int) -> int:
+    """How much of a mapping this process has in huge pages."""
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            if line.startswith(f"{address:x}-"):
+                return next(int(each.split()[1]) for each in lines if each.startswith("ShmemPmdMapped:"))
+    raise AssertionError(f"nothing is mapped at {address:x}")
+
+
+def test_it_has_huge_pages_where_the_kernel_can_be_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas, "transparent", lambda: False)
+    monkeypatch.setattr(arenas, "reserved_bytes", lambda: 0)
+    arena = touched(NodeArena(0, 5, 1 << 20))
+    assert (arena.pages == "in huge pages") == (pmd_mapped_kib(arena.mapped.address) == 4096)
+    assert not arena.mapped.memory.any()
+    arena.close()
+
+
+def test_the_kernel_is_asked_for_each_huge_page_and_what_is_left_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def agree(address: int) -> bool:
+        asked.append(address)
+        touching._populate(address, touching.PIECE_BYTES)
+        return True
+
+    monkeypatch.setattr(arenas, "transparent", lambda: False)
+    monkeypatch.setattr(arenas, "reserved_bytes", lambda: 0)
+    monkeypatch.setattr(arenas, "collapse", agree)
+    monkeypatch.setattr(touching, "collapse", agree)
+    arena = touched(NodeArena(0, 5, 1 << 20))
+    first = arena.mapped.address
+    assert arena.pages == "in huge pages"
+    assert asked == [first, first, first + touching.PIECE_BYTES], "the first one tells whether it can be had"
+    arena.close()
+
+
+def test_a_kernel_that_has_no_huge_pages_left_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[int] = []
+
+    def refuse(address: int) -> bool:
+        refused.append(address)
+        return False
+
+    monkeypatch.setattr(arenas, "transparent", lambda: False)
+    monkeypatch.setattr(arenas, "reserved_bytes", lambda: 0)
+    monkeypatch.setattr(arenas, "collapse", lambda _: True)
+    monkeypatch.setattr(touching, "collapse", refuse)
+    touched(NodeArena(0, 10, touching.PIECE_BYTES)).close()
+    assert len(refused) == 8
+
+
 def test_huge_pages_that_were_set_aside_are_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
     flags: list[int] = []
     create = os.memfd_create

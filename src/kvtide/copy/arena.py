@@ -16,6 +16,8 @@ from kvtide.core.share import ALL, Share
 from kvtide.errors import ConfigError, CopyError
 from kvtide.options import parse_count
 
+HUGE_PAGE_BYTES = 2 << 20
+
 
 class HostArena:
     """`slots` slots of `slot_bytes` bytes, zero at first. A page takes real memory once it is touched.
@@ -49,11 +51,12 @@ class HostArena:
         self.shared = file is not None
         """Whether others may have the same memory, which was placed and checked for by whoever made it."""
         self.share = share
-        self._mapped_bytes = file_bytes or slots * slot_bytes
-        self._mapping = _map(self._mapped_bytes, file)
-        flat = np.frombuffer(self._mapping, dtype=np.uint8, count=slots * slot_bytes)
+        self._mapping, first = _map(file_bytes or slots * slot_bytes, file)
+        flat = np.frombuffer(self._mapping, dtype=np.uint8, count=slots * slot_bytes, offset=first)
         self.address = int(flat.ctypes.data)
         """Where it is mapped."""
+        self._reserved = self.address - first, len(self._mapping)
+        """The address and the size of all that Python will unmap."""
         self._memory: npt.NDArray[np.uint8] | None = flat.reshape(slots, slot_bytes)
         _ARENAS.add(self)
 
@@ -91,20 +94,37 @@ def refuse_too_much(size: int) -> None:
         raise ConfigError("host", size, left.expected)
 
 
-def _map(size: int, file: int | None) -> mmap.mmap:
+def _map(size: int, file: int | None) -> tuple[mmap.mmap, int]:
+    """Return a mapping, and where in it the memory begins."""
     try:
         if file is not None:
-            mapping = mmap.mmap(file, size, flags=mmap.MAP_SHARED)
+            mapping, first = _map_aligned(size, file)
         else:
             refuse_too_much(size)
-            mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            mapping, first = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError("host", size, f"memory that this machine can give ({error})") from error
     # Without DONTFORK a child shares the pages, and each one that the parent writes to from then on is there twice.
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         with contextlib.suppress(OSError, AttributeError):  # hints, which not every system knows
             mapping.madvise(getattr(mmap, advice))
-    return mapping
+    return mapping, first
+
+
+def _map_aligned(size: int, file: int) -> tuple[mmap.mmap, int]:
+    """Map a file where its huge pages can be mapped whole: Linux sees to that for other memory, but not for files."""
+    if os.fstat(file).st_size < size:
+        raise ValueError("the file is shorter than that")  # who reads beyond its end is killed
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | libc.MAP_NORESERVE
+    whole = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=flags)
+    try:
+        address = np.frombuffer(whole, dtype=np.uint8).ctypes.data
+        first = -address % HUGE_PAGE_BYTES
+        libc.map_file(file, address + first, size)
+    except BaseException:
+        whole.close()
+        raise
+    return whole, first
 
 
 _ARENAS: weakref.WeakSet[HostArena] = weakref.WeakSet()
@@ -118,7 +138,7 @@ def _leave_behind() -> None:
     """
     for arena in _ARENAS:
         arena._memory = None
-        libc.reserve(arena.address, arena._mapped_bytes)
+        libc.reserve(*arena._reserved)
 
 
 os.register_at_fork(after_in_child=_leave_behind)

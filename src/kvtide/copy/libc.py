@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import functools
 import mmap
+import os
 from typing import Any
 
-_PROT_NONE = 0
-_MAP_NORESERVE = 0x4000
+_PROT_NONE, _PROT_READ_WRITE = 0, 3
+_MAP_FIXED = 0x10
+MAP_NORESERVE = 0x4000
 _MAP_FIXED_NOREPLACE = 0x100000
 
 
@@ -27,8 +29,17 @@ def madvise(address: int, nbytes: int, advice: int) -> None:
         load().madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(advice))
 
 
+def map_file(file: int, address: int, nbytes: int) -> None:
+    """Map shared memory over what is mapped there. Raises OSError."""
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    place = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+    if load().mmap(*place, _PROT_READ_WRITE, flags, ctypes.c_int(file), ctypes.c_long(0)) != address:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
 def reserve(address: int, nbytes: int) -> None:
     """Keep addresses at which nothing is mapped from being used; whoever touches them is stopped by the system."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED_NOREPLACE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | _MAP_FIXED_NOREPLACE
     with contextlib.suppress(OSError, AttributeError):
         load().mmap(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _PROT_NONE, flags, -1, ctypes.c_long(0))

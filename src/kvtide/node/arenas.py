@@ -8,12 +8,15 @@ import mmap
 import os
 from collections.abc import Callable
 
+from kvtide.copy.arena import HUGE_PAGE_BYTES
 from kvtide.copy.numa import prefer_node
 from kvtide.node.errors import BadFrame
 from kvtide.node.hello import ArenaDescription
-from kvtide.node.huge_pages import HUGE_PAGE_BYTES, how_to, reserved_bytes, transparent
+from kvtide.node.huge_pages import how_to, reserved_bytes, transparent
 from kvtide.node.mapped import SEALS, MappedArena
-from kvtide.node.touching import Touching
+from kvtide.node.touching import PIECE_BYTES, Touching, collapse
+
+_HUGE, _SMALL = "in huge pages", "in small pages"
 
 
 class NodeArena:
@@ -32,7 +35,13 @@ class NodeArena:
                 prefer_node(self.mapped.address, self.description.nbytes, numa_node)
             except OSError as error:
                 self.numa_failure = f"{error.strerror}"
-        self._touching = Touching(f"kvtide-touch-{part}", self.mapped.address, self.description.nbytes)
+        collapses = self.pages == _SMALL and self.description.nbytes >= PIECE_BYTES and collapse(self.mapped.address)
+        if collapses:
+            self.pages = _HUGE
+        elif self.pages == _SMALL:
+            self.pages = f"{_SMALL} (for huge ones: {how_to()})"
+        address, nbytes = self.mapped.address, self.description.nbytes
+        self._touching = Touching(f"kvtide-touch-{part}", address, nbytes, collapses=collapses)
 
     @property
     def description(self) -> ArenaDescription:
@@ -79,7 +88,7 @@ def _make(part: int, slots: int, slot_bytes: int) -> tuple[int, MappedArena, str
             description = ArenaDescription(part, slots, slot_bytes, nbytes)
             return *_sealed(description, os.MFD_HUGETLB | os.MFD_HUGE_2MB), "in huge pages that were set aside"
     is_transparent = transparent()
-    pages = "in huge pages" if is_transparent else f"in small pages (for huge ones: {how_to()})"
+    pages = _HUGE if is_transparent else _SMALL
     page_bytes = HUGE_PAGE_BYTES if is_transparent else mmap.PAGESIZE
     description = ArenaDescription(part, slots, slot_bytes, _rounded(slots * slot_bytes, page_bytes))
     return *_sealed(description, 0), pages

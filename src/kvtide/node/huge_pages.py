@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-HUGE_PAGE_BYTES = 2 << 20
+from kvtide.copy.arena import HUGE_PAGE_BYTES
+
 _RESERVED = "sys/kernel/mm/hugepages/hugepages-2048kB"
 _TRANSPARENT = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 

@@ -15,15 +15,22 @@ from kvtide.errors import describe
 PIECE_BYTES = 2 << 20
 """Touched at once. While it is, no other thread of the process can map or unmap anything: half a millisecond."""
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; changes no byte
+_MADV_COLLAPSE = 25  # Linux 6.1
+_REFUSALS_MAX = 8
+"""Where memory is in small pieces, each try takes its time."""
 _STOP_TIMEOUT_S = 10.0
 
 
 class Touching:
-    """One thread for one mapping. `touched_bytes` grows; what is below it is there."""
+    """One thread for one mapping. `touched_bytes` grows; what is below it is there.
 
-    def __init__(self, name: str, address: int, nbytes: int) -> None:
+    `collapses`: the kernel is asked for huge pages, which it does not give to shared memory by itself.
+    """
+
+    def __init__(self, name: str, address: int, nbytes: int, *, collapses: bool = False) -> None:
         self._address = address
         self._nbytes = nbytes
+        self._tries_left = _REFUSALS_MAX if collapses else 0
         self._stopped = threading.Event()
         self._on_end: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -46,12 +53,26 @@ class Touching:
         try:
             while self.touched_bytes < self._nbytes and not self._stopped.is_set():
                 piece = min(PIECE_BYTES, self._nbytes - self.touched_bytes)
-                _populate(self._address + self.touched_bytes, piece)
+                self._touch(self._address + self.touched_bytes, piece)
                 self.touched_bytes += piece
         except BaseException as error:  # told by who asks: the node serves the slots that it has
             self.failure = describe(error)
         if not self._stopped.is_set():
             self._on_end()
+
+    def _touch(self, address: int, nbytes: int) -> None:
+        if self._tries_left and nbytes == PIECE_BYTES:
+            if collapse(address):
+                return
+            self._tries_left -= 1
+        _populate(address, nbytes)
+
+
+def collapse(address: int) -> bool:
+    """Make the piece at an address one huge page, whatever is set for shared memory; False: it cannot be had."""
+    _populate(address, mmap.PAGESIZE)  # of nothing it makes nothing
+    place = ctypes.c_void_p(address), ctypes.c_size_t(PIECE_BYTES)
+    return bool(libc.load().madvise(*place, ctypes.c_int(_MADV_COLLAPSE)) == 0)
 
 
 def _populate(address: int, nbytes: int) -> None:
