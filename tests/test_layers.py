@@ -125,6 +125,8 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "codec": "errors frames packed",
         "described_groups": "errors namespaces",
         "owners": "errors",
+        "option": "",
+        "space": "arenas errors hello namespaces shares",
         "shares": "",
         "giving_back": "arenas shares",
         "room": "arenas errors giving_back shares",
@@ -133,7 +135,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "peers": "connection credentials frames hello owners",
         "lives": "handler hello loop owners processes",
         "door": "errors listening loop",
-        "spaces": "arenas codec described_groups errors frames hello namespaces owners room shares tiers",
+        "spaces": "arenas codec described_groups errors frames hello namespaces owners room shares space tiers",
         "server": "arenas connection credentials door drained errors frames handler hello lines listening lives loop"
         " owners peers",
         "node": "credentials hello listening loop metrics peers server settings spaces systemd tiers",

@@ -27,6 +27,7 @@ def where(code: CodeType) -> Where:
 def functions_in_memory() -> dict[Where, list[FunctionType]]:
     """Return all functions of the core that have been imported."""
     found: dict[Where, list[FunctionType]] = {}
+    gc.unfreeze()  # what a node has set aside is not among the objects
     for thing in gc.get_objects():
         if isinstance(thing, FunctionType) and thing.__code__.co_filename.startswith(str(CORE)):
             found.setdefault(where(thing.__code__), []).append(thing)

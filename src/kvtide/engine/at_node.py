@@ -11,33 +11,17 @@ from kvtide.copy import CopyEngine, HostArena, LivesCopyEngine
 from kvtide.core.index.remote import RemoteIndex
 from kvtide.engine.config import EngineConfig
 from kvtide.engine.keys import tier_namespace
-from kvtide.errors import ConfigError
 from kvtide.node.described_groups import described
 from kvtide.node.hello import Hello, Role
 from kvtide.node.index_link import IndexLink
 from kvtide.node.memory import NodeMemory
+from kvtide.node.option import refused_beside_node
 from kvtide.node.socket_path import read_node_path
 
 _LOG = logging.getLogger(__name__)
 
-STAND_IN_BLOCKS = 8
-"""For each block of the device so many of host memory are reckoned with: of so many keys it is remembered that they are
-at the node, which has not said yet how many it has room for.
-"""
 REST_S = 0.001
 """So long a step without anything to compute waits for the node, or lets it have the processor."""
-
-_MEMORY = "the memory is the node's (kvtide node --memory SIZE)"
-_BELOW = "what is below host memory is the node's, for all engines (kvtide node --tier)"
-_BESIDE: Mapping[str, str] = {
-    "host": _MEMORY,
-    "host_per_rank": _MEMORY,
-    "tiers": _BELOW,
-    "min_fetch_tokens": _BELOW,
-    "policy": "which block leaves host memory is the node's to decide",
-    "events": "other engines store and evict blocks there too, and there are no events of that",
-}
-"""Options that mean nothing beside a node, and why."""
 
 
 def read_node(options: Mapping[str, object]) -> tuple[Path | None, dict[str, object]]:
@@ -46,9 +30,8 @@ def read_node(options: Mapping[str, object]) -> tuple[Path | None, dict[str, obj
     value = rest.pop("node", None)
     if value is None:
         return None, rest
-    for name, why in _BESIDE.items():
-        if name in rest:
-            raise ConfigError(name, rest[name], f"no such option beside node: {why}")
+    for refused in refused_beside_node(options):
+        raise refused
     return read_node_path("node", value), rest
 
 

@@ -14,10 +14,11 @@ from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
 from kvtide.core.match import Match
 from kvtide.core.messages import Outcome, Plan, Report
-from kvtide.engine.at_node import STAND_IN_BLOCKS, AtNode, read_node
+from kvtide.engine.at_node import AtNode, read_node
 from kvtide.engine.config import EngineConfig
 from kvtide.engine.keys import tier_namespace
 from kvtide.engine.kv_cache import RankCache
+from kvtide.node.option import STAND_IN_BLOCKS
 from kvtide.tiers import TierConfig, parse_tiers
 from kvtide.tiers.stack import below_of, open_stack
 from kvtide.worker import Worker

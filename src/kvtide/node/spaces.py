@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from kvtide.core import BelowConfig, Geometry, Group, Metrics, OffloadConfig
-from kvtide.core.events import EventStream
-from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.shared import SharedIndex
-from kvtide.core.ledger import Ledger
 from kvtide.errors import ConfigError, ProtocolError
 from kvtide.node.arenas import NodeArena
 from kvtide.node.codec import read_call, reply_frame
@@ -22,45 +17,9 @@ from kvtide.node.namespaces import is_private, model_of, name_of, parts_of, unli
 from kvtide.node.owners import Owner
 from kvtide.node.room import Room
 from kvtide.node.shares import Budget, Share
+from kvtide.node.space import SLOTS_MAX, Space, make_index
 from kvtide.node.tiers.node_tiers import NodeTiers
 from kvtide.units import size_text
-
-SLOTS_MAX = 1 << 24
-"""Of one namespace: the index takes 200 bytes for each."""
-_BLOCKS = 1 << 40
-"""Of the device, in a geometry that is only there for its groups."""
-
-
-@dataclass
-class Space:
-    """One namespace: all who have it write and read the same bytes for the same key."""
-
-    name: str
-    description: Mapping[str, object]
-    parts: tuple[int, ...]
-    """Bytes of one block in each part."""
-    slots: int
-    unlike: str
-    """In what it differs from the one that was here already and is most like it."""
-    index: SharedIndex
-    metrics: Metrics
-    """What the index counts by itself."""
-    budget: Budget
-    arenas: dict[int, NodeArena] = field(default_factory=dict)
-    known: dict[int, Mapping[str, object]] = field(default_factory=dict)
-    """What the worker that was first in each part has said of its bytes."""
-
-    @property
-    def nbytes(self) -> int:
-        """Its memory."""
-        return self.slots * sum(self.parts)
-
-    @property
-    def ready_slots(self) -> int:
-        """How many slots, from the first on, every part has."""
-        if len(self.arenas) < len(self.parts):
-            return 0
-        return min(arena.ready_slots for arena in self.arenas.values())
 
 
 class Spaces:
@@ -96,14 +55,14 @@ class Spaces:
         owner.namespace = name
         self._owners[owner.number] = owner
         space.index.attach(owner.number)
-        return {"slots": space.slots, "unlike": space.unlike, "room": _room(space)}
+        return {"slots": space.slots, "unlike": space.unlike, "room": space.less()}
 
     def join(self, owner: Owner, hello: Hello) -> Sequence[NodeArena]:
         """Return the arena of a worker's part; the first one who asks for it has it made."""
         space = self._spaces[owner.namespace]
         if hello.part >= len(space.parts):
             raise Refused(f"part {hello.part} of a block that has {len(space.parts)}", for_good=True)
-        _check_bytes(space, hello)
+        space.check(hello)
         if hello.part not in space.arenas:
             space.arenas[hello.part] = self._made(space, hello)
             space.known[hello.part] = hello.namespace
@@ -161,7 +120,7 @@ class Spaces:
     def status(self) -> Mapping[str, object]:
         """Return the namespaces and their arenas."""
         namespaces = [
-            {**_status(space), "engines": self._engines(space), "tiers": self._tier_rows(space)}
+            {**space.status(), "engines": self._engines(space), "tiers": self._tier_rows(space)}
             for space in self._spaces.values()
         ]
         return {**self._room.status(), "namespaces": namespaces}
@@ -190,10 +149,10 @@ class Spaces:
         slots = min(min(budget.free_bytes, budget.each_bytes) // sum(parts), SLOTS_MAX)
         # What only one engine can use, and only as long as it runs, need not be kept below.
         below = None if self._tiers is None or is_private(hello.namespace) else self._tiers.below
-        index, metrics = _index(groups, slots, self._policy, len(parts), below)
+        index, metrics = make_index(groups, slots, self._policy, len(parts), below)
         space = Space(name, hello.namespace, parts, slots, apart, SharedIndex(index), metrics, budget)
         budget.taken_bytes += space.nbytes
-        if room := _room(space):
+        if room := space.less():
             self._say(f"engine {hello.engine} has {room}")
         return space
 
@@ -254,62 +213,3 @@ def _fitting(frame: Frame) -> Frame:
     if len(frame.body) > BODY_BYTES_MAX:
         raise BadFrame(f"a call whose answer takes {len(frame.body)} bytes")
     return frame
-
-
-def _check_bytes(space: Space, hello: Hello) -> None:
-    """Refuse a worker whose bytes of a block are not those that the others have in this part."""
-    who = f"rank {hello.rank} of engine {hello.engine} holds other bytes"
-    block_bytes = hello.namespace.get("block_bytes", space.parts[hello.part])
-    if block_bytes != space.parts[hello.part]:
-        sizes = f"blocks of {block_bytes!r:.40} bytes in part {hello.part}, not {space.parts[hello.part]}"
-        raise Refused(f"{who} than its scheduler says: {sizes}", for_good=True)
-    known = space.known.get(hello.part, hello.namespace)
-    if apart := unlike(hello.namespace, [known]):
-        raise Refused(f"{who} than those who were here first: in part {hello.part}, {apart}", for_good=True)
-
-
-def _room(space: Space) -> str:
-    """Say how much less memory it has than it may have, because others have it; empty if that is not so."""
-    wanted = min(space.budget.each_bytes // sum(space.parts), SLOTS_MAX)
-    if space.slots == wanted:
-        return ""
-    return f"{size_text(space.nbytes)} of {size_text(wanted * sum(space.parts))}: other models have the rest"
-
-
-def _index(
-    groups: tuple[Group, ...], slots: int, policy: str, parts: int, below: BelowConfig | None
-) -> tuple[LocalIndex, Metrics]:
-    """Return an index of so many slots, none of which is ready. What is below answers for each part."""
-    geometry = Geometry(groups=groups, block_bytes=1, device_blocks=slots + _BLOCKS)
-    config = OffloadConfig.build(geometry, {"host": slots, "policy": policy}, below)
-    metrics = Metrics()
-    return LocalIndex(config, Ledger(parts, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0), metrics
-
-
-def _status(space: Space) -> dict[str, object]:
-    arenas = [
-        {
-            "part": arena.description.part,
-            "slots": arena.description.slots,
-            "slot_bytes": arena.description.slot_bytes,
-            "bytes": arena.description.nbytes,
-            "ready_slots": arena.ready_slots,
-            "numa_node": arena.numa_node,
-            "pages": arena.pages,
-            "failure": arena.failure,
-        }
-        for _, arena in sorted(space.arenas.items())
-    ]
-    return {
-        "name": space.name,
-        "model": model_of(space.description),
-        "private": is_private(space.description),
-        "description": space.description,
-        "bytes": space.nbytes,
-        "slots": space.slots,
-        "ready_slots": space.ready_slots,
-        **space.index.counts(),
-        "evicted_blocks": space.metrics.evicted_blocks,
-        **space.index.counted.plain(),
-        "arenas": arenas,
-    }

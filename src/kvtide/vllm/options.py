@@ -14,13 +14,14 @@ from kvtide.copy.memory_left import memory_left, memory_limit
 from kvtide.core import OPTIONS, POLICIES, BelowConfig, Geometry, OffloadConfig
 from kvtide.core.config import Admission, Mode
 from kvtide.errors import ConfigError
+from kvtide.node.option import STAND_IN_BLOCKS, refused_beside_node
 from kvtide.options import parse_choice, parse_count, parse_size
 from kvtide.schema import FLAG, SIZE, WRITTEN_SIZE, OptionsModel, Read, meaning, one_of, read_model, whole
 from kvtide.tiers import TierConfig
 from kvtide.tiers.config import KINDS, kind_of, read_tiers
 from kvtide.tiers.stack import below_of
 from kvtide.units import size_text
-from kvtide.vllm.node_option import NODE, STAND_IN_BLOCKS, refused_beside_node
+from kvtide.vllm.node_option import NODE
 from kvtide.vllm.placement import Placement
 
 ALONE = Placement()

@@ -7,7 +7,6 @@ read and write the slots. Only when they have all ended is it released (I10, I11
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import groupby
 
 from kvtide.core.chain import Chain
@@ -17,9 +16,10 @@ from kvtide.core.index.calls import Call, Found, Offer, Reply, Reserved, Run, Ta
 from kvtide.core.index.counted import Counted
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.local import LocalIndex
+from kvtide.core.index.owner import Owner
 from kvtide.core.index.waiting import WaitingLookUps
 from kvtide.core.ledger import Entry, FetchEntry
-from kvtide.core.match import Lease, Match
+from kvtide.core.match import Match
 from kvtide.core.messages import Errand, Name, Report
 from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.core.requests import Request
@@ -27,31 +27,6 @@ from kvtide.errors import ProtocolError
 
 _HAS_BYTES = NULL_BLOCK + 1
 """In place of a device block: which one it is is the engine's business."""
-
-
-@dataclass(slots=True, eq=False)
-class Owner:
-    """What one life of an engine holds."""
-
-    slots_ready: int
-    leases: dict[int, tuple[Lease, Match | None]] = field(default_factory=dict)
-    """What it may read. None: that was cleared meanwhile, and is forgotten but for these slots."""
-    runs: dict[int, Chain] = field(default_factory=dict)
-    """What it may write."""
-    void: set[int] = field(default_factory=set)
-    """Runs that come to nothing, whatever is said of them: everything was cleared meanwhile."""
-    closed: bool = False
-    """Nothing is heard of it any more, but its processes may still copy."""
-
-    @property
-    def leased_slots(self) -> int:
-        """Slots that it may read."""
-        return sum(len(lease.slots) for lease, _ in self.leases.values())
-
-    @property
-    def writing_slots(self) -> int:
-        """Slots that it may write."""
-        return sum(len(run.slots) for run in self.runs.values())
 
 
 class SharedIndex:
