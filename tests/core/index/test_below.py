@@ -205,7 +205,7 @@ def test_what_the_device_has_is_not_fetched_and_the_parent_of_the_rest_is_known(
     assert {name for name in lookup.names if name[0] == 1} == {(1, key) for key in first.keys[1][1:4]}
     bench.answer(lookup)
     fetches = bench.begun(Fetch)
-    parents = {chain.parent for entry in bench.local.ledger for chain in entry.chains}  # type: ignore[attr-defined]
+    parents = {chain.parent for entry in bench.local.ledger for chain in entry.chains}  # type: ignore[attr-defined]  # all are fetches
     assert parents <= {*first.keys[0], *first.keys[1]}
     bench.answer(*fetches)
     bench.index.drop(request)

@@ -81,7 +81,7 @@ class NodeTiers:
         self._after = after
         self._is_due = False
         self._views = [
-            [memoryview(part)[slot : slot + 1] for slot in range(len(part))]  # type: ignore[arg-type]
+            [memoryview(part)[slot : slot + 1] for slot in range(len(part))]  # type: ignore[arg-type]  # each is an array, which has a buffer
             for part in arena.parts
         ]
         self.tiers: list[list[SimTier]] = []
