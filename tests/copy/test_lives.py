@@ -255,10 +255,11 @@ def test_an_engine_that_cannot_be_made_is_said_and_costs_that_life_only(lives: L
     assert lives.memory.said == ["join 1", "drained", "join 2"]
 
 
-def test_memory_that_does_not_go_is_said_once_and_no_other_is_joined(lives: Lives) -> None:
+def test_memory_that_does_not_go_is_said_once_and_no_other_is_joined(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin(lives.engine, 1)
-    close = lives.made[0].close
-    lives.made[0].close = lambda timeout_s=0.0: False  # type: ignore[method-assign]  # its copies do not end
+    monkeypatch.setattr(lives.made[0], "close", lambda timeout_s=0.0: False)  # its copies do not end
     lives.engine.use(Pool(2, "epoch", 2))
     lives.polled(lambda: lives.lines)
     for _ in range(5):
@@ -266,7 +267,7 @@ def test_memory_that_does_not_go_is_said_once_and_no_other_is_joined(lives: Live
     (line,) = lives.lines
     assert line.startswith("the memory of an earlier life of the node stays mapped, and no other is used")
     assert lives.memory.said == ["join 1"]
-    lives.made[0].close = close  # type: ignore[method-assign]  # now they do
+    monkeypatch.undo()  # now they do
 
 
 def test_engines_hear_what_is_said_to_all_of_them(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,9 +288,14 @@ def test_a_worker_says_of_each_life_how_many_slots_it_has(lives: Lives) -> None:
     worker = Worker(4, lives.engine)
     assert worker.poll() == Report(4, slots_ready=0)
     reports: list[Report] = []
+
+    def has_memory() -> bool:
+        reports.append(worker.poll())
+        return bool(reports[-1].life)
+
     for life in (1, 2):
         worker.use(Pool(life, "epoch", life))
-        until(lambda: reports.append(worker.poll()) or reports[-1].life)  # type: ignore[func-returns-value]  # append returns None, then the other side counts
+        until(has_memory)
         assert reports[-1] == Report(4, slots_ready=3, life=life)
     worker.start(Plan(1, stores=(Copy(1, (0,), (0,), life=1), Copy(2, (0,), (0,), life=2)), wait_for=(1, 2)))
     report = worker.poll()

@@ -38,7 +38,12 @@ class PackedRig(ArrayRig):
             codec=Reference,
         )
         super().__init__(engine, shape, self.host.arena)
-        self.read_slot, self.write_slot = self.host.read, self.host.write  # type: ignore[method-assign] # packed ones
+
+    def read_slot(self, slot: int) -> bytes:
+        return self.host.read(slot)
+
+    def write_slot(self, slot: int, content: bytes) -> None:
+        self.host.write(slot, content)
 
 
 class PackedContract(MovingContract):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,11 +92,11 @@ def test_what_is_not_there_cannot_be_found() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"identity": (0, 0)}, {"nbytes": 16}])
-def test_memory_of_somebody_else_with_the_same_numbers_is_not_taken(wrong: dict[str, object]) -> None:
+def test_memory_of_somebody_else_with_the_same_numbers_is_not_taken(wrong: dict[str, Any]) -> None:
     offer = shared_memory.make(15)
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CopyError, match="another machine, or in another container"):
-        shared_memory.find(replace(offer, **wrong))  # type: ignore[arg-type]  # one of its fields
+        shared_memory.find(replace(offer, **wrong))
     assert len(os.listdir("/proc/self/fd")) == descriptors
     os.close(offer.descriptor)
 

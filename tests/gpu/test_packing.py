@@ -37,7 +37,12 @@ class PackedRig(CudaRig):
         super().__init__(shape, **options)
         assert self.engine.row_pinning is not None
         assert self.engine.row_pinning.wait(PATIENCE_S)
-        self.read_slot, self.write_slot = self.host.read, self.host.write  # type: ignore[method-assign] # packed ones
+
+    def read_slot(self, slot: int) -> bytes:
+        return self.host.read(slot)
+
+    def write_slot(self, slot: int, content: bytes) -> None:
+        self.host.write(slot, content)
 
     def open_arena(self, shape: Shape, options: dict[str, Any]) -> HostArena:
         self.host = PackedSlots(shape, self._rows)

@@ -30,7 +30,12 @@ class Worker:
 
     def join(self, pool: Pool) -> HostArena:
         found: list[HostArena | None] = []
-        wait_until(lambda: found.append(self.memory.join(pool)) or found[-1])  # type: ignore[func-returns-value]  # append returns None, then the other side counts
+
+        def has_joined() -> bool:
+            found.append(self.memory.join(pool))
+            return found[-1] is not None
+
+        wait_until(has_joined)
         assert found[-1] is not None
         return found[-1]
 

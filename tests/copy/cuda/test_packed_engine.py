@@ -58,7 +58,12 @@ class PackedRig(ArrayRig):
         assert engine.pinning.wait(PATIENCE_S)
         assert engine.row_pinning is not None
         assert engine.row_pinning.wait(PATIENCE_S)
-        self.read_slot, self.write_slot = self.host.read, self.host.write  # type: ignore[method-assign] # packed ones
+
+    def read_slot(self, slot: int) -> bytes:
+        return self.host.read(slot)
+
+    def write_slot(self, slot: int, content: bytes) -> None:
+        self.host.write(slot, content)
 
     def packing_block(self, seed: int) -> bytes:
         return ordinary(self.shape.block_bytes // 2048, seed).tobytes()

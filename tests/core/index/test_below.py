@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtide.core import FullAttention, NotLoaded, SlidingWindow
+from kvtide.core.ledger import FetchEntry
 from kvtide.core.messages import Fetch, Lookup, Sink
 from tests.core.index.bench import KINDS, SIZE
 from tests.core.index.deep import DeepBench, deep_bench
@@ -205,7 +206,8 @@ def test_what_the_device_has_is_not_fetched_and_the_parent_of_the_rest_is_known(
     assert {name for name in lookup.names if name[0] == 1} == {(1, key) for key in first.keys[1][1:4]}
     bench.answer(lookup)
     fetches = bench.begun(Fetch)
-    parents = {chain.parent for entry in bench.local.ledger for chain in entry.chains}  # type: ignore[attr-defined]  # all are fetches
+    entries = [entry for entry in bench.local.ledger if isinstance(entry, FetchEntry)]
+    parents = {chain.parent for entry in entries for chain in entry.chains}
     assert parents <= {*first.keys[0], *first.keys[1]}
     bench.answer(*fetches)
     bench.index.drop(request)

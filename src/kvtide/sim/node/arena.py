@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import MutableSequence
 
 from kvtide.sim.tokens import NOTHING
 
@@ -19,7 +18,7 @@ class Arena:
 
     def __init__(self, namespace: Name, slots: int, parts: int) -> None:
         self.namespace = namespace
-        self.parts: list[MutableSequence[int]] = [array("q", [NOTHING]) * slots for _ in range(parts)]
+        self.parts: list[array[int]] = [array("q", [NOTHING]) * slots for _ in range(parts)]
         self.is_over = False
         """The node that made it is dead."""
 

@@ -80,10 +80,7 @@ class NodeTiers:
         self._hang_ticks_left = hang_ticks_left
         self._after = after
         self._is_due = False
-        self._views = [
-            [memoryview(part)[slot : slot + 1] for slot in range(len(part))]  # type: ignore[arg-type]  # each is an array, which has a buffer
-            for part in arena.parts
-        ]
+        self._views = [[memoryview(part)[slot : slot + 1] for slot in range(len(part))] for part in arena.parts]
         self.tiers: list[list[SimTier]] = []
         self.space = SpaceTiers(index, len(arena.parts), DEADLINE_TICKS * TICK_S)
         run.clock.after(run.tier_draw.between(1, OPENING_TICKS_MAX), self._open, None)
