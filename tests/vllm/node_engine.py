@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ class Told:
 
 def main() -> None:
     model, ranks, node, read, write = sys.argv[1:]
+    from tests.node.real_node import be_patient  # noqa: PLC0415 (the environment has to be set first)
     from tests.vllm.llm import engine  # noqa: PLC0415 (the environment has to be set first)
 
     arguments: dict[str, Any] = {"blocks": BLOCKS}
@@ -118,6 +120,7 @@ def main() -> None:
             "kv_connector_extra_config": {"node": node},
         }
     with (
+        contextmanager(be_patient)(),
         engine(Path(model), None if node == "none" else "eager", **arguments) as started,
         os.fdopen(int(read)) as orders,
         os.fdopen(int(write), "w") as answers,

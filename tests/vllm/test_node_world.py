@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route
+from kvtide.core.index import lives
 from kvtide.vllm import kv_tensors, node_namespace, versions
 from kvtide.vllm.kv_tensors import Copier, Stripe
 from kvtide.vllm.options import Copying
 from kvtide.vllm.worker_side import WorkerSide
 from tests.copy.cuda.fake_gpu import FakeGpu
+from tests.node.real_node import be_patient
 from tests.vllm.node_rig import NodeProcess, wait_until
 from tests.vllm.world import BLOCK_TOKENS, World, full, latent, sliding, text
 
@@ -29,6 +31,8 @@ HIT = BLOCKS * BLOCK_TOKENS
 BLOCK_BYTES = 256
 
 Make = Callable[..., World]
+
+patient = pytest.fixture(autouse=True)(be_patient)
 
 
 class Nodes:
@@ -272,6 +276,7 @@ def test_a_worker_with_another_layout_is_refused_by_name_and_its_engine_serves_w
     monkeypatch.setattr(
         "kvtide.vllm.memory_at_node.known_by_worker", lambda *what: {**known(*what), "layout": "another"}
     )
+    monkeypatch.setattr(lives, "ATTACH_S", 1.0)  # nothing comes, however long it waits
     other = make()
     assert other.generate("b", PROMPT) == 0
     assert revisit(other, "c") == 0
