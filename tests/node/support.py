@@ -63,6 +63,7 @@ class Recorder:
             raise Refused("no such part", for_good=True)
         if self.arena is None:
             self.arena = NodeArena(0, 4, 1000)
+            self.arena.touch(lambda: None)
         return [self.arena]
 
     def handle(self, owner: Owner, frame: Frame) -> Iterable[Frame]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from kvtide.copy.numa import node_of
 from kvtide.errors import CopyError
-from kvtide.node import arenas, huge_pages, touching
+from kvtide.node import arenas, huge_pages, pages, touching
 from kvtide.node.arenas import NodeArena
 from kvtide.node.errors import BadFrame
 from kvtide.node.hello import ArenaDescription
@@ -35,56 +37,78 @@ def test_its_size_can_never_change() -> None:
     arena.close()
 
 
-def test_it_is_touched_in_the_background_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(touching, "PIECE_BYTES", 4 * mmap.PAGESIZE)
-    goes_on, pieces = threading.Semaphore(0), []
-    populate = touching._populate
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Let another program touch pages."""
+    (folder / "program.py").write_text(f"import os, signal, sys, time\n{program}")
+    monkeypatch.setattr(touching, "_PROGRAM", folder / "program.py")
 
-    def one_by_one(address: int, nbytes: int) -> None:
-        goes_on.acquire()
-        populate(address, nbytes)
-        pieces.append(nbytes)
 
-    monkeypatch.setattr(touching, "_populate", one_by_one)
-    arena, ended = NodeArena(0, 10, 5000), threading.Event()
-    arena.mapped.memory[0, :] = 7
+def test_it_is_touched_in_the_background_and_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"""
+os.write(1, b"s")
+while not os.path.exists({str(tmp_path / "go on")!r}):
+    time.sleep(0.01)
+os.write(1, b"ss")
+"""
+    stand_in(tmp_path, monkeypatch, program)
+    arena, ended = NodeArena(0, 10, 512 << 10), threading.Event()
     assert arena.ready_slots == 0
     arena.touch(ended.set)
-    goes_on.release()
-    wait_until(lambda: arena.ready_slots == 3)
-    goes_on.release(3)
+    wait_until(lambda: arena.ready_slots == 4)
+    assert not ended.is_set()
+    (tmp_path / "go on").touch()
     assert ended.wait(20)
-    assert arena.ready_slots == 10
-    assert sum(pieces) == arena.description.nbytes == resident_bytes(arena.descriptor)
-    assert arena.mapped.memory[0].sum() == 35_000, "touching changes nothing"
-    assert arena.failure == ""
+    assert (arena.ready_slots, arena.failure) == (10, "")
     arena.close()
 
 
-def test_on_older_kernels_it_is_touched_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(touching, "_MADV_POPULATE_WRITE", 9999)
-    arena, ended = NodeArena(0, 10, 5000), threading.Event()
-    arena.touch(ended.set)
-    assert ended.wait(20)
-    assert resident_bytes(arena.descriptor) == arena.description.nbytes
+def test_touching_changes_nothing() -> None:
+    arena = NodeArena(0, 10, 5000)
+    arena.mapped.memory[0, :] = 7
+    assert touched(arena).mapped.memory.sum() == 35_000
     arena.close()
 
 
-def test_memory_that_cannot_be_had_leaves_the_slots_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(touching, "PIECE_BYTES", mmap.PAGESIZE)
-    populate = touching._populate
-
-    def fail(address: int, nbytes: int) -> None:
-        if address >= arena.mapped.address + 3 * mmap.PAGESIZE:
-            raise OSError(12, "Cannot allocate memory")
-        populate(address, nbytes)
-
-    monkeypatch.setattr(touching, "_populate", fail)
-    arena, ended = NodeArena(0, 10, mmap.PAGESIZE), threading.Event()
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ('os.write(1, b"!Cannot allocate memory")', "Cannot allocate memory"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the process that touches its pages has ended with -9"),
+    ],
+)
+def test_memory_that_cannot_be_had_leaves_the_slots_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, why: str
+) -> None:
+    stand_in(tmp_path, monkeypatch, f"os.write(1, b'hss')\n{ends}")
+    arena, ended = NodeArena(0, 10, pages.PIECE_BYTES), threading.Event()
     arena.touch(ended.set)
     assert ended.wait(20)
-    assert arena.ready_slots == 3
-    assert "Cannot allocate memory" in arena.failure
+    assert (arena.ready_slots, arena.failure) == (3, why)
+    arena.close()
+
+
+def test_a_node_that_can_start_no_process_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_descriptors()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    arena = NodeArena(0, 10, 1000)
+    with pytest.raises(OSError, match="No such file"):
+        arena.touch(lambda: None)
+    assert open_descriptors() == before
+
+
+def test_the_program_ends_when_the_node_is_gone_and_not_when_it_is_asked_to() -> None:
+    arena = NodeArena(0, 4096, 1 << 20)
+    command = [sys.executable, "-I", "-S", pages.__file__, str(arena.descriptor), str(arena.description.nbytes)]
+    reading, writing = os.pipe()
+    with subprocess.Popen(command, stdout=writing, pass_fds=(arena.descriptor,)) as program:  # noqa: S603 (our own words)
+        os.close(writing)
+        assert os.read(reading, 1) == pages.SMALL
+        program.terminate()
+        os.close(reading)
+        assert program.wait(20) == 0
+    assert resident_bytes(arena.descriptor) < arena.description.nbytes
     arena.close()
 
 
@@ -153,7 +177,10 @@ def test_without_huge_pages_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(arenas, "transparent", lambda: False)
     monkeypatch.setattr(arenas, "reserved_bytes", lambda: 0)
     arena = NodeArena(0, 4, 1000)
-    assert "in small pages (for huge ones: `echo advise > /sys/kernel/mm/transparent_huge" in arena.described()
+    assert arena.pages == "not touched yet"
+    assert touched(arena).pages.startswith(
+        "in small pages (for huge ones: `echo advise > /sys/kernel/mm/transparent_huge"
+    )
     arena.close()
 
 
@@ -162,7 +189,7 @@ def test_with_huge_pages_its_size_is_one_of_them(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(arenas, "reserved_bytes", lambda: 0)
     arena = NodeArena(0, 4, 1000)
     assert arena.description.nbytes == 2 << 20
-    assert "in huge pages" in arena.described()
+    assert arena.pages == "in huge pages"
     arena.close()
 
 
@@ -188,28 +215,28 @@ def test_it_has_huge_pages_where_the_kernel_can_be_asked_for_them(monkeypatch: p
     monkeypatch.setattr(arenas, "transparent", lambda: False)
     monkeypatch.setattr(arenas, "reserved_bytes", lambda: 0)
     arena = touched(NodeArena(0, 5, 1 << 20))
+    assert not arena.mapped.memory.any()  # it is mapped by now
     assert (arena.pages == "in huge pages") == (pmd_mapped_kib(arena.mapped.address) == 4096)
-    assert not arena.mapped.memory.any()
     arena.close()
+
+
+def touch(nbytes: int, *, huge: bool = True) -> tuple[bytes, int]:
+    """Touch a file of this size in this process; return what was told, and how much of it is there."""
+    descriptor, told = memory(nbytes), bytearray()
+    pages.touch(descriptor, nbytes, told.extend, huge=huge)
+    there = resident_bytes(descriptor)
+    os.close(descriptor)
+    return bytes(told), there
 
 
 def test_the_kernel_is_asked_for_each_huge_page_and_what_is_left_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
     def agree(address: int) -> bool:
-        asked.append(address)
-        touching._populate(address, touching.PIECE_BYTES)
+        pages._populate(address, pages.PIECE_BYTES)
         return True
 
-    monkeypatch.setattr(arenas, "transparent", lambda: False)
-    monkeypatch.setattr(arenas, "reserved_bytes", lambda: 0)
-    monkeypatch.setattr(arenas, "collapse", agree)
-    monkeypatch.setattr(touching, "collapse", agree)
-    arena = touched(NodeArena(0, 5, 1 << 20))
-    first = arena.mapped.address
-    assert arena.pages == "in huge pages"
-    assert asked == [first, first, first + touching.PIECE_BYTES], "the first one tells whether it can be had"
-    arena.close()
+    monkeypatch.setattr(pages, "_collapse", agree)
+    assert touch(5 << 20) == (b"hhs", 5 << 20)
+    assert touch(5 << 20, huge=False) == (b"sss", 5 << 20)
 
 
 def test_a_kernel_that_has_no_huge_pages_left_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,12 +246,26 @@ def test_a_kernel_that_has_no_huge_pages_left_is_not_asked_for_ever(monkeypatch:
         refused.append(address)
         return False
 
+    monkeypatch.setattr(pages, "_collapse", refuse)
+    assert touch(20 << 20) == (b"s" * 10, 20 << 20)
+    assert len(refused) == 8
+
+
+def test_on_older_kernels_pages_are_touched_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_MADV_POPULATE_WRITE", 9999)
+    monkeypatch.setattr(pages, "_MADV_COLLAPSE", 9999)
+    assert touch(3 << 20) == (b"ss", 3 << 20)
+
+
+def test_memory_in_pages_of_both_sizes_says_how_much_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "transparent", lambda: False)
     monkeypatch.setattr(arenas, "reserved_bytes", lambda: 0)
-    monkeypatch.setattr(arenas, "collapse", lambda _: True)
-    monkeypatch.setattr(touching, "collapse", refuse)
-    touched(NodeArena(0, 10, touching.PIECE_BYTES)).close()
-    assert len(refused) == 8
+    stand_in(tmp_path, monkeypatch, "os.write(1, b'hss')")
+    arena, ended = NodeArena(0, 3, pages.PIECE_BYTES), threading.Event()
+    arena.touch(ended.set)
+    assert ended.wait(20)
+    assert arena.pages == "4 MiB of it in small pages"
+    arena.close()
 
 
 def test_huge_pages_that_were_set_aside_are_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,9 +280,9 @@ def test_huge_pages_that_were_set_aside_are_taken_first(monkeypatch: pytest.Monk
     monkeypatch.setattr(arenas, "reserved_bytes", lambda: 4 << 20)
     fits, does_not = NodeArena(0, 3, 1 << 20), NodeArena(0, 5, 1 << 20)
     assert flags == [os.MFD_HUGETLB, 0]
-    assert "in huge pages that were set aside" in fits.described()
+    assert fits.pages == "in huge pages that were set aside"
     assert fits.description.nbytes == 4 << 20
-    assert "that were set aside" not in does_not.described()
+    assert "that were set aside" not in does_not.pages
     fits.close()
     does_not.close()
 

@@ -14,7 +14,8 @@ from kvtide.node.errors import BadFrame
 from kvtide.node.hello import ArenaDescription
 from kvtide.node.huge_pages import how_to, reserved_bytes, transparent
 from kvtide.node.mapped import SEALS, MappedArena
-from kvtide.node.touching import PIECE_BYTES, Touching, collapse
+from kvtide.node.touching import Touching
+from kvtide.units import size_text
 
 _HUGE, _SMALL = "in huge pages", "in small pages"
 
@@ -29,19 +30,13 @@ class NodeArena:
     def __init__(self, part: int, slots: int, slot_bytes: int, *, numa_node: int | None = None) -> None:
         self.numa_node = numa_node
         self.numa_failure = ""
-        self.descriptor, self.mapped, self.pages = _make(part, slots, slot_bytes)
+        self.descriptor, self.mapped, self._pages = _make(part, slots, slot_bytes)
         if numa_node is not None:
             try:
                 prefer_node(self.mapped.address, self.description.nbytes, numa_node)
             except OSError as error:
                 self.numa_failure = f"{error.strerror}"
-        collapses = self.pages == _SMALL and self.description.nbytes >= PIECE_BYTES and collapse(self.mapped.address)
-        if collapses:
-            self.pages = _HUGE
-        elif self.pages == _SMALL:
-            self.pages = f"{_SMALL} (for huge ones: {how_to()})"
-        address, nbytes = self.mapped.address, self.description.nbytes
-        self._touching = Touching(f"kvtide-touch-{part}", address, nbytes, collapses=collapses)
+        self._touching = Touching(self.descriptor, self.description.nbytes, collapses=self._pages == _SMALL)
 
     @property
     def description(self) -> ArenaDescription:
@@ -59,16 +54,36 @@ class NodeArena:
         """Why not all slots will be ready; empty if nothing went wrong."""
         return self._touching.failure
 
+    @property
+    def pages(self) -> str:
+        """What pages it has, as far as they were touched."""
+        huge_bytes = self._touching.huge_bytes
+        small_bytes = self._touching.touched_bytes - huge_bytes
+        if self._pages != _SMALL:
+            return self._pages
+        if huge_bytes and small_bytes < HUGE_PAGE_BYTES:
+            return _HUGE
+        if huge_bytes:
+            return f"{size_text(small_bytes)} of it {_SMALL}"
+        return f"{_SMALL} (for huge ones: {how_to()})" if small_bytes else "not touched yet"
+
     def touch(self, on_end: Callable[[], None]) -> None:
-        """Begin to touch pages; `on_end` is called by another thread when all are touched, or no more can be."""
-        self._touching.start(on_end)
+        """Begin to touch pages; `on_end` is called by another thread when all are touched, or no more can be.
+
+        Raises OSError, and is closed then.
+        """
+        try:
+            self._touching.start(on_end)
+        except OSError:
+            self.close()
+            raise
 
     def described(self) -> str:
         """Return it for the log."""
         where = "" if self.numa_node is None else f" of NUMA node {self.numa_node}"
         if self.numa_failure:
             where = f" of any NUMA node ({self.numa_failure})"
-        return f"{self.description.slots} slots of {self.description.slot_bytes} bytes, {self.pages}{where}"
+        return f"{self.description.slots} slots of {self.description.slot_bytes} bytes{where}"
 
     def close(self) -> None:
         """Give it back. Others keep what they have mapped."""

@@ -26,6 +26,8 @@ from kvtide.node.peers import Limits, Peer
 
 _FOR_OPERATORS = 8
 """Connections beyond the limit, so that a node that is full can be looked at."""
+_MEMORY_S = 0.002
+"""Between looks whether memory has its first pages."""
 
 
 class Server:
@@ -139,8 +141,16 @@ class Server:
         peer.member, self._by_member[member.number] = member, peer
         peer.connection.allow(BODY_BYTES_MAX)
         descriptions = tuple(arena.description for arena in arenas)
-        welcome = Welcome(self.epoch, member.owner.number, member.number, descriptions, more)
-        peer.connection.send(welcome.frame(tuple(arena.descriptor for arena in arenas)))
+        self._welcome(peer, Welcome(self.epoch, member.owner.number, member.number, descriptions, more), arenas)
+
+    def _welcome(self, peer: Peer, welcome: Welcome, arenas: Sequence[NodeArena]) -> None:
+        """Answer a hello, once there is a slot: whoever has memory stores, and would lose that."""
+        if peer.is_closed:
+            return
+        if all(arena.ready_slots or arena.failure for arena in arenas):
+            self._push(peer, welcome.frame(tuple(arena.descriptor for arena in arenas)))
+        else:
+            self._loop.later(_MEMORY_S, partial(self._welcome, peer, welcome, arenas))
 
     # ------------------------------------------------------------------ what they say
 

@@ -189,16 +189,16 @@ class Spaces:
     def _made(self, space: Space, hello: Hello) -> NodeArena:
         try:
             arena = NodeArena(hello.part, space.slots, space.parts[hello.part], numa_node=hello.numa_node)
+            self._say(f"part {hello.part} of {space.name}: {arena.described()}")
+            arena.touch(lambda: self._touched(space, arena))
         except (OSError, ConfigError, BadFrame) as error:
             raise Refused(f"the node cannot make memory for part {hello.part} ({error})", for_good=False) from error
-        self._say(f"part {hello.part} of {space.name}: {arena.described()}")
-        arena.touch(lambda: self._touched(space, arena))
         return arena
 
     def _touched(self, space: Space, arena: NodeArena) -> None:
         why = f": {arena.failure}" if arena.failure else ""
         of = f"{arena.ready_slots} of {arena.description.slots} slots"
-        self._say(f"part {arena.description.part} of {space.name}: {of} are ready{why}")
+        self._say(f"part {arena.description.part} of {space.name}: {of} are ready, {arena.pages}{why}")
 
 
 def _look_for_garbage_now() -> None:

@@ -1,86 +1,66 @@
-"""Makes the pages of a mapping real, in the background, from the first to the last."""
+"""Has the pages of shared memory made real in the background, by another process (`pages.py`)."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import mmap
-import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
-from kvtide.copy import libc
-from kvtide.errors import describe
+from kvtide.node.pages import FAILED, HUGE, PIECE_BYTES
 
-PIECE_BYTES = 2 << 20
-"""Touched at once. While it is, no other thread of the process can map or unmap anything: half a millisecond."""
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; changes no byte
-_MADV_COLLAPSE = 25  # Linux 6.1
-_REFUSALS_MAX = 8
-"""Where memory is in small pieces, each try takes its time."""
+_PROGRAM = Path(__file__).with_name("pages.py")
 _STOP_TIMEOUT_S = 10.0
 
 
 class Touching:
-    """One thread for one mapping. `touched_bytes` grows; what is below it is there.
+    """One process for the memory behind a descriptor. `touched_bytes` grows; what is below it is there.
 
     `collapses`: the kernel is asked for huge pages, which it does not give to shared memory by itself.
     """
 
-    def __init__(self, name: str, address: int, nbytes: int, *, collapses: bool = False) -> None:
-        self._address = address
+    def __init__(self, descriptor: int, nbytes: int, *, collapses: bool = False) -> None:
+        self._descriptor = descriptor
         self._nbytes = nbytes
-        self._tries_left = _REFUSALS_MAX if collapses else 0
-        self._stopped = threading.Event()
-        self._on_end: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.touched_bytes = 0
+        self._collapses = collapses
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self.touched_bytes = self.huge_bytes = 0
+        """How much is there, and how much of that in huge pages."""
         self.failure = ""
 
     def start(self, on_end: Callable[[], None]) -> None:
-        """Begin; `on_end` is called by the thread, however it ends."""
-        self._on_end = on_end
+        """Begin; `on_end` is called by a thread when it has ended, unless it was stopped. Raises OSError."""
+        options = ("huge",) if self._collapses else ()
+        command = (sys.executable, "-I", "-S", str(_PROGRAM), str(self._descriptor), str(self._nbytes), *options)
+        self._process = subprocess.Popen(  # noqa: S603 (our own words)
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=(self._descriptor,)
+        )
+        listen = partial(self._listen, self._process, on_end)
+        self._thread = threading.Thread(target=listen, name="kvtide-touch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, if it has begun. Afterwards the mapping may go."""
-        self._stopped.set()
-        if self._thread.ident is not None:
+        """Stop, if it has begun. Afterwards no other process of this node has the memory."""
+        self._stopped = True
+        if self._process is not None:
+            self._process.kill()
             self._thread.join(_STOP_TIMEOUT_S)
-            assert not self._thread.is_alive(), "touching one piece does not end"
+            if self._thread.is_alive():
+                raise TimeoutError(f"the process that touches its pages did not end within {_STOP_TIMEOUT_S:g} s")
 
-    def _run(self) -> None:
-        try:
-            while self.touched_bytes < self._nbytes and not self._stopped.is_set():
-                piece = min(PIECE_BYTES, self._nbytes - self.touched_bytes)
-                self._touch(self._address + self.touched_bytes, piece)
-                self.touched_bytes += piece
-        except BaseException as error:  # told by who asks: the node serves the slots that it has
-            self.failure = describe(error)
-        if not self._stopped.is_set():
-            self._on_end()
-
-    def _touch(self, address: int, nbytes: int) -> None:
-        if self._tries_left and nbytes == PIECE_BYTES:
-            if collapse(address):
-                return
-            self._tries_left -= 1
-        _populate(address, nbytes)
-
-
-def collapse(address: int) -> bool:
-    """Make the piece at an address one huge page, whatever is set for shared memory; False: it cannot be had."""
-    _populate(address, mmap.PAGESIZE)  # of nothing it makes nothing
-    place = ctypes.c_void_p(address), ctypes.c_size_t(PIECE_BYTES)
-    return bool(libc.load().madvise(*place, ctypes.c_int(_MADV_COLLAPSE)) == 0)
-
-
-def _populate(address: int, nbytes: int) -> None:
-    code = libc.load().madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(_MADV_POPULATE_WRITE))
-    if code == 0:
-        return
-    error = ctypes.get_errno()
-    if error != errno.EINVAL:
-        raise OSError(error, os.strerror(error))
-    for page in range(address, address + nbytes, mmap.PAGESIZE):  # an older kernel: reading makes a shared page, too
-        ctypes.string_at(page, 1)
+    def _listen(self, process: subprocess.Popen[bytes], on_end: Callable[[], None]) -> None:
+        with process:
+            assert process.stdout is not None
+            for piece in iter(partial(process.stdout.read, 1), b""):
+                if piece == FAILED:
+                    self.failure = process.stdout.read().decode(errors="replace")
+                    break
+                self.huge_bytes += PIECE_BYTES * (piece == HUGE)
+                self.touched_bytes = min(self.touched_bytes + PIECE_BYTES, self._nbytes)
+        if process.returncode:
+            self.failure = f"the process that touches its pages has ended with {process.returncode}"
+        if not self._stopped:
+            on_end()
