@@ -117,7 +117,8 @@ def test_a_life_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert any(
             re.fullmatch(rf"kvtide: part 1 of \w+: {slots} of {slots} slots are ready", line) for line in running.lines
         )
-        assert re.fullmatch(r"kvtide: node \w+ is stopping: 0 connections", running.lines[-2])
+        # One that asked just now may still be connected.
+        assert re.fullmatch(r"kvtide: node \w+ is stopping: [01] connections", running.lines[-2])
         assert re.fullmatch(r"kvtide: node \w+ has stopped", running.lines[-1])
 
 
