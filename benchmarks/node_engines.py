@@ -21,6 +21,7 @@ from kvtide.copy import CopyEngine, DeviceCache, Direction, HostArena, Region, T
 from kvtide.core.index import lives, look_ups
 from kvtide.core.messages import Copy
 from kvtide.engine import Completion, Engine, EngineConfig, ModelConfig
+from kvtide.node import index_link
 from kvtide.node.ask import status_of
 from kvtide.node.client import Client
 from kvtide.node.described_groups import described
@@ -42,7 +43,11 @@ COPY_BLOCKS, COPY_LAYERS, COPY_FRAGMENT_BYTES = 256, 16, 16 << 10
 @contextmanager
 def patience() -> Iterator[None]:
     """Let what is late on a busy machine count as late, and not as a miss."""
-    with patch.object(lives, "ATTACH_S", TIMEOUT_S), patch.object(look_ups, "LATE_S", TIMEOUT_S):
+    with (
+        patch.object(index_link, "ATTACH_S", TIMEOUT_S),
+        patch.object(lives, "ATTACH_S", TIMEOUT_S),
+        patch.object(look_ups, "LATE_S", TIMEOUT_S),
+    ):
         yield
 
 

@@ -25,6 +25,7 @@ from kvtide.traces.cli_common import rate
 from tests.command_line import run
 from tests.tiers.disk.test_backend import items
 from tests.tiers.support import disk_store
+from tests.top.fake import KVTIDE as HEARS_CTRL_C
 
 KVTIDE = (sys.executable, "-m", "kvtide")
 SMALL = ("--requests", "60")
@@ -123,7 +124,7 @@ def test_who_reads_nothing_ends_it_as_others_end(command: tuple[str, ...]) -> No
 
 
 def test_ctrl_c_ends_a_simulation_with_130_and_what_it_has() -> None:
-    command = [*KVTIDE, "simulate", "--seeds", "1000000"]
+    command = [*HEARS_CTRL_C, "simulate", "--seeds", "1000000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 (ours)
         assert process.stderr is not None
         assert "seeds" in process.stderr.readline()  # the first line of progress

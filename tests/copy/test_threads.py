@@ -156,11 +156,9 @@ def test_other_threads_run_python_while_bytes_are_copied(
     sys.setswitchinterval(3600)
     try:
         other.start()
-        before = turns
-        for _ in range(20):
+        before, end_s = turns, time.monotonic() + PATIENCE_S
+        while turns == before and time.monotonic() < end_s:
             mover.move(Direction.STORE, copy)
-            if turns > before:
-                break
         moved_meanwhile = turns > before
     finally:
         stop = True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,13 @@ from kvtide.doctor.valkey import check_valkey, check_valkey_clock
 from kvtide.tiers.config import parse_tiers
 from kvtide.tiers.mooncake.options import MooncakeConfig
 from tests.doctor.support import is_bad, is_ok, is_warning
-from tests.tiers.shared.servers import Server, free_port, mooncake
+from tests.ports import free_port
+from tests.tiers.shared.servers import Server, mooncake
 from tests.tiers.shared.support import valkey_config
 
 PASSWORD = "hunter2"  # noqa: S105 - of a server that lives for a test
+PATIENT_MS = 60_000
+"""A store that is well answers in a fifth of that also on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +33,16 @@ def server() -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for stores as long as a busy machine needs: tests that use this are not about silence."""
+    monkeypatch.setattr("kvtide.doctor.valkey.SILENCE_S", PATIENT_MS / 1000)
+    monkeypatch.setattr("kvtide.doctor.mooncake.DEADLINE_MS", PATIENT_MS)
+
+
+@pytest.mark.usefixtures("_patient")
 def test_a_server_that_answers_is_well_with_its_latency_and_without_its_password(server: Server) -> None:
-    config = valkey_config(f"valkey://:{PASSWORD}@127.0.0.1:{server.port}")
+    config = valkey_config(f"valkey://:{PASSWORD}@127.0.0.1:{server.port}", deadline_ms=PATIENT_MS)
     finding = check_valkey(config)
     assert is_ok(finding, f"valkey://127.0.0.1:{server.port}/0 answers in", " ms", "maxmemory 64 MiB, allkeys-lru")
     assert PASSWORD not in str(finding)
@@ -49,6 +62,7 @@ def test_a_server_that_is_not_there_is_bad(tmp_path: Path) -> None:
     assert is_bad(check_valkey(valkey_config(f"unix://{tmp_path}/none")), "No such file", "start the server")
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize(("url", "said"), [("unix://:wrong@{}", "it says: "), ("unix://{}", "NOAUTH")])
 def test_a_server_that_does_not_let_us_in_is_bad(server: Server, url: str, said: str) -> None:
     finding = check_valkey(valkey_config(url.format(server.socket)))
@@ -63,9 +77,10 @@ def test_a_server_that_says_nothing_is_bad_and_not_waited_for() -> None:
     assert is_bad(finding, "Timeout", "start the server")
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_server_that_grows_without_end_is_a_warning() -> None:
     with Server() as boundless:
-        finding = check_valkey(valkey_config(boundless.url))
+        finding = check_valkey(valkey_config(boundless.url, deadline_ms=PATIENT_MS))
     assert is_warning(finding, "maxmemory not set, noeviction", "allkeys-lru")
 
 
@@ -74,11 +89,18 @@ def test_a_store_that_takes_much_of_the_time_that_requests_wait_is_a_warning() -
     assert is_warning(judge_latency("valkey://far:1/0", 0.011, 50), "requests wait 50 ms at most", "deadline_ms")
 
 
+@pytest.mark.usefixtures("_patient")
 def test_the_clock_of_the_store_is_compared_with_ours(server: Server) -> None:
     config = valkey_config(f"unix://:{PASSWORD}@{server.socket}")
     assert is_ok(check_valkey_clock(config), str(config.place))
-    assert is_warning(check_valkey_clock(config, lambda: time.time() + 100), "100 s ahead of", "chrony")
-    assert is_warning(check_valkey_clock(config, lambda: time.time() - 100), "100 s behind", "chrony")
+    for ahead_s, word in ((100, "ahead of"), (-100, "behind")):
+        finding = check_valkey_clock(config, partial(clock, ahead_s))
+        assert is_warning(finding, f" s {word} ", "chrony")
+        assert re.match(r"(9\d|10\d) s", finding.found), "a busy machine takes its time between question and answer"
+
+
+def clock(ahead_s: float) -> float:
+    return time.time() + ahead_s
 
 
 def test_the_clock_of_a_store_that_is_not_there_is_said_not_to_be_compared(tmp_path: Path) -> None:
@@ -86,11 +108,12 @@ def test_the_clock_of_a_store_that_is_not_there_is_said_not_to_be_compared(tmp_p
 
 
 def mooncake_config(**options: object) -> MooncakeConfig:
-    (config,) = parse_tiers([{"type": "mooncake", "deadline_ms": 10_000, **options}])
+    (config,) = parse_tiers([{"type": "mooncake", "deadline_ms": PATIENT_MS, **options}])
     assert isinstance(config, MooncakeConfig)
     return config
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_mooncake_store_that_answers_is_well() -> None:
     with mooncake() as (master, _):
         assert is_ok(check_mooncake(mooncake_config(**master.options)), f"127.0.0.1:{master.rpc_port} answers in")

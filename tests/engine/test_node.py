@@ -177,7 +177,13 @@ def test_engines_and_nodes_that_are_killed_cost_hits_and_nothing_else(own_node: 
         for tokens, answer in zip(texts, expected, strict=True):  # all come back
             for engine in engines:
                 assert engine.ask(tokens, 4).tokens == answer
-        wait_until(lambda: engines[0].ask(texts[0], 4).tokens == expected[0] and own_node.status()["engines"])
+
+        def keeps_blocks() -> bool:
+            """Whether an engine is attached, and its worker, too: before that the node has no memory for them."""
+            assert engines[0].ask(texts[0], 4).tokens == expected[0]
+            return any(space["cached"] for space in own_node.status()["namespaces"])
+
+        wait_until(keeps_blocks)
         assert [engine.close() for engine in engines] == [0, 0]
         own_node.check_at_rest()
         wait_until(lambda: own_node.status()["connections"] == 1)  # this one

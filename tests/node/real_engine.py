@@ -59,7 +59,7 @@ class RealEngine:
         self.step()
 
     def status(self) -> dict[str, Any]:
-        return status_of(self.path)
+        return status_of(self.path, SOON_S)
 
     def space(self) -> Mapping[str, Any]:
         return next(space for space in self.status()["namespaces"] if space["name"] == self.name)

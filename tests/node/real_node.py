@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from kvtide.core.index import lives, look_ups
 from kvtide.engine import Engine, EngineConfig, ModelConfig
-from kvtide.node import index_link
+from kvtide.node import index_link, link, memory
 from kvtide.node.ask import status_of
 from kvtide.node.errors import NodeError
 from tests.node.support import SOON_S, SOURCE, wait_until
@@ -32,10 +32,15 @@ BLOCK_TOKENS = 8
 
 def be_patient() -> Iterator[None]:
     """Wait for the node as long as a busy machine may need: what is late costs a hit, and tests count these."""
-    deadlines = ((lives, "ATTACH_S"), (look_ups, "LATE_S"), (index_link, "ATTACH_S"))
+    deadlines = {
+        "ATTACH_S": (index_link, lives),
+        "HELLO_S": (link, memory),
+        "LATE_S": (look_ups,),
+    }
     with ExitStack() as stack:
-        for module, name in deadlines:
-            stack.enter_context(patch.object(module, name, SOON_S))
+        for name, modules in deadlines.items():
+            for module in modules:
+                stack.enter_context(patch.object(module, name, SOON_S))
         yield
 
 

@@ -24,6 +24,7 @@ from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.hello import Hello, Role
 from tests.command_line import check_refused, run
 from tests.node.support import SOON_S, SOURCE, open_descriptors, wait_to_read, wait_until
+from tests.ports import free_port
 
 GROUPS = [{"kind": "FullAttention", "block_tokens": 16}]
 NAMESPACE = {"model": "tiny", "strange": "\ud800\x00é", "parts": [1000, 500], "groups": GROUPS}
@@ -115,7 +116,8 @@ def test_a_life_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         wait_until(lambda: status_of(path)["engines"][0]["state"] == "ending")  # this process goes on
         assert running.end(signal.SIGTERM) == 0
         assert list(tmp_path.iterdir()) == []
-        assert re.fullmatch(r"kvtide: node \w+ is stopping: 0 connections", running.lines[-2])
+        # One that asked just now may still be connected.
+        assert re.fullmatch(r"kvtide: node \w+ is stopping: [01] connections", running.lines[-2])
         assert re.fullmatch(r"kvtide: node \w+ has stopped", running.lines[-1])
 
 
@@ -222,9 +224,7 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_stops(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture(scope="module")

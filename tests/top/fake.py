@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.ports import free_port
+
 RECORDED = (Path(__file__).parent / "vllm-0.32.0.metrics").read_text()
 """What a real server answered: vLLM's CPU build with kvtide, see tests/vllm/test_top.py."""
 
@@ -31,7 +33,7 @@ class FakeServer:
         self.status = 200
         self.delay_s = 0.0
         self.asked = 0
-        self.port = 0
+        self.port = free_port()
         self._listening: ThreadingHTTPServer | None = None
 
     @property
@@ -39,7 +41,7 @@ class FakeServer:
         return f"http://127.0.0.1:{self.port}/metrics"
 
     def start(self) -> None:
-        """Listen; on the same port as before, if it was stopped."""
+        """Listen; on the same port as before, if it was stopped: nobody else has got it meanwhile."""
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -62,7 +64,6 @@ class FakeServer:
             daemon_threads = True
 
         self._listening = Listening(("127.0.0.1", self.port), Handler)
-        self.port = self._listening.server_port
         threading.Thread(target=self._listening.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:

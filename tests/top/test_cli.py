@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_who_waits_for_a_slow_server_is_told(
     with fake_server(metrics(**BUSY)) as server:
         server.delay_s = 0.0005
         _, _, err = run(capsys, *command.split(), server.url)
-    assert err.startswith("kvtide: reading, 0 s\n")
+    assert re.match(r"kvtide: reading, \d+ s\n", err)
 
 
 def test_a_port_that_is_taken_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +109,7 @@ def test_advice_over_some_seconds_rests_on_what_happened_in_them(capsys: pytest.
     assert [advice["kind"] for advice in shown["advice"]] == ["unknown"]
     assert shown["advice"][0]["numbers"] == {"requests": 0, "prompt_tokens": 0}
     assert shown["seconds"] >= 0.3
-    assert err == ""  # who is done within two seconds has nothing to tell
+    assert err == ""  # who is soon done has nothing to tell
     assert server.asked >= 20
 
 
@@ -118,7 +119,7 @@ def test_advice_that_takes_long_says_how_far_it_is_also_without_a_terminal(
     monkeypatch.setattr(LinesNowAndThen, "is_time", lambda _: True)
     with fake_server(metrics(**BUSY)) as server:
         _, _, err = run(capsys, "advise", server.url, "--seconds", "1.5")
-    assert err.startswith("kvtide: looking: 0 s of 2 s, 0 s\n")
+    assert re.match(r"kvtide: looking: 0 s of 2 s, \d+ s\n", err)
     assert "kvtide: looking: 1 s of 2 s" in err
 
 

@@ -28,9 +28,9 @@ def test_a_server_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) 
         slow.delay_s = 0.01
         with Watch([slow.url, quick.url], 0.02) as watch:
             until(lambda: quick.asked > 5)
-            until(lambda: watch.servers()[0].state == "down")
+            # On a busy machine the other one may miss its half a second, too, now and then.
+            until(lambda: [server.state for server in watch.servers()] == ["down", "up"])
             assert watch.servers()[0].why == "no answer within 0.5 s"
-            assert watch.servers()[1].state == "up"
 
 
 def test_every_reading_counts() -> None:
@@ -61,7 +61,8 @@ def test_a_mistake_of_ours_is_raised_where_it_is_seen(monkeypatch: pytest.Monkey
         until(lambda: not watch.servers())
 
 
-def test_nothing_is_asked_after_the_end() -> None:
+def test_nothing_is_asked_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LEAVE_S", WAIT_S)  # what is being asked when it ends is answered
     with fake_server(metrics(**BUSY)) as server:
         with Watch([server.url], 0.02) as watch:
             until(lambda: watch.rounds() > 0)

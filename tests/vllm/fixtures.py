@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging_if_needed
 
 from tests.vllm.engines import Control
 from tests.vllm.llm import Result, engine, prompt
@@ -65,6 +67,7 @@ def control(monkeypatch: pytest.MonkeyPatch) -> Control:
 @pytest.fixture
 def vllm_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
     """What an operator reads: all that reaches vLLM's own logger."""
+    configure_logging_if_needed(LoggingConfig())  # or the first engine of this process does, and takes us off
     vllm = logging.getLogger("vllm")
     monkeypatch.setattr(vllm, "propagate", False)  # as vLLM has it once it is configured
     vllm.addHandler(caplog.handler)

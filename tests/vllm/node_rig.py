@@ -46,13 +46,13 @@ class NodeProcess:
     def answers(self) -> bool:
         assert self.process.poll() is None, self.lines()
         try:
-            status_of(self.path)
+            self.status()
         except NodeError:
             return False
         return True
 
     def status(self) -> dict[str, Any]:
-        return status_of(self.path)
+        return status_of(self.path, SOON_S)
 
     def lines(self) -> str:
         return self._log.read_text()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.not_tested import lacks
-from tests.tiers.shared.servers import free_port
+from tests.ports import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 WINDOW = "15s"

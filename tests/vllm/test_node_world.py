@@ -244,7 +244,7 @@ def test_f9_after_a_reset_an_engine_shares_with_nobody_and_others_keep_what_they
     changed.run()
     assert changed.generate("b", PROMPT) == 0, "that was computed with the old weights"
     assert other.generate("c", PROMPT) == HIT
-    assert "shares nothing with the others: private is" in node.lines()
+    wait_until(lambda: "shares nothing with the others: private is" in node.lines(), "the node says so")
 
 
 def test_f23_engines_whose_block_hashes_differ_share_nothing_and_both_logs_say_why(
@@ -254,6 +254,7 @@ def test_f23_engines_whose_block_hashes_differ_share_nothing_and_both_logs_say_w
     make().generate("a", PROMPT)
     other = make(engine_args={"prefix_caching_hash_algo": "sha256_cbor"})
     assert other.generate("b", PROMPT) == 0
+    wait_until(lambda: "hashing is" in node.lines(), "the node says so")
     for log in (node.lines(), vllm_log.text):
         assert "shares nothing with the other" in log
         assert 'hashing is "sha256_cbor", not "sha256, python' in log
@@ -279,10 +280,14 @@ def test_a_worker_with_another_layout_is_refused_by_name_and_its_engine_serves_w
     monkeypatch.setattr(lives, "ATTACH_S", 1.0)  # nothing comes, however long it waits
     other = make()
     assert other.generate("b", PROMPT) == 0
-    assert revisit(other, "c") == 0
     why = "holds other bytes than those who were here first: in part 0, layout is"
-    assert why in node.lines()
-    assert why in vllm_log.text
+
+    def is_refused() -> bool:
+        other.step()
+        return why in node.lines() and why in vllm_log.text
+
+    wait_until(is_refused, "the node has an answer for the worker")
+    assert revisit(other, "c") == 0
 
 
 def test_numbers_of_host_memory_are_left_out_and_it_is_said_whether_the_node_is_there(nodes: Nodes, make: Make) -> None:

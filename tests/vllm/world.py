@@ -69,6 +69,7 @@ LAYERS = 2
 BLOCK_TOKENS = 16
 STAMP_BYTES = 8
 VOCAB = 500
+WAITS_S = 120.0
 
 _SHAPE: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
 
@@ -282,13 +283,17 @@ class World:
             self._process(*self.in_flight.pop(0))
 
     def run(self, steps: int = 2_000) -> None:
-        """Step until the engine would go to sleep."""
-        for _ in range(steps):
+        """Step until the engine would go to sleep. Steps in which it waits for a node do not count, but have an end."""
+        end_s = time.monotonic() + WAITS_S
+        while steps:
             if not self.scheduler.has_requests():
                 self.process_all()
                 if not self.scheduler.has_requests():
                     return
-            if not self.step().total_num_scheduled_tokens and self._waits_for_node:
+            if self.step().total_num_scheduled_tokens or not self._waits_for_node:
+                steps -= 1
+            else:
+                assert time.monotonic() < end_s, "the engine waits for its node for ever"
                 time.sleep(0.002)
         raise AssertionError("the engine does not come to rest")
 

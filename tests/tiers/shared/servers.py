@@ -21,6 +21,7 @@ import valkey
 
 from kvtide.tiers.mooncake.native import LIBRARIES
 from tests.not_tested import lacks
+from tests.ports import free_port
 
 PATIENCE_S = 20.0
 
@@ -54,12 +55,6 @@ def server_program(*kinds: str) -> str:
 def has_tls(program: str) -> bool:
     """Whether a server was built with TLS."""
     return b"SSL_CTX_new" in Path(program).read_bytes()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(holds: Callable[[], bool]) -> None:

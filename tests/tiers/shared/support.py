@@ -17,8 +17,8 @@ from tests.tiers.shared.servers import PATIENCE_S
 from tests.tiers.support import NAMESPACE
 
 _numbers = itertools.count()
-DEADLINE_MS = 2000
-"""Far above what a busy machine needs. Tests that meet a deadline set their own."""
+DEADLINE_MS = 10_000
+"""Far above what a busy machine needs, and below `PATIENCE_S`. Tests that meet a deadline set their own."""
 
 
 def fresh_namespace() -> Namespace:

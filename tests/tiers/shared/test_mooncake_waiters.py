@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable
-from functools import partial
 
 import pytest
 
 from kvtide.tiers.mooncake import waiters as waiters_module
-from kvtide.tiers.mooncake.waiters import NICENESS, RESPITE_S, STARVED_CALLS, Waiters
+from kvtide.tiers.mooncake.waiters import NICENESS, RESPITE_S, STARVED_CALLS, STARVED_S, Waiters
+from tests.tiers.shared.servers import until
 
 
 def niceness() -> int:
@@ -54,26 +52,39 @@ def test_the_threads_end_when_they_are_told_to() -> None:
     waiters = Waiters("test-stop", 3)
     assert len(threads("test-stop")) == 3
     waiters.stop()
-    assert not threads("test-stop")
+    until(lambda: not threads("test-stop"))
+
+
+class Clock:
+    """Goes on when calls say so, and none of them has a core meanwhile."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def thread_time(self) -> float:
+        return 0.0
+
+    def starve(self) -> None:
+        self.now_s += 2 * STARVED_S
 
 
 def test_threads_that_starve_let_the_callers_make_their_calls_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiters_module, "STARVED_S", 0.001)
+    clock = Clock()
+    monkeypatch.setattr(waiters_module, "time", clock)
     waiters = Waiters("test-starved", 1)
     for _ in range(STARVED_CALLS - 1):
-        waiters.call(time.sleep, 0.01)  # as good as waiting for a core
+        waiters.call(clock.starve)
         assert waiters.call(threading.get_ident) != threading.get_ident()
     for _ in range(STARVED_CALLS):
         assert waiters.call(threading.get_ident) != threading.get_ident()
-        waiters.call(time.sleep, 0.01)
+        waiters.call(clock.starve)
     assert waiters.call(threading.get_ident) != threading.get_ident(), "never so many in a row"
     for _ in range(STARVED_CALLS + 1):
-        waiters.call(time.sleep, 0.01)
+        waiters.call(clock.starve)
     assert waiters.call(threading.get_ident) == threading.get_ident()
-    monkeypatch.setattr(time, "monotonic", partial(_later, time.monotonic, 2 * RESPITE_S))
+    clock.now_s += 2 * RESPITE_S
     assert waiters.call(threading.get_ident) != threading.get_ident(), "the respite is over"
     waiters.stop()
-
-
-def _later(clock: Callable[[], float], by_s: float) -> float:
-    return clock() + by_s

@@ -10,7 +10,8 @@ import pytest
 from kvtide.tiers import QueuedTier
 from kvtide.tiers.valkey.opening import tier_of
 from tests.contracts.tier_contract import KeepingContract
-from tests.tiers.shared.servers import Server, free_port
+from tests.ports import free_port
+from tests.tiers.shared.servers import Server
 from tests.tiers.shared.support import fresh_namespace, valkey_config
 
 

@@ -11,8 +11,9 @@ import pytest
 from kvtide.tiers import HIT, Item, QueuedTier, Verdict
 from kvtide.tiers.valkey.opening import tier_of
 from tests.contracts.tier_contract import KeepingContract, block, key, lookup, put, verdicts
+from tests.ports import free_port
 from tests.tiers.shared.certificates import Authority, Pair
-from tests.tiers.shared.servers import Server, free_port
+from tests.tiers.shared.servers import Server
 from tests.tiers.shared.support import fresh_namespace, valkey_config, valkey_tier
 
 GIVEN_UP = {Verdict.FAILED, Verdict.THROTTLED}
