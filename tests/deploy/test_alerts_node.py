@@ -1,33 +1,54 @@
-"""Alerts of a node ask for what a node really exports."""
+"""Alerts of a node fire after the time that they say, and not while it is well: Prometheus' own unit tests.
+
+That a node exports what they ask for, and that its faults make them fire: `test_node_watched.py`.
+"""
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
-from kvtide.node.exported import exported
-from kvtide.node.spaces import Spaces
-from tests.not_tested import lacks
+import pytest
 
-RULES = Path(__file__).parents[2] / "deploy" / "alerts-node.yml"
-NUMBERS = dict.fromkeys(("up_s", "memory_bytes", "connections", "connections_max", "refused", "closed"), 0)
-TOLD = dict.fromkeys(("epoch", "kvtide", "protocol", "policy"), "")
+from tests.deploy.rule_tests import RuleTests
+
+TESTS = RuleTests(
+    rules="alerts-node.yml",
+    prefix="kvtide_node_",
+    labels='instance="a:9400", namespace="n", model="m"',
+    counters={
+        "refused_total": 0,
+        "closed_total": 0,
+        "stored_blocks_total": 100,
+        'not_stored_total{reason="host_full"}': 0,
+        'tier_corrupt_records_total{tier="disk"}': 0,
+    },
+    gauges={
+        "slots": (100, 100),
+        "slots_ready": (100, 99),
+        "slots_quarantined": (0, 1),
+        "namespace_engines": (1, 1),
+        'tier_up{tier="disk"}': (1, 0),
+    },
+    faults={
+        "KVTideNodeQuarantine": ("slots_quarantined", 5),
+        "KVTideNodeRefuses": ("refused_total", 0),
+        "KVTideNodeGarbage": ("closed_total", 0),
+        "KVTideNodeHostFull": ('not_stored_total{reason="host_full"}', 10),
+        "KVTideNodeMemoryNotReady": ("slots_ready", 30),
+        "KVTideNodeTierOff": ('tier_up{tier="disk"}', 2),
+        "KVTideNodeRecordsDoNotVerify": ('tier_corrupt_records_total{tier="disk"}', 0),
+    },
+)
 
 
-def test_every_name_in_a_rule_is_a_metric_of_a_node() -> None:
-    status = {**NUMBERS, **TOLD, "engines": [], **Spaces(1, lambda _: None).status()}
-    names = {family.name + ("_total" if family.type == "counter" else "") for family in exported(status)}
-    asked = set(re.findall(r"kvtide_node_\w+", RULES.read_text()))
-    assert len(asked) > 5
-    assert asked <= names
+def test_the_rules_are_rules() -> None:
+    TESTS.check_rules()
 
 
-def test_prometheus_takes_the_rules() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        lacks("the dashboard and the alerts", "`apt-get install prometheus`")
-    checked = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False)  # noqa: S603 (our own)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "5 rules found" in checked.stdout
+def test_no_alert_fires_while_all_is_well(tmp_path: Path) -> None:
+    TESTS.check_quiet(tmp_path)
+
+
+@pytest.mark.parametrize("alert", TESTS.faults)
+def test_an_alert_fires_when_its_fault_has_lasted(tmp_path: Path, alert: str) -> None:
+    TESTS.check_fires(tmp_path, alert)

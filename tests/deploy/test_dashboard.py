@@ -1,19 +1,24 @@
-"""The dashboard is one that Grafana draws as it was meant. That its queries have data is tested on a real server."""
+"""The dashboards are ones that Grafana draws as they were meant. That queries have data is tested on real servers."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-DASHBOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "deploy" / "grafana.json").read_text())
+from tests.deploy.prometheus_server import DEPLOY
+
+DASHBOARDS: dict[str, dict[str, Any]] = {
+    name: json.loads((DEPLOY / name).read_text()) for name in ("grafana.json", "grafana-node.json")
+}
+METRICS = {"grafana.json": "vllm:", "grafana-node.json": "kvtide_node_"}
+"""How the names of what is drawn begin."""
 COLUMNS = 24
-PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
-DRAWN = [panel for panel in PANELS if panel["type"] != "row"]
+DRAWN = [(name, panel) for name, board in DASHBOARDS.items() for panel in board["panels"] if panel["type"] != "row"]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+all_dashboards = pytest.mark.parametrize("name", DASHBOARDS)
 
 
 def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
@@ -22,24 +27,30 @@ def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
     return {(at["x"] + column, at["y"] + line) for column in range(at["w"]) for line in range(at["h"])}
 
 
-def test_panels_have_ids_of_their_own_and_lie_beside_each_other_in_order() -> None:
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+@all_dashboards
+def test_panels_have_ids_of_their_own_and_lie_beside_each_other_in_order(name: str) -> None:
+    panels = DASHBOARDS[name]["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
     covered: set[tuple[int, int]] = set()
-    for panel in PANELS:
+    for panel in panels:
         own = cells(panel)
         assert not own & covered, panel["title"]
         assert max(column for column, _ in own) < COLUMNS, panel["title"]
         covered |= own
-    places = [(panel["gridPos"]["y"], panel["gridPos"]["x"]) for panel in PANELS]
+    places = [(panel["gridPos"]["y"], panel["gridPos"]["x"]) for panel in panels]
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("panel", DRAWN, ids=lambda panel: panel["title"])
-def test_a_panel_asks_the_chosen_source_for_the_chosen_servers_and_names_what_it_draws(panel: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "panel"), DRAWN, ids=lambda value: value if isinstance(value, str) else value["title"]
+)
+def test_a_panel_asks_the_chosen_source_for_the_chosen_servers_and_names_what_it_draws(
+    name: str, panel: dict[str, Any]
+) -> None:
     queries = panel["targets"]
     assert len({query["refId"] for query in queries}) == len(queries)
     for query in queries:
-        selectors = re.findall(r"vllm:\w+(\{[^}]*\})?", query["expr"])
+        selectors = re.findall(METRICS[name] + r"\w+(\{[^}]*\})?", query["expr"])
         assert selectors
         assert all('instance=~"$instance"' in selector for selector in selectors)
         assert query["legendFormat"]
@@ -48,7 +59,12 @@ def test_a_panel_asks_the_chosen_source_for_the_chosen_servers_and_names_what_it
     assert panel["options"]["legend"]["showLegend"]
 
 
-def test_every_variable_that_is_used_can_be_chosen() -> None:
-    given = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
-    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(DASHBOARD)))
+@all_dashboards
+def test_every_variable_that_is_used_can_be_chosen(name: str) -> None:
+    given = {variable["name"] for variable in DASHBOARDS[name]["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(DASHBOARDS[name])))
     assert used == given == {"datasource", "instance"}
+
+
+def test_dashboards_can_be_there_at_the_same_time() -> None:
+    assert len({board["uid"] for board in DASHBOARDS.values()}) == len(DASHBOARDS)

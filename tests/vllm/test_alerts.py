@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -12,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.prometheus_server import Prometheus, alerts, find_prometheus, prometheus, queries
 from tests.tiers.disk.test_faults import flip, places
 from tests.tiers.shared.servers import Server
 from tests.vllm.breakable import DEADLINE_MS, FOLDER
 from tests.vllm.llm import prompt
-from tests.vllm.prometheus_server import DEPLOY, WINDOW, Prometheus, find_prometheus, prometheus
 from tests.vllm.test_server import complete, server
 
 PATIENCE_S = 90
-ALERTS = re.findall(r"- alert: (\w+)", (DEPLOY / "alerts.yml").read_text())
+RULES = "alerts.yml"
 
 
 class Traffic:
@@ -76,17 +75,6 @@ class Operator:
         self.seen.update(alerts)
 
 
-def queries() -> dict[str, str]:
-    """Return every expression of the dashboard, by the title of its panel."""
-    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
-    found = {}
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", ()):
-            expression = target["expr"].replace("$__rate_interval", WINDOW).replace("$instance", ".*")
-            found[f"{panel['title']}, {target['legendFormat']}"] = expression
-    return found
-
-
 @contextmanager
 def fault(folder: Path, name: str) -> Iterator[None]:
     (folder / name).touch()
@@ -114,7 +102,7 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
         ]
         with (
             server(llama, log, "tests.vllm.breakable", host="1MiB", tiers=tiers) as address,
-            prometheus(address, scraped) as watch,
+            prometheus(address, scraped, RULES) as watch,
         ):
             traffic = Traffic(address)
             operator = Operator(watch, traffic)
@@ -124,7 +112,7 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
                 make_faults(operator, faults, disk, store)
                 # What a busy server does not answer within half a second is answered the next time.
                 operator.until(lambda: not watch.unwell(), watch.unwell)
-    assert operator.seen == set(ALERTS)
+    assert operator.seen == set(alerts(RULES))
     text = log.read_text()
     assert f"tiers below: disk {disk} (64 MiB), valkey unix://{store.socket}?db=0; mode eager" in text
     assert re.search(r"INFO .* kvtide: rank 0: disk tier in .*: 0 blocks found in", text), "lines of tiers are there"
@@ -134,7 +122,7 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
 
 
 def every_panel_has_data(operator: Operator) -> None:
-    lacking = queries()
+    lacking = queries("grafana.json")
 
     def asked() -> bool:
         for title, expression in list(lacking.items()):

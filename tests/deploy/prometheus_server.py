@@ -58,12 +58,27 @@ class Prometheus:
             return json.load(response)["data"]
 
 
+def alerts(rules: str) -> list[str]:
+    """Return the names of all alerts of a file."""
+    return re.findall(r"- alert: (\w+)", (DEPLOY / rules).read_text())
+
+
+def queries(dashboard: str) -> dict[str, str]:
+    """Return every expression of a dashboard, for all servers, by the title of its panel."""
+    found = {}
+    for panel in json.loads((DEPLOY / dashboard).read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"].replace("$__rate_interval", WINDOW).replace("$instance", ".*")
+            found[f"{panel['title']}, {target['legendFormat']}"] = expression
+    return found
+
+
 @contextmanager
-def prometheus(target: str, folder: Path) -> Iterator[Prometheus]:
-    """Start it; `target` is the address of a server."""
-    rules = re.sub(r"\[\d+[mh]\]", f"[{WINDOW}]", (DEPLOY / "alerts.yml").read_text())
-    (folder / "alerts.yml").write_text(re.sub(r"\n +for: \w+", "", rules))
-    scrape = {"job_name": "vllm", "static_configs": [{"targets": [target.removeprefix("http://")]}]}
+def prometheus(target: str, folder: Path, rules: str) -> Iterator[Prometheus]:
+    """Start it; `target` is the address of a server, `rules` the file that has its alerts."""
+    shorter = re.sub(r"\[\d+[mh]\]", f"[{WINDOW}]", (DEPLOY / rules).read_text())
+    (folder / "alerts.yml").write_text(re.sub(r"\n +for: \w+", "", shorter))
+    scrape = {"job_name": "watched", "static_configs": [{"targets": [target.removeprefix("http://")]}]}
     every = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
     config = {"global": every, "rule_files": ["alerts.yml"], "scrape_configs": [scrape]}
     (folder / "prometheus.yml").write_text(json.dumps(config))  # which is YAML, too
