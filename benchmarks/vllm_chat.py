@@ -1,7 +1,7 @@
 """Conversations on a whole vLLM server, with and without offloading: how long do users wait, and for what.
 
     python benchmarks/vllm_chat.py [--modes none,kvtide-eager/offloading,lmcache] [--rounds 2] [--out rows.json]
-    python benchmarks/vllm_chat.py --definition generate_multi_turn.json
+    python benchmarks/vllm_chat.py --definition benchmarks/multi_turn.json --device-tokens 32768
 
 32 conversations of four turns come at random; each begins with 4,000 to 12,000 tokens, and its user thinks before
 asking again. The device cache holds a third of them. At most six requests are in the engine at a time; the others queue
@@ -17,8 +17,11 @@ Every round has conversations of its own. The modes of a group (groups are separ
 time and are measured in turn, round by round, so that what the machine does otherwise meets all of them; two groups are
 compared by what they have in common. A mode may have options of its own: `kvtide-eager+host=8GiB`. Answers of all modes
 are compared. `kvtide-eager@turn-4` is kvtide with one thing changed (`vllm_steps.py` has them all), and `--steps` shows
-how long steps are, by what they compute. `--definition` takes the lengths from a file of vLLM's own multi-turn
-benchmark. `--small` is a tiny model for vLLM's CPU build: it shows that everything runs, and its times mean nothing.
+how long steps are, by what they compute.
+
+`--definition` takes the lengths from a file of vLLM's own multi-turn benchmark, and `--scale` makes them longer or
+shorter. `multi_turn.json` has the numbers that vLLM comes with: some 80,000 tokens in all. `--small` is a tiny model
+for vLLM's CPU build: it shows that everything runs, and its times mean nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,7 @@ class Settings:
     think_s: float = 0.5
     small: bool = False
     steps: bool = False
+    rounds: int = 2
 
     def conversations(self, round_number: int) -> list[list[Turn]]:
         """Return the conversations of a round. Round 0 is for warming up, and shorter."""
@@ -102,7 +106,7 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 (takes seconds)
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
-    rounds = [settings.conversations(number) for number in range(1, 3)]
+    rounds = [settings.conversations(number) for number in range(settings.rounds + 1)]
     mode = mode.partition("@")[0]
     tokens = settings.device_tokens if mode != "device-cache" else 11 * max(map(all_tokens, rounds)) // 10
     arguments = engine_arguments(
@@ -211,9 +215,8 @@ async def serve_rounds(mode: str, settings: Settings, orders: Any) -> None:
 class Comparison:
     """All modes of one run."""
 
-    def __init__(self, settings: Settings, rounds: int, out: Path | None) -> None:
+    def __init__(self, settings: Settings, out: Path | None) -> None:
         self._settings = settings
-        self._rounds = rounds
         self._out = out
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
@@ -227,7 +230,7 @@ class Comparison:
         children = {mode: Child(self._context, serve, mode, self._settings) for mode in modes}
         rounds: dict[str, list[Round]] = {mode: [] for mode in modes}
         starts = {mode: self._ask(mode, child.answer) for mode, child in children.items()}
-        for number in range(self._rounds + 1):
+        for number in range(self._settings.rounds + 1):
             for mode, child in children.items():
                 said = self._ask(mode, child.order, number)
                 if said is not None and number:
@@ -271,7 +274,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Return everything."""
         settings = asdict(self._settings)
-        return {"settings": settings, "rounds": self._rounds, "rows": self.rows, "failed": self.failed}
+        return {"settings": settings, "rows": self.rows, "failed": self.failed}
 
     def table(self) -> str:
         """Return everything as text."""
@@ -305,6 +308,21 @@ def say(line: str) -> None:
     print(f"==> {line}", file=sys.stderr, flush=True)
 
 
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Return what all modes have in common."""
+    more = {"steps": arguments.steps, "rounds": arguments.rounds}
+    if arguments.small:
+        settings = Settings(SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True, **more)
+    else:
+        model, host_bytes = Model(kv_heads=arguments.kv_heads), arguments.host_gib * GIB
+        settings = Settings(model=model, host_bytes=host_bytes, at_once=arguments.at_once, **more)
+    if arguments.definition:
+        settings = replace(settings, lengths=from_definition(arguments.definition, arguments.scale))
+    if arguments.device_tokens:
+        settings = replace(settings, device_tokens=arguments.device_tokens)
+    return settings
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", default=MODES, help=f"which to run (default: {MODES})")
@@ -313,6 +331,8 @@ def main() -> int:
     parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
     parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
+    parser.add_argument("--scale", type=float, default=1.0, help="times the tokens of a definition (default: 1)")
+    parser.add_argument("--device-tokens", type=int, help="room in the device cache (default: 131072; --small: 640)")
     parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each group")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--steps", action="store_true", help="also show how long the engine's steps are")
@@ -326,18 +346,7 @@ def main() -> int:
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(VARIANTS)} behind the @")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    settings = Settings(
-        lengths=from_definition(arguments.definition) if arguments.definition else USUAL,
-        model=Model(kv_heads=arguments.kv_heads),
-        host_bytes=arguments.host_gib * GIB,
-        at_once=arguments.at_once,
-        steps=arguments.steps,
-    )
-    if arguments.small:
-        settings = Settings(
-            SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True, steps=arguments.steps
-        )
-    comparison = Comparison(settings, arguments.rounds, arguments.out)
+    comparison = Comparison(settings_of(arguments), arguments.out)
     for group in groups:
         comparison.run(group)
     print(json.dumps(comparison.as_json()) if arguments.json else comparison.table())

@@ -19,7 +19,7 @@ from tests.vllm.llm import prompt
 from tests.vllm.test_server import complete, server
 
 PATIENCE_S = 90
-RULES = "alerts.yml"
+ALERTS = alerts("alerts.yml")
 
 
 class Traffic:
@@ -102,7 +102,7 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
         ]
         with (
             server(llama, log, "tests.vllm.breakable", host="1MiB", tiers=tiers) as address,
-            prometheus(address, scraped, RULES) as watch,
+            prometheus(address, scraped, "alerts.yml") as watch,
         ):
             traffic = Traffic(address)
             operator = Operator(watch, traffic)
@@ -112,7 +112,7 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
                 make_faults(operator, faults, disk, store)
                 # What a busy server does not answer within half a second is answered the next time.
                 operator.until(lambda: not watch.unwell(), watch.unwell)
-    assert operator.seen == set(alerts(RULES))
+    assert operator.seen == set(ALERTS)
     text = log.read_text()
     assert f"tiers below: disk {disk} (64 MiB), valkey unix://{store.socket}?db=0; mode eager" in text
     assert re.search(r"INFO .* kvtide: rank 0: disk tier in .*: 0 blocks found in", text), "lines of tiers are there"

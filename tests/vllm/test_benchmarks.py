@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -46,27 +45,3 @@ def test_conversations_are_compared_and_answered_alike() -> None:
         assert 0 < row["between_ms"]["count"] <= 8 * 7  # on a busy machine an output may have two tokens
         assert row["other_answers"] == 0
         assert row["counters"]["steps_ms"]["decode"]["count"] > 0
-
-
-def test_a_definition_of_vllms_own_benchmark_gives_the_lengths(tmp_path: Path) -> None:
-    definition = {
-        "num_conversations": 3,
-        "prompt_input": {
-            "num_turns": {"distribution": "constant", "value": 4},
-            "common_prefix_num_tokens": {"distribution": "constant", "value": 50},
-            "prefix_num_tokens": {"distribution": "lognormal", "average": 40, "max": 60},
-            "num_tokens": {"distribution": "uniform", "min": 5, "max": 9},
-        },
-        "prompt_output": {"num_tokens": {"distribution": "constant", "value": 7}},
-    }
-    path = tmp_path / "definition.json"
-    path.write_text(json.dumps(definition))
-    workload = runpy.run_path(str(BENCHMARKS / "chat_workload.py"))
-    everything = workload["conversations"](workload["from_definition"](path), 1, 512, spacing_s=0.1, think_s=0.1)
-    assert [len(turns) for turns in everything] == [2, 2, 2], "four messages are two questions and their answers"
-    assert len({tuple(turns[0].tokens[:50]) for turns in everything}) == 1, "all begin alike"
-    assert len({tuple(turns[0].tokens) for turns in everything}) == 3
-    for turns in everything:
-        assert 55 <= len(turns[0].tokens) <= 50 + 60 + 9
-        assert 5 <= len(turns[1].tokens) <= 9
-        assert {turn.answer_tokens for turn in turns} == {7}
