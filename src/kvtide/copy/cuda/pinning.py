@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -72,13 +71,26 @@ class Pinner:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
-        for begin in range(0, self.pinned_bytes, self.piece_bytes):
-            # A device that is lost refuses, and has given up the registration.
-            with contextlib.suppress(Exception), self._gpu.active():
-                self._gpu.unpin(self._address + begin)
+        self._unpin()
         self.pinned_bytes = 0
         self._memory = None
         return True
+
+    def _unpin(self) -> None:
+        pieces = range(self._address, self._address + self.pinned_bytes, self.piece_bytes)
+        refusals = [why for why in map(self._unpin_piece, pieces) if why]
+        if refusals:
+            text = "%d pieces of host memory may stay pinned until this process ends: %s"
+            _LOG.warning(text, len(refusals), refusals[0])
+
+    def _unpin_piece(self, address: int) -> str:
+        """Return why a registration cannot be taken back. A device that is lost refuses, and has given it up."""
+        try:
+            with self._gpu.active():
+                self._gpu.unpin(address)
+        except Exception as error:
+            return describe(error)
+        return ""
 
     def _run(self) -> None:
         begin_s = time.monotonic()
