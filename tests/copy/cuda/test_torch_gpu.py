@@ -60,3 +60,25 @@ def test_while_a_gpu_is_active_a_thread_has_its_context_and_breaks_no_capture(fa
         assert (thread.contexts, thread.mode, thread.device) == ([CONTEXT], RELAXED, 3)
         assert 1 // (not fails)
     assert (thread.contexts, thread.mode, thread.device) == ([], GLOBAL, 0)
+
+
+def test_memory_is_not_that_which_compute_has_just_given_back() -> None:
+    """Torch hands it out again on the same stream, though kernels that use it may still run there."""
+    asked: list[tuple[object, int]] = []
+    current: list[object] = ["that of compute"]
+
+    @contextlib.contextmanager
+    def use(stream: object) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    def empty(nbytes: int, **_: object) -> Any:
+        asked.append((current[-1], nbytes))
+        return SimpleNamespace(view=lambda _: None, data_ptr=lambda: 4096)
+
+    torch: Any = SimpleNamespace(cuda=SimpleNamespace(stream=use), empty=empty, uint8=None, int64=None)
+    gpu = TorchGpu.__new__(TorchGpu)
+    gpu._torch, gpu._device, gpu._allocating = torch, 3, "one of its own"
+    assert gpu.allocate(64).address == 4096
+    assert asked == [("one of its own", 64)]

@@ -53,6 +53,7 @@ class TorchGpu(Gpu):
         self._proved = False
         self._fetch = Kernel(self._kernels.fetch_numbers, FETCH_LANES)
         self._priority: int = self._torch.cuda.Stream.priority_range()[0]
+        self._allocating = self.stream().torch
 
     @property
     def in_c(self) -> bool:
@@ -97,8 +98,13 @@ class TorchGpu(Gpu):
         return TorchEvent(self._torch.cuda.Event(enable_timing=timing, blocking=True))
 
     def allocate(self, nbytes: int) -> TorchMemory:
-        """Return GPU memory from torch's allocator, so that torch counts it."""
-        tensor = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)
+        """Return GPU memory from torch's allocator, so that torch counts it.
+
+        It hands out what compute has given back at once, while kernels that use it still run: that is safe on the
+        stream of compute, and nowhere else. So ours is that of a stream on which nothing runs.
+        """
+        with self._torch.cuda.stream(self._allocating):
+            tensor = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)
         numbers = tensor.view(self._torch.int64) if nbytes % 8 == 0 else None
         return TorchMemory(tensor, numbers, tensor.data_ptr())
 
