@@ -23,6 +23,7 @@ _PAGE_BYTES = 2 << 20
 """A huge page; pieces are whole ones, whether the arena has any or not."""
 _MADV_POPULATE_WRITE = 23
 _POPULATING_THREADS = 2
+_LOOK_AGAIN_S = 0.01
 
 
 class Pinner:
@@ -47,6 +48,8 @@ class Pinner:
         self._memory: npt.NDArray[np.uint8] | None = arena.memory  # keeps the mapping
         self._address = int(arena.memory.ctypes.data)
         self._shared, self._share = arena.shared, arena.share
+        self._pages_there = arena.pages_there
+        self._pages_seen = 0
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtide-pin", daemon=False)
@@ -99,7 +102,10 @@ class Pinner:
             placement = Placement(self._gpu, self._address, self._size, bind=not self._shared)
             with ThreadPoolExecutor(_POPULATING_THREADS, "kvtide-pages") as pool:
                 while self.pinned_bytes < self._size and not self._stop.is_set() and threading.main_thread().is_alive():
-                    self._pin_piece(pool, placement)
+                    if self._has_pages():
+                        self._pin_piece(pool, placement)
+                    else:
+                        self._stop.wait(_LOOK_AGAIN_S)
         except BaseException as error:
             self.problem = describe(error)
             pinned, size = size_text(self.pinned_bytes), size_text(self._size)
@@ -109,6 +115,13 @@ class Pinner:
             placement.tell()
         finally:
             self._ended.set()
+
+    def _has_pages(self) -> bool:
+        """Whether the next piece may be touched: a node makes the pages of its memory itself."""
+        needed = min(self.pinned_bytes + self.piece_bytes, self._size)
+        if self._pages_seen < needed:
+            self._pages_seen = self._pages_there()
+        return self._pages_seen >= needed
 
     def _pin_piece(self, pool: ThreadPoolExecutor, placement: Placement) -> None:
         begin = self._address + self.pinned_bytes
