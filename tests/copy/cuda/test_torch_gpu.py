@@ -62,23 +62,21 @@ def test_while_a_gpu_is_active_a_thread_has_its_context_and_breaks_no_capture(fa
     assert (thread.contexts, thread.mode, thread.device) == ([], GLOBAL, 0)
 
 
-def test_memory_is_not_that_which_compute_has_just_given_back() -> None:
-    """Torch hands it out again on the same stream, though kernels that use it may still run there."""
-    asked: list[tuple[object, int]] = []
-    current: list[object] = ["that of compute"]
-
-    @contextlib.contextmanager
-    def use(stream: object) -> Iterator[None]:
-        current.append(stream)
-        yield
-        current.pop()
+def test_memory_that_compute_has_just_given_back_is_not_used_before_its_kernels_have_run() -> None:
+    """Torch hands it out again on the same stream, and we use it on others."""
+    called: list[object] = []
 
     def empty(nbytes: int, **_: object) -> Any:
-        asked.append((current[-1], nbytes))
+        called.append(nbytes)
         return SimpleNamespace(view=lambda _: None, data_ptr=lambda: 4096)
 
-    torch: Any = SimpleNamespace(cuda=SimpleNamespace(stream=use), empty=empty, uint8=None, int64=None)
+    def current_stream(device: object) -> Any:
+        return SimpleNamespace(synchronize=lambda: called.append(f"the stream of {device} has run"))
+
+    torch: Any = SimpleNamespace(
+        cuda=SimpleNamespace(current_stream=current_stream), empty=empty, uint8=None, int64=None
+    )
     gpu = TorchGpu.__new__(TorchGpu)
-    gpu._torch, gpu._device, gpu._allocating = torch, 3, "one of its own"
+    gpu._torch, gpu._device = torch, "cuda:3"
     assert gpu.allocate(64).address == 4096
-    assert asked == [("one of its own", 64)]
+    assert called == [64, "the stream of cuda:3 has run"]

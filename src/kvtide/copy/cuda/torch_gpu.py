@@ -53,7 +53,6 @@ class TorchGpu(Gpu):
         self._proved = False
         self._fetch = Kernel(self._kernels.fetch_numbers, FETCH_LANES)
         self._priority: int = self._torch.cuda.Stream.priority_range()[0]
-        self._allocating = self.stream().torch
 
     @property
     def in_c(self) -> bool:
@@ -101,10 +100,11 @@ class TorchGpu(Gpu):
         """Return GPU memory from torch's allocator, so that torch counts it.
 
         It hands out what compute has given back at once, while kernels that use it still run: that is safe on the
-        stream of compute, and nowhere else. So ours is that of a stream on which nothing runs.
+        stream of compute, and nowhere else. So they are waited for. A stream of our own instead, made current here,
+        would be taken by vLLM for its own choice.
         """
-        with self._torch.cuda.stream(self._allocating):
-            tensor = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)
+        tensor = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)
+        self._torch.cuda.current_stream(self._device).synchronize()
         numbers = tensor.view(self._torch.int64) if nbytes % 8 == 0 else None
         return TorchMemory(tensor, numbers, tensor.data_ptr())
 
