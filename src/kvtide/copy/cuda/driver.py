@@ -34,7 +34,7 @@ class Driver:
         if in_c:
             try:
                 self._issue, self.in_c = issuing.in_c(self._library), True
-            except (OSError, subprocess.SubprocessError) as error:
+            except (OSError, ValueError, subprocess.SubprocessError) as error:  # a CC of any kind, no place for files
                 self.issue_from_python(error)
 
     def issue_from_python(self, error: Exception) -> None:
