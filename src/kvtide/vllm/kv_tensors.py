@@ -177,6 +177,7 @@ def _make_cuda_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> C
     cache = CudaCache(regions, blocks=blocks, device=stripes[0].memory.device.index or 0)
     gpu = TorchGpu(cache.device)
     kit = CopyKit(cache, staging_bytes=copying.staging_bytes, gpu=gpu, packed=copying.packed)
+    kit.warm_up()  # a node may come with the first request, or later
     return Copier(cache.block_bytes, gpu.local_node(), partial(CudaCopyEngine, cache, kit=kit))
 
 

@@ -76,3 +76,19 @@ def test_lives_of_host_memory_share_buffers_streams_and_what_was_measured(route:
                 array[:] = 0
     assert (len(gpu.allocated), len(gpu._streams)) == made
     assert engine.close(PATIENCE_S)
+
+
+@pytest.mark.parametrize("fails", [None, "fetch"])
+def test_the_gpu_is_proved_and_kernels_are_compiled_before_there_is_host_memory(fails: str | None) -> None:
+    """Otherwise the first load of an engine that was restarted would wait for a compiler."""
+    gpu = FakeGpu()
+    blocks = np.zeros((BLOCKS, BLOCK_BYTES), np.uint8)
+    cache = CudaCache([CudaRegion(gpu.adopt(blocks), BLOCK_BYTES, BLOCK_BYTES)], blocks=BLOCKS)
+    kit = CopyKit(cache, staging_bytes=2 * BLOCK_BYTES, route=Route.STAGED, gpu=gpu)
+    if fails is not None:
+        gpu.failing[fails] = RuntimeError("it does not compile")
+    thread = kit.warm_up()
+    thread.join(PATIENCE_S)
+    assert gpu.calls["prove"] == 1
+    assert gpu.calls["move"] == (4 if fails is None else 0), "both directions, scattered and not"
+    assert not gpu.pinned

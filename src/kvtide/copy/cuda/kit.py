@@ -7,6 +7,9 @@ would end up on a stream of the engine.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 from kvtide.copy.base import Direction
 from kvtide.copy.cuda.geometry import CudaCache
 from kvtide.copy.cuda.gpu import Gpu
@@ -64,6 +67,18 @@ class CopyKit:
             raise ConfigError("staging_bytes", staging_bytes, expected) from error
         self.device_bytes = sum(lane.memory.nbytes for lane in self.lanes.values())
         """GPU memory that it takes: staging buffers, and a little for indices."""
+
+    def warm_up(self) -> threading.Thread:
+        """Have the GPU proved and the kernels compiled, in the background: the first copies need not wait for that."""
+        thread = threading.Thread(target=self._warm_up, name="kvtide-warm-up", daemon=False)
+        thread.start()
+        return thread
+
+    def _warm_up(self) -> None:
+        with contextlib.suppress(Exception):  # what fails here fails again with the first transfer, and is reported
+            self.gpu.prove()
+            for lane in self.lanes.values():
+                lane.compile(self.gpu)
 
     def device_memory_goes(self) -> None:
         """Remember to fetch again what has to be in GPU memory."""

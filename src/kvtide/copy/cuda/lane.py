@@ -33,7 +33,7 @@ from kvtide.copy.base import Direction, Fence
 from kvtide.copy.cuda.flags import Flags
 from kvtide.copy.cuda.geometry import CudaCache
 from kvtide.copy.cuda.gpu import Event, Gpu, Stream
-from kvtide.copy.cuda.issuing import NO_GAPS, Gaps
+from kvtide.copy.cuda.issuing import Gaps
 from kvtide.copy.cuda.lane_kit import AHEAD, TURN_BYTES, LaneKit
 from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Buffer, Index
 from kvtide.copy.cuda.lane_parts import HostRows, Issued, Pairs, Part
@@ -69,6 +69,7 @@ class Lane:
         self._unpacked, self._trial = unpacked, trial
         self._piece_bytes = math.gcd(piece_bytes, TURN_BYTES)
         """Copies are cut at multiples of this, so that each is in one registration, and no longer than a turn."""
+        self._kit = kit
         self._staged, self._buffer_bytes, self.memory = kit.staged, kit.buffer_bytes, kit.memory
         self._kernels, self._copies, self._gap = kit.kernels, kit.copies, kit.gap
         self._done, self._between = kit.done, kit.between
@@ -95,13 +96,7 @@ class Lane:
 
     def enter(self) -> None:
         """Get the calling thread ready, and the kernels compiled."""
-        self._gpu.enter(self._kernels)
-        for index in self.memory.indexes[:1]:
-            self._commands.fetch(self._kernels, index.device, index.host[:0])
-            for place in {self._slots, self._rows}:
-                for scattered in (False, True):
-                    self._move_rows(place, Pairs(index, 0, 0), place.address, scattered=scattered)
-        self._commands.run(NO_GAPS)
+        self._kit.compile(self._gpu)
 
     def issue(self, copy: Copy, after: Fence | None, usable_slots: int, spare: Issued | None = None) -> Issued:
         """Issue a transfer and return; the bytes have moved when `end` is reached. Uses `spare` events, if given.

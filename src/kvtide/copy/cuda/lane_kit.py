@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtide.copy.base import Direction
 from kvtide.copy.cuda.geometry import CudaCache, tiling
 from kvtide.copy.cuda.gpu import Gap, Gpu, Mover, PackedMover
+from kvtide.copy.cuda.issuing import NO_GAPS
 from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Columns, LaneMemory
 from kvtide.copy.cuda.measure import Route
 from kvtide.copy.cuda.packed_tiles import WORD_BYTES, packed_tiles
@@ -61,3 +62,17 @@ class LaneKit:
         if packed:
             table = self.memory.tables[1]
             self.move_packed = gpu.packed_mover(direction, len(table.on_host[0]), table.device)
+
+    def compile(self, gpu: Gpu) -> None:
+        """Get the calling thread ready, and the kernels compiled, by launches that have nothing to do."""
+        gpu.enter(self.kernels)
+        commands = gpu.commands()
+        for index in self.memory.indexes[:1]:
+            commands.fetch(self.kernels, index.device, index.host[:0])
+            nothing = {"first": 0, "pairs": 0, "rows_at": index.device.address, "row_bytes": self.buffer_bytes}
+            for scattered in (False, True):
+                self.move(commands, self.kernels, index.device, **nothing, scattered=scattered)
+                if self.move_packed is not None:
+                    of = index.device
+                    self.move_packed(commands, self.kernels, of, flags=index.flags, **nothing, scattered=scattered)
+        commands.run(NO_GAPS)
