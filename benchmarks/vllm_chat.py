@@ -17,8 +17,10 @@ Every round has conversations of its own. The modes of a group (groups are separ
 time and are measured in turn, round by round, so that what the machine does otherwise meets all of them; two groups are
 compared by what they have in common. A mode may have options of its own: `kvtide-eager+host=8GiB`. Answers of all modes
 are compared. `kvtide-eager@turn-4` is kvtide with one thing changed (`vllm_steps.py` has them all), and `--steps` shows
-how long steps are, by what they compute. `--definition` takes the lengths from a file of vLLM's own multi-turn
-benchmark. `--small` is a tiny model for vLLM's CPU build: it shows that everything runs, and its times mean nothing.
+how long steps are, by what they compute. `kvtide-node` is at the node that was started before (`--node`), where it
+finds what others there have computed: `kvtide-node,kvtide-node+mode=eager` are two engines at one node. `--definition`
+takes the lengths from a file of vLLM's own multi-turn benchmark. `--small` is a tiny model for vLLM's CPU build: it
+shows that everything runs, and its times mean nothing.
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ class Settings:
     think_s: float = 0.5
     small: bool = False
     steps: bool = False
+    node: str | None = None
 
     def conversations(self, round_number: int) -> list[list[Turn]]:
         """Return the conversations of a round. Round 0 is for warming up, and shorter."""
@@ -108,6 +111,8 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
     arguments = engine_arguments(
         mode, settings.model, folder, device_tokens=tokens, host_bytes=settings.host_bytes, small=settings.small
     )
+    if mode.startswith("kvtide-node"):
+        arguments["kv_transfer_config"]["kv_connector_extra_config"]["node"] = settings.node
     if settings.small:
         arguments["enforce_eager"] = True
     else:
@@ -312,6 +317,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=6, help="requests in the engine at a time (default: 6)")
     parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
+    parser.add_argument("--node", help="the socket of the node for the mode kvtide-node")
     parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
     parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each group")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -324,6 +330,8 @@ def main() -> int:
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(CONNECTORS)}")
     if unknown := {variant for group in groups for mode in group for variant in mode.split("@")[1:]} - VARIANTS.keys():
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(VARIANTS)} behind the @")
+    if "kvtide-node" in names and arguments.node is None:
+        parser.error("--modes: kvtide-node: expected a --node, started before with `kvtide node`")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     settings = Settings(
@@ -332,10 +340,20 @@ def main() -> int:
         host_bytes=arguments.host_gib * GIB,
         at_once=arguments.at_once,
         steps=arguments.steps,
+        node=arguments.node,
     )
     if arguments.small:
         settings = Settings(
-            SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True, steps=arguments.steps
+            SMALL,
+            SMALL_MODEL,
+            640,
+            64 << 20,
+            2,
+            spacing_s=0.01,
+            think_s=0.01,
+            small=True,
+            steps=arguments.steps,
+            node=arguments.node,
         )
     comparison = Comparison(settings, arguments.rounds, arguments.out)
     for group in groups:
