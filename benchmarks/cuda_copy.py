@@ -2,6 +2,7 @@
 
     python benchmarks/cuda_copy.py [--json results.json] [--gib 1] [--small]
     python benchmarks/cuda_copy.py --packing [--json results.json]         packed blocks beside plain ones
+    python benchmarks/cuda_copy.py --node [--json results.json]            memory of a node beside private memory
 
 With `--packing` rates count bytes as they are when they are not packed, so they may exceed one large copy.
 
@@ -34,6 +35,8 @@ from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.copy.packing import whole_tiles_bytes
 from kvtide.copy.unpacked import UnpackedRows, rows_for
 from kvtide.core.messages import Copy
+from kvtide.node.arenas import NodeArena
+from kvtide.node.mapped import MappedArena
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 WAYS = {"store": (STORE,), "load": (LOAD,), "both": (STORE, LOAD)}
@@ -57,8 +60,9 @@ class Bench:
         route: Route | None = None,
         packed: bool = False,
         fits: bool = True,
+        at_node: bool = False,
     ) -> None:
-        """`packed`: blocks are packed, and pack, unless they do not (`fits`)."""
+        """`packed`: blocks are packed, and pack, unless they do not (`fits`). `at_node`: to memory as nodes have it."""
         self.torch: Any = importlib.import_module("torch")
         self.repeats, self.transfers = args.repeats, args.transfers
         self.half_bytes = int(args.gib * GIB)
@@ -68,16 +72,18 @@ class Bench:
         self.tensors = [self._values(blocks, fragment, fits=fits) for _ in range(regions)]
         self.torch.cuda.synchronize()
         self.cache = CudaCache([r for tensor in self.tensors for r in tensor_regions(tensor, 0)], blocks=blocks)
-        self.arena = HostArena(
-            blocks, whole_tiles_bytes([self.cache.block_bytes]) if packed else self.cache.block_bytes
-        )
-        unpacked = UnpackedRows(HostArena(rows_for(blocks), self.cache.block_bytes), blocks) if packed else None
+        slot_bytes = whole_tiles_bytes([self.cache.block_bytes]) if packed else self.cache.block_bytes
+        self.node = NodeArena(0, blocks, slot_bytes) if at_node else None
+        self.arena = HostArena(blocks, slot_bytes) if self.node is None else mapped(self.node)
+        rows = rows_for(blocks) if fits else blocks  # blocks that are not kept would be fast
+        unpacked = UnpackedRows(HostArena(rows, self.cache.block_bytes), blocks) if packed else None
         options: Row = {"staging_bytes": args.staging_mib * MIB, "staging_buffers": args.buffers}
         gpu = TorchGpu(programs=args.programs)
         self.engine = CudaCopyEngine(self.cache, self.arena, gpu=gpu, route=route, unpacked=unpacked, **options)
         self.engine.share(compute=args.shared)
-        assert self.engine.pinning.wait(120)
-        assert self.engine.pinning.problem is None, self.engine.pinning.problem
+        for pinning in filter(None, (self.engine.pinning, self.engine.row_pinning)):
+            assert pinning.wait(120)
+            assert pinning.problem is None, pinning.problem
         self.blocks = np.random.default_rng(0).permutation(blocks).tolist()
         self.next_id = 0
 
@@ -110,8 +116,9 @@ class Bench:
             assert self.engine.submit(direction, copy)
         assert self.engine.wait([copy.id for _, copy in copies], 60)
         spent_s = time.perf_counter() - begin_s
-        done, failed, _ = self.engine.poll()
+        done, failed, not_kept = self.engine.poll()
         assert len(done) == len(copies), failed
+        assert not not_kept, "rates count blocks that are not there"
         return len(WAYS[way]) * self.half * self.cache.block_bytes / spent_s / 1e9
 
     def rate(self, way: str, *, scattered: bool = False, parts: int | None = None) -> float:
@@ -123,8 +130,16 @@ class Bench:
         """Give all memory back."""
         assert self.engine.close(60)
         self.arena.close()
+        if self.node is not None:
+            self.node.close()
         self.tensors.clear()
         self.torch.cuda.empty_cache()
+
+
+def mapped(node: NodeArena) -> MappedArena:
+    """Return a node's memory as an engine has it."""
+    node.touch(lambda: None)
+    return MappedArena(node.descriptor, node.description, follows=True)
 
 
 @contextmanager
@@ -265,6 +280,24 @@ def packing(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def at_node(args: argparse.Namespace) -> list[Row]:
+    """Copies to and from a node's memory, in turn with private memory: GB/s of both, and their ratio."""
+    rows = []
+    for fragment in args.fragments:
+        with bench(fragment, args) as private, bench(fragment, args, at_node=True) as there:
+            assert there.node is not None
+            row: Row = {"fragment": fragment, "memory": there.node.described()}
+            for way in WAYS:
+                pairs = [
+                    tuple(one.run(way, scattered=False, parts=one.transfers) for one in (private, there))
+                    for _ in range(args.repeats + 1)
+                ]
+                row[f"{way}_private"], row[way] = map(statistics.median, zip(*pairs[1:], strict=True))
+                row[f"{way}_ratio"] = row[way] / row[f"{way}_private"]
+        rows.append(row)
+    return rows
+
+
 def slow_down(args: argparse.Namespace, **how: Any) -> list[Row]:
     """How much longer compute takes while copies run all the time, and how fast the copies are meanwhile."""
     rows = []
@@ -300,7 +333,7 @@ def beside(one: Bench, kernel: Callable[[], object], count: int, way: str) -> tu
     def moved_bytes() -> int:
         return sum(one.engine.traffic(direction).bytes for direction in Direction)
 
-    copies = [copy for _ in range(20) for copy in one.copies(way, parts=16)]
+    copies = [copy for _ in range(32) for copy in one.copies(way, parts=16)]  # as many as may be in flight
     for direction, copy in copies:
         assert one.engine.submit(direction, copy)
     time.sleep(0.01)
@@ -381,6 +414,13 @@ def print_packing(rows: list[Row]) -> None:
             print(f"| {row['fragment'] // KIB} KiB | {name} | {ways} | {scattered} |")
 
 
+def print_at_node(rows: list[Row]) -> None:
+    print(f"\n{rows[0]['memory']}\n\n| fragment | {' | '.join(WAYS)} |\n|{'---|' * (1 + len(WAYS))}")
+    for row in rows:
+        ways = (f"{row[way]:.1f} ({row[f'{way}_ratio']:.3f} of {row[f'{way}_private']:.1f})" for way in WAYS)
+        print(f"| {row['fragment'] // KIB} KiB | {' | '.join(ways)} |")
+
+
 def print_slow_down(rows: list[Row]) -> None:
     print("\n| compute | copies | alone ms | beside ms | slow-down | copies GB/s |\n|---|---|---|---|---|---|")
     for row in rows:
@@ -395,6 +435,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
     parser.add_argument("--only", choices=("fragments", "slow_down", "pinning"), help="one of the three parts")
     parser.add_argument("--packing", action="store_true", help="packed blocks beside plain ones, and nothing else")
+    parser.add_argument("--node", action="store_true", help="memory of a node beside private memory, and nothing else")
     parser.add_argument("--gib", type=float, default=1.0, help="GiB of one transfer")
     parser.add_argument("--pin-gib", type=float, default=8.0)
     parser.add_argument("--repeats", type=int, default=5)
@@ -429,6 +470,10 @@ def main() -> None:
             print(f"\nbeside {name} copies, whose GB/s are those of the link:")
             print_slow_down(results[f"slow_down_{name}"])
         args.only = "packing"
+    if args.node:
+        results["node"] = at_node(args)
+        print_at_node(results["node"])
+        args.only = "node"
     if args.only in {None, "fragments"}:
         results["fragments"] = fragments(args)
         print_fragments(results["fragments"])

@@ -17,7 +17,8 @@ Every round has conversations of its own. The modes of a group (groups are separ
 time and are measured in turn, round by round, so that what the machine does otherwise meets all of them; two groups are
 compared by what they have in common. A mode may have options of its own: `kvtide-eager+host=8GiB`. Answers of all modes
 are compared. `kvtide-eager@turn-4` is kvtide with one thing changed (`vllm_steps.py` has them all), and `--steps` shows
-how long steps are, by what they compute.
+how long steps are, by what they compute. `kvtide-node` is at the node that was started before (`--node`), where it
+finds what others there have computed: `kvtide-node,kvtide-node+mode=eager` are two engines at one node.
 
 `--definition` takes the lengths from a file of vLLM's own multi-turn benchmark, and `--scale` makes them longer or
 shorter. `multi_turn.json` has the numbers that vLLM comes with: some 80,000 tokens in all. `--small` is a tiny model
@@ -77,6 +78,7 @@ class Settings:
     small: bool = False
     steps: bool = False
     rounds: int = 2
+    node: str | None = None
 
     def conversations(self, round_number: int) -> list[list[Turn]]:
         """Return the conversations of a round. Round 0 is for warming up, and shorter."""
@@ -112,6 +114,8 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
     arguments = engine_arguments(
         mode, settings.model, folder, device_tokens=tokens, host_bytes=settings.host_bytes, small=settings.small
     )
+    if mode.startswith("kvtide-node"):
+        arguments["kv_transfer_config"]["kv_connector_extra_config"]["node"] = settings.node
     if settings.small:
         arguments["enforce_eager"] = True
     else:
@@ -310,7 +314,7 @@ def say(line: str) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return what all modes have in common."""
-    more = {"steps": arguments.steps, "rounds": arguments.rounds}
+    more = {"steps": arguments.steps, "rounds": arguments.rounds, "node": arguments.node}
     if arguments.small:
         settings = Settings(SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True, **more)
     else:
@@ -330,6 +334,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=6, help="requests in the engine at a time (default: 6)")
     parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
+    parser.add_argument("--node", help="the socket of the node for the mode kvtide-node")
     parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
     parser.add_argument("--scale", type=float, default=1.0, help="times the tokens of a definition (default: 1)")
     parser.add_argument("--device-tokens", type=int, help="room in the device cache (default: 131072; --small: 640)")
@@ -344,6 +349,8 @@ def main() -> int:
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(CONNECTORS)}")
     if unknown := {variant for group in groups for mode in group for variant in mode.split("@")[1:]} - VARIANTS.keys():
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(VARIANTS)} behind the @")
+    if "kvtide-node" in names and arguments.node is None:
+        parser.error("--modes: kvtide-node: expected a --node, started before with `kvtide node`")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     comparison = Comparison(settings_of(arguments), arguments.out)

@@ -37,6 +37,12 @@ CONNECTORS: dict[str, dict[str, Any]] = {
         "host": "host",
         "options": {"mode": "lazy"},
     },
+    "kvtide-node": {
+        "kv_connector": "KVTideConnector",
+        "module": "kvtide.vllm",
+        "host": "",
+        "options": {"mode": "eager"},
+    },
     "offloading": {"kv_connector": "OffloadingConnector", "options": {}},
     "simple-eager": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": False}},
     "simple-lazy": {"kv_connector": "SimpleCPUOffloadConnector", "options": {"lazy_offload": True}},

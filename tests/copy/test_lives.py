@@ -19,9 +19,11 @@ from kvtide.copy import (
     LivesCopyEngine,
     Region,
     ThreadedCopyEngine,
+    Traffic,
 )
 from kvtide.core.messages import Copy, Plan, Pool, Report
 from kvtide.errors import CopyError
+from kvtide.latency import Latencies
 from kvtide.worker import Worker
 from tests.contracts.copy_contract import LOAD, PATIENCE_S, STORE, MovingContract, Rig, Shape
 from tests.contracts.copy_rigs import ArrayRig
@@ -139,6 +141,18 @@ def lives() -> Iterator[Lives]:
     yield lives
     lives.may_make.set()
     assert lives.engine.close(PATIENCE_S)
+
+
+def test_what_lives_have_moved_adds_up_in_all_that_is_counted() -> None:
+    one, other = Traffic(1, 20, Latencies().plus(0.5), 300, 4000), Traffic(2, 30, Latencies().plus(1.0), 400, 5000)
+    total = one.plus(other)
+    assert (total.transfers, total.bytes, total.busy_s, total.saved_bytes, total.unpacked_blocks) == (
+        3,
+        50,
+        1.5,
+        700,
+        9000,
+    )
 
 
 def test_without_a_life_there_are_no_slots_and_copies_fail(lives: Lives) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.numa import node_of
 from kvtide.errors import CopyError
 from kvtide.node import arenas, huge_pages, pages, touching
@@ -19,6 +20,7 @@ from kvtide.node.arenas import NodeArena
 from kvtide.node.errors import BadFrame
 from kvtide.node.hello import ArenaDescription
 from kvtide.node.mapped import MappedArena
+from tests.copy.cuda.fake_gpu import FakeGpu
 from tests.node.support import open_descriptors, python, wait_until
 
 
@@ -349,6 +351,51 @@ def test_the_memory_of_a_closed_arena_cannot_be_reached_but_a_view_of_it_stays()
         _ = arena.memory
     view[3, :] = 1
     assert view.sum() == 1000
+
+
+@pytest.mark.parametrize("touches", [False, True])
+def test_f28_a_gpu_pins_only_what_the_node_has_touched_so_that_nothing_counts_for_the_engine(touches: bool) -> None:
+    gpu, slot_bytes = FakeGpu(), 1 << 20
+    arena, ended = NodeArena(0, 9, slot_bytes), threading.Event()
+    arena.mapped.memory[:5] = 1
+    touched = resident_bytes(arena.descriptor)
+    theirs = MappedArena(arena.descriptor, arena.description, follows=True)
+    pinner = Pinner(gpu, theirs, piece_bytes=2 << 20)
+    slots = touched // (2 << 20) * 2  # whole pieces
+    wait_until(lambda: pinner.usable_slots >= slots)
+    assert not pinner.wait(0.05)
+    assert resident_bytes(arena.descriptor) == touched
+    if touches:
+        arena.touch(ended.set)
+        assert pinner.wait(20)
+    assert pinner.usable_slots == (9 if touches else slots)
+    assert pinner.close(20)
+    theirs.close()
+    arena.close()
+
+
+def test_f28_reserved_huge_pages_have_no_holes_and_are_pinned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux answers so for files that cannot say where their holes are."""
+    descriptor = memory(4096)
+    monkeypatch.setattr(os, "lseek", lambda file, _at, _whence: os.fstat(file).st_size)
+    arena = MappedArena(descriptor, ArenaDescription(0, 4, 1000, 4096), follows=True)
+    os.close(descriptor)
+    assert arena.pages_there() == arena.pages_there() == 4096
+    before = open_descriptors()
+    arena.close()
+    arena.close()
+    assert len(open_descriptors()) == len(before) - 1
+
+
+def test_memory_that_cannot_be_followed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    descriptor = memory(4096)
+    monkeypatch.setattr(os, "dup", refuse)
+    with pytest.raises(BadFrame, match=r"cannot be followed \(Too many open files\)"):
+        MappedArena(descriptor, ArenaDescription(0, 4, 1000, 4096), follows=True)
+    os.close(descriptor)
 
 
 FORK = """

@@ -5,14 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from kvtide.copy import Direction
+from kvtide.copy import Direction, HostArena, cuda
 from kvtide.core import Copy
 from kvtide.errors import ConfigError
 from kvtide.vllm import kv_tensors, versions
 from kvtide.vllm.options import Copying
+from tests.copy.cuda.fake_gpu import FakeGpu
 
 BLOCKS = 6
 LAYERS = 3
@@ -51,6 +53,22 @@ def test_a_block_of_an_allocation_per_layer_moves_as_a_whole(shape: str) -> None
         expected = before[name].clone()
         expected.select(axis, 5).copy_(before[name].select(axis, 2))
         assert torch.equal(tensor, expected)
+
+
+def test_on_a_gpu_all_that_host_memory_comes_and_goes_for_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an engine serves, GPU memory for another life of a node may not be there, and streams are few."""
+    gpu = FakeGpu()
+    monkeypatch.setattr(cuda, "TorchGpu", lambda _device: gpu)
+    address = gpu.adopt(np.zeros(BLOCKS * 4096, np.uint8))
+    device = SimpleNamespace(type="cuda", index=0)
+    memory: Any = SimpleNamespace(device=device, data_ptr=lambda: address)
+    copier = kv_tensors.make_copier([kv_tensors.Stripe(memory, 0, 4096)], BLOCKS, Copying(1, staging_bytes=8192))
+    made = len(gpu.allocated), len(gpu._streams)
+    assert made[0] > 4, "buffers for both directions"
+    for _ in range(3):
+        with HostArena(4, 4096) as arena:
+            assert copier.engine(arena).close(30)
+    assert (len(gpu.allocated), len(gpu._streams)) == made
 
 
 def test_layers_that_share_an_allocation_are_moved_once() -> None:

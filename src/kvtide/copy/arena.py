@@ -67,6 +67,10 @@ class HostArena:
             raise CopyError("the host arena is closed")
         return self._memory
 
+    def pages_there(self) -> int:
+        """Return how many bytes, from the first on, may be touched: all, unless somebody else makes the pages."""
+        return self.slots * self.slot_bytes
+
     def close(self) -> None:
         """Give the memory back, at once or as soon as the last view of it is gone. May be called again."""
         self._memory = None

@@ -152,7 +152,7 @@ class Client:
         try:
             welcome = read_welcome(frame)
             for descriptor, description in zip(frame.descriptors, welcome.arenas, strict=True):
-                mapped.append(MappedArena(descriptor, description))
+                mapped.append(MappedArena(descriptor, description, follows=True))
         except BaseException:
             for arena in mapped:
                 arena.close()

@@ -17,18 +17,44 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class MappedArena(HostArena):
     """An arena of a node. The descriptor is not needed any more once it is mapped.
 
+    `follows`: the node makes the pages, one after the other, and they must not be touched before. They would count for
+    the container of an engine, and could not become huge ones any more once they are pinned.
+
     Raises:
         BadFrame: the memory is not what its description says.
 
     """
 
-    def __init__(self, descriptor: int, description: ArenaDescription) -> None:
+    def __init__(self, descriptor: int, description: ArenaDescription, *, follows: bool = False) -> None:
         _check(descriptor, description)
         self.description = description
+        self._followed: int | None = None
+        self._pages_there = 0
         try:
             super().__init__(description.slots, description.slot_bytes, file=descriptor, file_bytes=description.nbytes)
         except ConfigError as error:
             raise BadFrame(f"memory that cannot be mapped ({error})") from error
+        if follows:
+            try:
+                self._followed = os.dup(descriptor)
+            except OSError as error:
+                self.close()
+                raise BadFrame(f"memory that cannot be followed ({error.strerror})") from error
+
+    def pages_there(self) -> int:
+        """See `HostArena`. What was found before is not looked at again. Reserved huge pages have no holes."""
+        if self._followed is None:
+            return super().pages_there()
+        if self._pages_there < self.description.nbytes:
+            self._pages_there = os.lseek(self._followed, self._pages_there, os.SEEK_HOLE)
+        return self._pages_there
+
+    def close(self) -> None:
+        """See `HostArena`."""
+        super().close()
+        if self._followed is not None:
+            os.close(self._followed)
+            self._followed = None
 
 
 def _check(descriptor: int, description: ArenaDescription) -> None:

@@ -163,6 +163,7 @@ def _open_host(copier: Copier, slots: int, copying: Copying, sharing: Sharing) -
 
 def _make_cuda_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> Copier:
     from kvtide.copy.cuda import (  # noqa: PLC0415 (only where there is a GPU)
+        CopyKit,
         CudaCache,
         CudaCopyEngine,
         CudaRegion,
@@ -175,8 +176,9 @@ def _make_cuda_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> C
     ]
     cache = CudaCache(regions, blocks=blocks, device=stripes[0].memory.device.index or 0)
     gpu = TorchGpu(cache.device)
-    engine = partial(CudaCopyEngine, cache, staging_bytes=copying.staging_bytes, gpu=gpu)
-    return Copier(cache.block_bytes, gpu.local_node(), engine)
+    kit = CopyKit(cache, staging_bytes=copying.staging_bytes, gpu=gpu, packed=copying.packed)
+    kit.warm_up()  # a node may come with the first request, or later
+    return Copier(cache.block_bytes, gpu.local_node(), partial(CudaCopyEngine, cache, kit=kit))
 
 
 def make_copy_engine(

@@ -26,8 +26,15 @@ from kvtide.copy.cuda.issuing import Gaps
 from kvtide.copy.cuda.ranges import turns
 from kvtide.copy.packing import TILE_BYTES, TILE_VALUES, pack_tiles, unpack_tiles
 
+WANT_CONTEXT = {"allocate", "copy", "fetch", "move", "pin", "unpin"}
+"""Calls of the driver, which refuses them in a thread that has neither entered nor made the GPU active."""
+
 
 class LostError(RuntimeError):
+    pass
+
+
+class NoContextError(RuntimeError):
     pass
 
 
@@ -192,6 +199,20 @@ class FakeGpu(Gpu):
 
     def enter(self, stream: Stream | None = None) -> None:
         self._current.stream = stream
+        self._current.has_context = True
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        before = self._has_context
+        self._current.has_context = True
+        try:
+            yield
+        finally:
+            self._current.has_context = before
+
+    @property
+    def _has_context(self) -> bool:
+        return getattr(self._current, "has_context", False)
 
     def prove(self) -> None:
         self.calls["prove"] += 1
@@ -276,6 +297,8 @@ class FakeGpu(Gpu):
             self.calls[name] += 1
             if self.lost:
                 raise LostError("an illegal memory access was encountered")
+            if name in WANT_CONTEXT and not self._has_context:
+                raise NoContextError(f"{name}: CUDA_ERROR_INVALID_CONTEXT, invalid device context")
             error = self.failing.pop(name, None)
             if error is not None:
                 raise error

@@ -133,8 +133,12 @@ def test_each_lane_has_the_gpu_proved_before_its_kernels_and_goes_on_if_that_fai
         order.append((threading.current_thread().name, method))
         raise RuntimeError("does not work")
 
+    def enter(lane: Lane) -> None:
+        lane._gpu.enter(lane._kernels)
+        note("enter")
+
     monkeypatch.setattr(FakeGpu, "prove", partial(note, "prove"))
-    monkeypatch.setattr(Lane, "enter", partial(note, "enter"))
+    monkeypatch.setattr(Lane, "enter", enter)
     rig = FakeRig(Shape())
     for way in (STORE, LOAD):
         assert rig.run(way, Copy(1, (0,), (0,))).done == (1,)

@@ -248,15 +248,28 @@ def test_c_does_not_hand_the_driver_what_would_crash_it(command: list[int]) -> N
     assert fake.calls == [("cuEventRecord", 2, 1)]
 
 
-@pytest.mark.parametrize("why", ["no C compiler: none of gcc, clang, cc", "directory: 'no-such-compiler'"])
+@pytest.mark.parametrize(
+    ("compiler", "why"),
+    [
+        (None, "no C compiler: none of gcc, clang, cc"),
+        ("no-such-compiler", "directory: 'no-such-compiler'"),
+        ("cc 'half", "No closing quotation"),
+        (
+            f"{sys.executable} -c 'raise SystemExit(\"no licence today\")'",
+            "does not compile (exit 1): no licence today",
+        ),
+        (f"{sys.executable} -c 0", "issue.so: cannot open shared object file"),
+    ],
+    ids=["none", "missing", "half a word", "fails", "makes nothing"],
+)
 def test_for_want_of_a_compiler_python_issues_and_a_warning_says_why(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str | None, why: str
 ) -> None:
     issuing._compiled.cache_clear()
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    if "such" in why:
-        monkeypatch.setenv("CC", "no-such-compiler")
+    if compiler is not None:
+        monkeypatch.setenv("CC", compiler)
     fake = Library()
     driver = Driver(library=fake)
     assert not driver.in_c

@@ -114,6 +114,22 @@ def test_a_slot_may_lie_in_two_pieces() -> None:
     assert pinner.close(PATIENCE_S)
 
 
+def test_any_thread_can_unpin_and_what_stays_pinned_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """The engine of a life that is over is closed in a thread of its own, which has not used the GPU yet."""
+    gpu = FakeGpu()
+    pinners = [Pinner(gpu, HostArena(slots=3, slot_bytes=2 * MIB), piece_bytes=2 * MIB) for _ in range(2)]
+    assert all(pinner.wait(PATIENCE_S) for pinner in pinners)
+    gpu.failing["unpin"] = RuntimeError("it is busy")
+    for pinner in pinners:
+        closing = threading.Thread(target=pinner.close)
+        closing.start()
+        closing.join(PATIENCE_S)
+    assert len(gpu.pinned) == 1
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    expected = "1 pieces of host memory may stay pinned until this process ends: RuntimeError: it is busy"
+    assert warnings == [expected]
+
+
 def test_closing_in_the_middle_stops_after_the_piece_at_hand_and_unpins() -> None:
     gpu = SlowGpu()
     pinner = Pinner(gpu, HostArena(slots=10, slot_bytes=MIB), piece_bytes=2 * MIB)

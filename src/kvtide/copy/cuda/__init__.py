@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from kvtide.copy.cuda.engine import CudaCopyEngine
 from kvtide.copy.cuda.geometry import CudaCache, CudaRegion, tensor_regions
+from kvtide.copy.cuda.kit import CopyKit
 from kvtide.copy.cuda.measure import Rates, Route
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 
-__all__ = ["CudaCache", "CudaCopyEngine", "CudaRegion", "Rates", "Route", "TorchGpu", "tensor_regions"]
+__all__ = ["CopyKit", "CudaCache", "CudaCopyEngine", "CudaRegion", "Rates", "Route", "TorchGpu", "tensor_regions"]

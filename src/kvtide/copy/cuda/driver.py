@@ -1,15 +1,16 @@
 """Calls of the CUDA driver, by ctypes: those that torch does not have, and lists of commands (see `issuing`).
 
-All but `current_context` and `use_context` want a current context.
+All but `current_context`, `use_context` and `lend` want a current context.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kvtide.copy.cuda import issuing
@@ -33,7 +34,7 @@ class Driver:
         if in_c:
             try:
                 self._issue, self.in_c = issuing.in_c(self._library), True
-            except (OSError, subprocess.SubprocessError) as error:
+            except (OSError, ValueError, subprocess.SubprocessError) as error:  # a CC of any kind, no place for files
                 self.issue_from_python(error)
 
     def issue_from_python(self, error: Exception) -> None:
@@ -55,8 +56,18 @@ class Driver:
 
     def relax_capture(self) -> None:
         """Allow this thread all calls while another one captures a CUDA graph; otherwise they break the capture."""
-        mode = ctypes.c_int(_CAPTURE_RELAXED)
-        self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        self._exchange_capture_mode(_CAPTURE_RELAXED)
+
+    @contextlib.contextmanager
+    def lend(self, context: int) -> Iterator[None]:
+        """Make a context current in this thread for a while, and relax captures."""
+        before = self._exchange_capture_mode(_CAPTURE_RELAXED)
+        self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+            self._exchange_capture_mode(before)
 
     def issue(self, words: Sequence[int], gaps: issuing.Gaps, launches: Sequence[issuing.Launch]) -> None:
         """Issue a list of commands, up to the first that fails."""
@@ -77,6 +88,11 @@ class Driver:
     def unpin(self, address: int) -> None:
         """Take back a registration."""
         self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+
+    def _exchange_capture_mode(self, new: int) -> int:
+        mode = ctypes.c_int(new)
+        self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        return mode.value
 
     def _call(self, name: str, *arguments: Any) -> None:
         function: Callable[..., int] = getattr(self._library, name)

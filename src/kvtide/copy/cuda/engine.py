@@ -7,18 +7,18 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.copy.cuda.geometry import CudaCache
 from kvtide.copy.cuda.gpu import Gpu
 from kvtide.copy.cuda.jobs import Job, Jobs
+from kvtide.copy.cuda.kit import CopyKit
 from kvtide.copy.cuda.lane import Lane
-from kvtide.copy.cuda.measure import Rates, Route, measure
+from kvtide.copy.cuda.measure import Route
 from kvtide.copy.cuda.packed_sizes import Sizes
-from kvtide.copy.cuda.packed_tiles import packable
 from kvtide.copy.cuda.pinning import Pinner
-from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.copy.packing import whole_tiles_bytes
 from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows
@@ -28,7 +28,6 @@ from kvtide.options import parse_count
 from kvtide.units import size_text
 
 _LOG = logging.getLogger(__name__)
-_STAGING_BYTES_MAX = 1 << 30
 
 
 class CudaCopyEngine(CopyEngine):
@@ -44,6 +43,9 @@ class CudaCopyEngine(CopyEngine):
     Blocks go through `staging_buffers` buffers of `staging_bytes` for each direction, on the GPU, unless their
     fragments are large enough without; `route` overrides what a short measurement says. The arena is pinned in the
     background; `usable_slots` says how far that has come, and a transfer that names a slot beyond it fails.
+
+    A `kit` that was made before, for the same device blocks, is used instead of buffers of its own, and stays when the
+    engine is closed; what the engine would be told of these is its business.
 
     With `unpacked`, blocks are bfloat16 and packed: slots have the size of packed blocks, and what does not pack goes
     there. `trial` decides whether blocks are packed after all.
@@ -62,36 +64,33 @@ class CudaCopyEngine(CopyEngine):
         gpu: Gpu | None = None,
         unpacked: UnpackedRows | None = None,
         trial: PackingTrial | None = None,
+        kit: CopyKit | None = None,
     ) -> None:
-        _check(device, arena, staging_bytes, staging_buffers, max_transfers, packed=unpacked is not None)
-        gpu = gpu or TorchGpu(device.device)
+        parse_count("max_transfers", max_transfers)
+        _check_slots(device, arena, packed=unpacked is not None)
+        if kit is None:
+            kit = CopyKit(
+                device,
+                staging_bytes=staging_bytes,
+                staging_buffers=staging_buffers,
+                route=route,
+                gpu=gpu,
+                packed=unpacked is not None,
+                pairs_max=max(device.blocks, arena.slots),
+            )
+        else:
+            kit.device_memory_goes()  # it may have gone while nobody had the kit
+        gpu = kit.gpu
+        self._kit: CopyKit | None = kit
         self._unpacked, self._trial = unpacked, trial
         sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, lambda: self._usable_rows, trial)
         self._jobs = Jobs(sizes, max_transfers)
-        self._lanes: dict[Direction, Lane] = {}
-        try:
-            with gpu.active():
-                self.rates = measure(gpu, device) if route is None else Rates()
-                """GB/s of one large copy in each direction, measured at start."""
-                self.route = Route.STAGED if unpacked is not None else route or self.rates.route
-                for direction in Direction:
-                    self._lanes[direction] = Lane(
-                        gpu,
-                        direction,
-                        device,
-                        arena,
-                        route=self.route,
-                        staging_bytes=staging_bytes,
-                        staging_buffers=staging_buffers,
-                        piece_bytes=piece_bytes,
-                        unpacked=unpacked,
-                        trial=trial,
-                    )
-        except Exception as error:
-            expected = f"GPU memory that is left for {staging_buffers} such buffers each way ({describe(error)})"
-            raise ConfigError("staging_bytes", staging_bytes, expected) from error
-        self.device_bytes = sum(lane.memory.nbytes for lane in self._lanes.values())
-        """GPU memory that the engine takes: staging buffers, and a little for indices."""
+        self.rates, self.route = kit.rates, kit.route
+        """GB/s of one large copy in each direction, measured when the kit was made, and what follows from that."""
+        self.device_bytes = kit.device_bytes
+        """GPU memory that the engine uses."""
+        how: dict[str, Any] = {"piece_bytes": piece_bytes, "unpacked": unpacked, "trial": trial}
+        self._lanes = {way: Lane(gpu, way, device, arena, lane, **how) for way, lane in kit.lanes.items()}
         self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
         self.row_pinning = Pinner(gpu, unpacked.arena, piece_bytes=piece_bytes) if unpacked is not None else None
@@ -160,8 +159,8 @@ class CudaCopyEngine(CopyEngine):
 
     def device_memory_goes(self) -> None:
         """Remember to fetch again what has to be in GPU memory. See `CopyEngine.device_memory_goes`."""
-        for lane in self._lanes.values():
-            lane.memory.table_lost = True
+        if self._kit is not None:
+            self._kit.device_memory_goes()
 
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""
@@ -179,7 +178,8 @@ class CudaCopyEngine(CopyEngine):
             return False
         if not self._jobs.wait(None, deadline_s - time.monotonic()):
             return False
-        self._lanes.clear()  # gives their buffers back, now that nothing moves in them
+        self._lanes.clear()  # now that nothing moves in its buffers, the kit is free for others, or goes
+        self._kit = None
         return all(pinning.close(max(0.0, deadline_s - time.monotonic())) for pinning in self._pinnings())
 
     def _pinnings(self) -> list[Pinner]:
@@ -234,16 +234,7 @@ class CudaCopyEngine(CopyEngine):
             self._jobs.lose(describe(error))
 
 
-def _check(
-    device: CudaCache, arena: HostArena, staging_bytes: int, staging_buffers: int, max_transfers: int, *, packed: bool
-) -> None:
-    parse_count("max_transfers", max_transfers)
-    parse_count("staging_bytes", staging_bytes)
-    parse_count("staging_buffers", staging_buffers, minimum=2)
-    if staging_bytes > _STAGING_BYTES_MAX:
-        raise ConfigError("staging_bytes", staging_bytes, f"at most {_STAGING_BYTES_MAX}")
-    if packed and not packable(device):
-        raise ConfigError("packing", "on", "a KV cache whose blocks begin at multiples of 16 bytes")
+def _check_slots(device: CudaCache, arena: HostArena, *, packed: bool) -> None:
     sizes = [region.fragment_bytes for region in device.regions]
     expected = whole_tiles_bytes(sizes) if packed else device.block_bytes
     if arena.slot_bytes != expected:

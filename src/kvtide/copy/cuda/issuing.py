@@ -43,6 +43,8 @@ MALFORMED = -1
 """The error of a command that must not be handed to the driver, which would crash."""
 _COMPILERS = ("gcc", "clang", "cc", "tcc")
 _COMPILE_TIMEOUT_S = 30.0
+_SAID_MAX = 300
+"""Letters of what a compiler has to say."""
 _ORDER_STREAM = 1
 
 
@@ -134,5 +136,8 @@ def _compiled() -> Any:
         library = Path(folder, "issue.so")
         command = [*shlex.split(command_of), "-O2", "-shared", "-fPIC", "-nostdlib", "-x", "c", "-o", str(library), "-"]
         # The compiler that Triton uses, on a file of ours.
-        subprocess.run(command, input=source, timeout=_COMPILE_TIMEOUT_S, check=True, capture_output=True)  # noqa: S603
+        ran = subprocess.run(command, input=source, timeout=_COMPILE_TIMEOUT_S, check=False, capture_output=True)  # noqa: S603
+        if ran.returncode:
+            said = " ".join(ran.stderr.decode(errors="replace").split())[:_SAID_MAX]
+            raise CopyError(f"{command_of} does not compile (exit {ran.returncode}): {said}")
         return ctypes.CDLL(str(library))  # stays when the file goes

@@ -9,7 +9,7 @@ Events keep a DMA from reading a buffer that is not full, and both from filling 
 waits for is fixed when the wait is issued, so an event can be recorded anew at once, and the host never waits for any
 of that.
 
-It waits only in order not to run further ahead than `_AHEAD` chunks, in the lane's own thread, and then issues half as
+It waits only in order not to run further ahead than `AHEAD` chunks, in the lane's own thread, and then issues half as
 many in one go.
 
 Whenever the thread runs Python it takes the GIL away from somebody: an engine that launches its kernels from Python was
@@ -31,29 +31,27 @@ import numpy.typing as npt
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import Direction, Fence
 from kvtide.copy.cuda.flags import Flags
-from kvtide.copy.cuda.geometry import CudaCache, tiling
-from kvtide.copy.cuda.gpu import Event, Gap, Gpu, Stream
-from kvtide.copy.cuda.issuing import NO_GAPS, Gaps
-from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Buffer, Columns, Index, LaneMemory
+from kvtide.copy.cuda.geometry import CudaCache
+from kvtide.copy.cuda.gpu import Event, Gpu, Stream
+from kvtide.copy.cuda.issuing import Gaps
+from kvtide.copy.cuda.lane_kit import AHEAD, TURN_BYTES, LaneKit
+from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Buffer, Index
 from kvtide.copy.cuda.lane_parts import HostRows, Issued, Pairs, Part
-from kvtide.copy.cuda.measure import Route
-from kvtide.copy.cuda.packed_tiles import WORD_BYTES, packed_tiles
 from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges
 from kvtide.copy.ids import Ids
 from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 
-_AHEAD = 8
-"""Chunks that the GPU may be behind. So much is left at most of an issued transfer: 10 ms, with the usual buffers."""
-_TURN_BYTES = 16 << 20
-"""After so many bytes others get their turn."""
 _DMA_BYTES_MIN = 128 << 10
 """Where slots are scattered and runs are shorter than this, a kernel on pinned memory is faster than many copies."""
 
 
 class Lane:
-    """Issues the transfers of one direction. One thread calls `enter` and then `issue` and `settle`."""
+    """Issues the transfers of one direction. One thread calls `enter` and then `issue` and `settle`.
+
+    Nothing that was issued with the same kit before is under way.
+    """
 
     def __init__(
         self,
@@ -61,29 +59,20 @@ class Lane:
         direction: Direction,
         cache: CudaCache,
         arena: HostArena,
+        kit: LaneKit,
         *,
-        route: Route,
-        staging_bytes: int,
-        staging_buffers: int,
         piece_bytes: int,
         unpacked: UnpackedRows | None = None,
         trial: PackingTrial | None = None,
     ) -> None:
         self._gpu, self._direction, self._cache, self._arena = gpu, direction, cache, arena
         self._unpacked, self._trial = unpacked, trial
-        self._piece_bytes = math.gcd(piece_bytes, _TURN_BYTES)
+        self._piece_bytes = math.gcd(piece_bytes, TURN_BYTES)
         """Copies are cut at multiples of this, so that each is in one registration, and no longer than a turn."""
-        self._staged = route is Route.STAGED
-        self._buffer_bytes = max(cache.block_bytes, min(PAIRS_MAX * cache.block_bytes, staging_bytes))
-        self._kernels, self._copies = gpu.stream(), gpu.stream()
-        self._gap = Gap(_TURN_BYTES, gpu.stream(), gpu.event(), gpu.event())
-        """Lets copies of other streams in.
-
-        A copy engine stays with a stream as long as that has copies to do, and the few bytes that a serving engine
-        sends with each step (token ids, block tables, and back what was sampled) waited until all of ours were over:
-        20 small copies took 460 ms instead of 0.4. So our stream waits for another one, for microseconds. Then they
-        take 5 ms, and ours 3 to 6% longer.
-        """
+        self._kit = kit
+        self._staged, self._buffer_bytes, self.memory = kit.staged, kit.buffer_bytes, kit.memory
+        self._kernels, self._copies, self._gap = kit.kernels, kit.copies, kit.gap
+        self._done, self._between = kit.done, kit.between
         self.gaps: Gaps = np.zeros(1, dtype=np.int64)
         """Others have small copies to do, and are let in. Looked at while a transfer is issued."""
         self._commands = gpu.commands()
@@ -92,45 +81,22 @@ class Lane:
         """Where every chunk ends, so that transfers end in the order in which they were issued."""
         self._chunks = 0
         """Issued so far."""
-        self._done = [gpu.event() for _ in range(_AHEAD)]
-        """Reached when a chunk is done; each is used for every eighth."""
-        self._between = gpu.event()
         self._begin: Event | None = None
         """To be recorded before the next copy."""
-        tiles = tiling(cache)
-        tables: list[Columns] = [(tiles.table, tiles.element_bytes)]
-        if unpacked is not None:
-            tables.append((packed_tiles(cache), WORD_BYTES))
-        self.memory = LaneMemory(
-            gpu,
-            tables,
-            self._copies,
-            buffers=staging_buffers if self._staged else 0,
-            buffer_bytes=self._buffer_bytes,
-            pairs_max=max(cache.blocks, arena.slots),
-        )
-        plain = gpu.mover(direction, tiles, self.memory.tables[0].device)
         address = int(arena.memory.ctypes.data)
-        self._slots = self._rows = HostRows(address, cache.block_bytes, plain, packed=False)
+        self._slots = self._rows = HostRows(address, cache.block_bytes, kit.move, packed=False)
         """Where slots are, and rows of blocks that are not packed."""
         if unpacked is not None:
-            columns = len(self.memory.tables[1].on_host[0])
-            move = gpu.packed_mover(direction, columns, self.memory.tables[1].device)
-            self._slots = HostRows(address, arena.slot_bytes, move, packed=True)
-            self._rows = HostRows(int(unpacked.arena.memory.ctypes.data), cache.block_bytes, plain, packed=False)
+            assert kit.move_packed is not None
+            self._slots = HostRows(address, arena.slot_bytes, kit.move_packed, packed=True)
+            self._rows = HostRows(int(unpacked.arena.memory.ctypes.data), cache.block_bytes, kit.move, packed=False)
         begin = trial.plain_at if trial is not None else 0
-        self._beyond = HostRows(address, cache.block_bytes, plain, packed=False, begin=begin)
+        self._beyond = HostRows(address, cache.block_bytes, kit.move, packed=False, begin=begin)
         """Slots beyond the first ones, if it turns out that blocks are not packed."""
 
     def enter(self) -> None:
         """Get the calling thread ready, and the kernels compiled."""
-        self._gpu.enter(self._kernels)
-        for index in self.memory.indexes[:1]:
-            self._commands.fetch(self._kernels, index.device, index.host[:0])
-            for place in {self._slots, self._rows}:
-                for scattered in (False, True):
-                    self._move_rows(place, Pairs(index, 0, 0), place.address, scattered=scattered)
-        self._commands.run(NO_GAPS)
+        self._kit.compile(self._gpu)
 
     def issue(self, copy: Copy, after: Fence | None, usable_slots: int, spare: Issued | None = None) -> Issued:
         """Issue a transfer and return; the bytes have moved when `end` is reached. Uses `spare` events, if given.
@@ -227,7 +193,7 @@ class Lane:
             else:
                 buffer = self.memory.buffers[self._chunks % len(self.memory.buffers)]
                 self._move_chunk(place, Pairs(index, first, pairs), ranges, buffer)
-                buffer.empty = self._done[self._chunks % _AHEAD]
+                buffer.empty = self._done[self._chunks % AHEAD]
             self._end_chunk()
         if flags is not None:
             self._take_flags(index, flags)
@@ -253,13 +219,13 @@ class Lane:
         self._commands.record(self._copies, index.flags_taken)
 
     def _keep_distance(self) -> None:
-        """Wait for the GPU when it is `_AHEAD` chunks behind, until half of them are done: the rest keeps it busy."""
-        half = _AHEAD // 2
-        if self._chunks >= _AHEAD and self._chunks % half == 0:
-            self._commands.synchronize(self._done[(self._chunks - half - 1) % _AHEAD])
+        """Wait for the GPU when it is `AHEAD` chunks behind, until half of them are done: the rest keeps it busy."""
+        half = AHEAD // 2
+        if self._chunks >= AHEAD and self._chunks % half == 0:
+            self._commands.synchronize(self._done[(self._chunks - half - 1) % AHEAD])
 
     def _end_chunk(self) -> None:
-        self._commands.record(self._last, self._done[self._chunks % _AHEAD])
+        self._commands.record(self._last, self._done[self._chunks % AHEAD])
         self._chunks += 1
 
     def _order(self, first: Stream, second: Stream) -> None:

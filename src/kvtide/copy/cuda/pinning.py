@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -24,6 +23,7 @@ _PAGE_BYTES = 2 << 20
 """A huge page; pieces are whole ones, whether the arena has any or not."""
 _MADV_POPULATE_WRITE = 23
 _POPULATING_THREADS = 2
+_LOOK_AGAIN_S = 0.01
 
 
 class Pinner:
@@ -48,6 +48,8 @@ class Pinner:
         self._memory: npt.NDArray[np.uint8] | None = arena.memory  # keeps the mapping
         self._address = int(arena.memory.ctypes.data)
         self._shared, self._share = arena.shared, arena.share
+        self._pages_there = arena.pages_there
+        self._pages_seen = 0
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtide-pin", daemon=False)
@@ -72,13 +74,26 @@ class Pinner:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
-        for begin in range(0, self.pinned_bytes, self.piece_bytes):
-            # A device that is lost refuses, and has given up the registration.
-            with contextlib.suppress(Exception), self._gpu.active():
-                self._gpu.unpin(self._address + begin)
+        self._unpin()
         self.pinned_bytes = 0
         self._memory = None
         return True
+
+    def _unpin(self) -> None:
+        pieces = range(self._address, self._address + self.pinned_bytes, self.piece_bytes)
+        refusals = [why for why in map(self._unpin_piece, pieces) if why]
+        if refusals:
+            text = "%d pieces of host memory may stay pinned until this process ends: %s"
+            _LOG.warning(text, len(refusals), refusals[0])
+
+    def _unpin_piece(self, address: int) -> str:
+        """Return why a registration cannot be taken back. A device that is lost refuses, and has given it up."""
+        try:
+            with self._gpu.active():
+                self._gpu.unpin(address)
+        except Exception as error:
+            return describe(error)
+        return ""
 
     def _run(self) -> None:
         begin_s = time.monotonic()
@@ -87,7 +102,10 @@ class Pinner:
             placement = Placement(self._gpu, self._address, self._size, bind=not self._shared)
             with ThreadPoolExecutor(_POPULATING_THREADS, "kvtide-pages") as pool:
                 while self.pinned_bytes < self._size and not self._stop.is_set() and threading.main_thread().is_alive():
-                    self._pin_piece(pool, placement)
+                    if self._has_pages():
+                        self._pin_piece(pool, placement)
+                    else:
+                        self._stop.wait(_LOOK_AGAIN_S)
         except BaseException as error:
             self.problem = describe(error)
             pinned, size = size_text(self.pinned_bytes), size_text(self._size)
@@ -97,6 +115,13 @@ class Pinner:
             placement.tell()
         finally:
             self._ended.set()
+
+    def _has_pages(self) -> bool:
+        """Whether the next piece may be touched: a node makes the pages of its memory itself."""
+        needed = min(self.pinned_bytes + self.piece_bytes, self._size)
+        if self._pages_seen < needed:
+            self._pages_seen = self._pages_there()
+        return self._pages_seen >= needed
 
     def _pin_piece(self, pool: ThreadPoolExecutor, placement: Placement) -> None:
         begin = self._address + self.pinned_bytes

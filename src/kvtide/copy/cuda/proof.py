@@ -14,6 +14,7 @@ from kvtide.copy.cuda.geometry import CudaCache, CudaRegion
 from kvtide.copy.cuda.gpu import Gpu, Stream
 from kvtide.copy.cuda.issuing import NO_GAPS
 from kvtide.copy.cuda.lane import Lane
+from kvtide.copy.cuda.lane_kit import LaneKit
 from kvtide.copy.cuda.measure import Route
 from kvtide.core.messages import Copy
 from kvtide.errors import CopyError
@@ -58,16 +59,17 @@ def prove(gpu: Gpu) -> None:
 
 
 def _lane(gpu: Gpu, direction: Direction, cache: CudaCache, arena: HostArena) -> Lane:
-    return Lane(
+    staging_bytes = 2 * cache.block_bytes  # so there are more chunks than may be ahead
+    kit = LaneKit(
         gpu,
         direction,
         cache,
-        arena,
         route=Route.STAGED,
-        staging_bytes=2 * cache.block_bytes,  # so there are more chunks than may be ahead
+        staging_bytes=staging_bytes,
         staging_buffers=2,
-        piece_bytes=_PIECE_BYTES,
+        pairs_max=_SLOTS,
     )
+    return Lane(gpu, direction, cache, arena, kit, piece_bytes=_PIECE_BYTES)
 
 
 def _run(lane: Lane, copy: Copy) -> None:

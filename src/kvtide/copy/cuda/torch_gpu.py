@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,9 @@ class TorchGpu(Gpu):
         self._device = self._torch.device("cuda", device)
         try:
             self._driver = Driver(in_c=in_c)
-            with self.active():
-                self._torch.empty(1, device=self._device)  # makes the context, or says why there is none
+            with self._torch.cuda.device(self._device):
+                # Makes the context current, or says why there is none. Memory alone may be had without.
+                self._torch.cuda.Event().record()
                 self._context = self._driver.current_context()
         except Exception as error:  # torch has many words for "no GPU"
             raise ConfigError("device", device, f"a GPU that works ({error})") from error
@@ -76,10 +78,15 @@ class TorchGpu(Gpu):
                     self._driver.issue_from_python(error)
                 self._proved = True
 
-    def active(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which the device is the current one."""
-        context: contextlib.AbstractContextManager[object] = self._torch.cuda.device(self._device)
-        return context
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Return a context in which the device is the current one, also for the driver.
+
+        For the first device torch does nothing: a thread that has not used it yet would have no context, and the driver
+        would refuse even to take a registration back.
+        """
+        with self._torch.cuda.device(self._device), self._driver.lend(self._context):
+            yield
 
     def stream(self) -> TorchStream:
         """Return a new stream of the lowest priority."""
@@ -90,8 +97,14 @@ class TorchGpu(Gpu):
         return TorchEvent(self._torch.cuda.Event(enable_timing=timing, blocking=True))
 
     def allocate(self, nbytes: int) -> TorchMemory:
-        """Return GPU memory from torch's allocator, so that torch counts it."""
+        """Return GPU memory from torch's allocator, so that torch counts it.
+
+        It hands out what compute has given back at once, while kernels that use it still run: that is safe on the
+        stream of compute, and nowhere else. So they are waited for. A stream of our own instead, made current here,
+        would be taken by vLLM for its own choice.
+        """
         tensor = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)
+        self._torch.cuda.current_stream(self._device).synchronize()
         numbers = tensor.view(self._torch.int64) if nbytes % 8 == 0 else None
         return TorchMemory(tensor, numbers, tensor.data_ptr())
 
