@@ -9,6 +9,7 @@ from kvtide.core import Match, OffloadConfig, OffloadManager
 from kvtide.vllm import versions
 from kvtide.vllm.at_node import IndexAtNode
 from kvtide.vllm.device_pool import VLLMDevicePool
+from kvtide.vllm.evictions import watch_evictions
 from kvtide.vllm.kv_events import as_vllm_events
 from kvtide.vllm.layout import Layout
 from kvtide.vllm.load_ends import LoadEnds
@@ -62,6 +63,8 @@ class SchedulerSide:
         self._is_reset = False
         """Whether nothing was planned since the last reset, so that there is nothing to forget."""
         watch_resets(pool, cache_manager, self.device_resets)
+        if config.mode == "lazy":  # eager mode has counted by then what it has not stored
+            watch_evictions(pool, self._device, self.manager.evicted)
 
     def bind(self, pool: Any, cache_manager: Any = None) -> SchedulerSide:
         """Begin anew, with another block pool."""
