@@ -109,6 +109,8 @@ def plain(said: Any) -> Any:
     if isinstance(said, LookUp):
         firsts = list(said.firsts) or [0] * len(said.keys)
         return replace(said, keys=[list(keys) for keys in said.keys], firsts=firsts)
+    if isinstance(said, Reserve):
+        return replace(said, offers=[replace(offer, keys=list(offer.keys)) for offer in said.offers])
     return said
 
 
@@ -125,7 +127,7 @@ def test_replies_are_read_as_they_were_sent(reply: Reply) -> None:
 def test_a_reservation_may_be_about_hundreds_of_short_chains() -> None:
     offer = Offer(0, [b"k" * 32], None, 16, [], needs_prefix=False, touch=False)
     call = Reserve(1, [offer] * 1000, 1000)
-    assert read_call(call_frame(call)) == call
+    assert plain(read_call(call_frame(call))) == call
 
 
 def test_keys_that_nobody_looks_at_are_not_sent() -> None:

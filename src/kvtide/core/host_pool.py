@@ -176,23 +176,25 @@ class HostPool:
 
         `end_tokens` is where the first key ends.
         """
-        block_tokens = self._block_tokens[group]
+        leading, rest = self.find(group, keys)
+        self.renew(group, leading, rest, end_tokens)
+        return [*leading, *rest]
+
+    def find(self, group: int, keys: Sequence[Key]) -> tuple[list[int], list[int | None]]:
+        """Return the slots of the first keys of a prefix, which are cached, and what `slot_of` says of the others."""
         leading = self.leading_slots(group, keys)
-        if len(leading) == len(keys):
-            if leading:
-                self._policy.renew(leading, end_tokens, block_tokens)
-            return leading
-        slots = self.slots_of(group, keys)
-        run: list[int] = []
-        for index, slot in enumerate(slots):
+        return leading, self.slots_of(group, keys[len(leading) :])
+
+    def renew(self, group: int, leading: Sequence[int], rest: Sequence[int | None], end_tokens: int) -> None:
+        """Tell that a prefix was in use until now, of which `find` has found this."""
+        block_tokens = self._block_tokens[group]
+        run = [*leading]
+        for index, slot in enumerate((*rest, None), len(leading)):
             if slot is not None and self._key[slot] is not NO_KEY:
                 run.append(slot)
             elif run:
                 self._policy.renew(run, end_tokens + (index - len(run)) * block_tokens, block_tokens)
                 run = []
-        if run:
-            self._policy.renew(run, end_tokens + (len(keys) - len(run)) * block_tokens, block_tokens)
-        return slots
 
     def tick(self) -> None:
         """Let time pass for the eviction policy."""

@@ -130,7 +130,7 @@ def _read_offer(reader: Reader) -> Offer:
     group, end_tokens, has_parent, needs_prefix, touch = reader.numbers(_OFFER)
     parent = _only(reader.keys()) if has_parent else None
     gone = reader.slots()
-    return Offer(group, list(reader.keys()), parent, end_tokens, gone, needs_prefix, touch)
+    return Offer(group, reader.keys(), parent, end_tokens, gone, needs_prefix, touch)
 
 
 def _read_settle(reader: Reader) -> Call:

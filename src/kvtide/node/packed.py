@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
-from struct import Struct, error, iter_unpack, pack
+from struct import Struct, error, pack
 from typing import Any, overload
 
 from kvtide.node.errors import BadFrame
@@ -49,8 +49,9 @@ class Keys(Sequence[bytes]):
         return self._data[self._at(index) : self._at(index + 1)] if index >= self.first else _LEFT_OUT
 
     def __iter__(self) -> Iterator[bytes]:
-        keys = memoryview(self._data)[self._begin : self._at(self._len)]
-        return chain(repeat(_LEFT_OUT, self.first), chain.from_iterable(iter_unpack(f"{self._key_bytes or 1}s", keys)))
+        # All in one call: a call, a slice or a tuple for each would take three times as long.
+        keys = Struct(f"{self._key_bytes}s" * (self._len - self.first)).unpack_from(self._data, self._begin)
+        return chain(repeat(_LEFT_OUT, self.first), keys)
 
     def _at(self, index: int) -> int:
         """Where a key begins that is not left out."""

@@ -8,7 +8,7 @@ waiting when a tier is late (F18). Blocks that are on their way up for somebody 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import replace
 
 from kvtide.core.below.fetch_break_even import FetchBreakEven
@@ -171,7 +171,7 @@ class Below:
         return bool(self._clear_due or self._planned or self._answered)
 
     @property
-    def rising(self) -> Collection[int]:
+    def rising(self) -> KeysView[int]:
         """Slots that something is being fetched to."""
         return self._fetches.slots
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
 from itertools import groupby
 
 from kvtide.core.chain import Chain
@@ -33,7 +33,7 @@ class Fetches:
         self._rising_tokens = 0.0
 
     @property
-    def slots(self) -> Collection[int]:
+    def slots(self) -> KeysView[int]:
         """Slots that are being written to."""
         return self._of_slot.keys()
 

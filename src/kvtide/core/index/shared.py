@@ -6,7 +6,7 @@ read and write the slots. Only when they have all ended is it released (I10, I11
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from kvtide.core.chain import Chain
@@ -208,7 +208,6 @@ class SharedIndex:
             and offer.end_tokens > 0
             and offer.end_tokens % self._index.block_tokens[offer.group] == 0
             and all(0 <= position < len(offer.keys) for position in offer.gone)
-            and len(set(offer.keys)) == len(offer.keys)
         )
 
     # ------------------------------------------------------------------ loading
@@ -272,6 +271,10 @@ class SharedIndex:
 
     def _reserve(self, owner: int, call: calls.Reserve) -> Reserved:
         self._check(all(map(self._is_sound, call.offers)))
+        if self._are_known(owner, call.offers):  # as usual when a request ends that has loaded
+            return Reserved(call.id, [Taken([], [], {}, [], len(offer.keys)) for offer in call.offers])
+        wants = list(map(_want, call.offers))
+        self._check(all(len(set(want.chain.keys)) == len(want.chain) for want in wants))
         taken: list[Taken] = []
         room = call.room_blocks
         if self._owners[owner].slots_ready < self._index.host.slots:
@@ -283,9 +286,9 @@ class SharedIndex:
             taken.extend(self._take(owner, offer, grant) for offer, grant in zip(call.offers, grants, strict=True))
 
         if self._writing or self._index.below.rising:
-            for offer in call.offers:
-                self._rely(owner, offer)
-        self._index.reserve([_want(offer) for offer in call.offers], room, granted)
+            for want in wants:
+                self._rely(owner, self._index.host.slots_of(want.chain.group, want.chain.keys))
+        self._index.reserve(wants, room, granted)
         self.counted.reserved(taken)
         return Reserved(call.id, taken)
 
@@ -309,12 +312,24 @@ class SharedIndex:
         spans = [(first, first + length) for first, length in left]
         return Taken(runs, spans, refused, grant.gone, reached)
 
-    def _rely(self, owner: int, offer: Offer) -> None:
+    def _are_known(self, owner: int, offers: Sequence[Offer]) -> bool:
+        """Tell that prefixes were in use until now, if nothing of them is lacking; return whether that is so."""
+        host = self._index.host
+        found = [host.find(offer.group, offer.keys) for offer in offers if offer.touch]
+        if len(found) < len(offers) or any(None in rest for _, rest in found):
+            return False
+        host.tick()
+        for offer, (leading, rest) in zip(offers, found, strict=True):
+            host.renew(offer.group, leading, rest, offer.end_tokens)
+            self._index.below.rely_on(rest)
+            self._rely(owner, rest)
+        return True
+
+    def _rely(self, owner: int, slots: Sequence[int | None]) -> None:
         """Remember that an engine has the bytes of what somebody else writes, or of what is on its way up."""
-        rising = self._index.below.rising
-        for slot in self._index.host.slots_of(offer.group, offer.keys):
-            if slot is not None and (slot in rising or self._writing.get(slot, owner) != owner):
-                self._relying.setdefault(slot, {})[owner] = None
+        of_others = [slot for slot in self._writing.keys() & slots if self._writing[slot] != owner]
+        for slot in (*of_others, *(self._index.below.rising & slots)):
+            self._relying.setdefault(slot, {})[owner] = None
 
     def _cut(self, holder: Owner, call: calls.Cut) -> None:
         run = holder.runs.get(call.run)
