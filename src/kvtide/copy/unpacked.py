@@ -9,7 +9,7 @@ not pack, because host memory is shared out before the first block is there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class UnpackedRows:
         if arena.slots > slots:
             raise ConfigError("rows", arena.slots, f"at most one for each of {slots} slots")
         self.arena = arena
+        self.usable_rows: Callable[[], int] = lambda: arena.slots
+        """How many rows, from the first on, can be used by now. An engine that pins them says so."""
         self._row_of = np.full(slots, -1, dtype=np.int64)
         self._free = list(range(arena.slots))[::-1]
         self._lock = threading.Lock()
@@ -45,9 +47,10 @@ class UnpackedRows:
         """Rows that are taken."""
         return self.arena.slots - len(self._free)
 
-    def __contains__(self, slot: int) -> bool:
-        """Whether the block of a slot is in a row."""
-        return bool(self._row_of[slot] >= 0)
+    def row_of(self, slot: int) -> int | None:
+        """Return the row of a slot, None where the slot itself has its block."""
+        row = int(self._row_of[slot])
+        return None if row < 0 else row
 
     def rows_of(self, slots: Ids) -> Ids:
         """Return the row of each slot, -1 where the slot itself has its block."""
@@ -63,15 +66,13 @@ class UnpackedRows:
                     self._row_of[slot] = -1
                     self._free.append(row)
 
-    def place(self, slots: Iterable[int], usable_rows: int | None = None) -> list[int]:
-        """Give rows to slots that have none, the first ones first; return those for which there is none.
-
-        `usable_rows`: of rows only the first so many can be used (all).
-        """
+    def place(self, slots: Iterable[int]) -> list[int]:
+        """Give rows to slots that have none, the first ones first; return those for which there is none."""
+        usable_rows = self.usable_rows()
         without: list[int] = []
         with self._lock:
             for slot in slots:
-                if self._free and (usable_rows is None or self._free[-1] < usable_rows):
+                if self._free and self._free[-1] < usable_rows:
                     self._row_of[slot] = self._free.pop()
                 else:
                     without.append(slot)

@@ -90,7 +90,7 @@ class WorkerSide:
         self._engine, arena = kv_tensors.make_copy_engine(self._stripes, blocks, slots, self._copying, self._sharing)
         self._arena = arena
         share = arena.share
-        tiers = self._open_tiers(self._rank, arena.memory, layout, share, self._engine.unpacked)
+        tiers = self._open_tiers(self._rank, arena.memory, layout, share, self._engine.places)
         self._worker = Worker(
             self._rank,
             self._engine,
@@ -241,5 +241,5 @@ class WorkerSide:
         """End the copies and give memory and threads back."""
         if self._worker.close() and self._arena is not None:
             self._arena.close()
-            if self._engine.unpacked is not None:
-                self._engine.unpacked.arena.close()
+            if self._engine.places is not None:
+                self._engine.places.unpacked.arena.close()

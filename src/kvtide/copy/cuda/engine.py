@@ -21,6 +21,7 @@ from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.copy.packing import whole_tiles_bytes
 from kvtide.copy.packing.trial import PackingTrial
+from kvtide.copy.slot_places import SlotPlaces
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError, describe
@@ -65,8 +66,11 @@ class CudaCopyEngine(CopyEngine):
     ) -> None:
         _check(device, arena, staging_bytes, staging_buffers, max_transfers, packed=unpacked is not None)
         gpu = gpu or TorchGpu(device.device)
-        self._unpacked, self._trial = unpacked, trial
-        sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, lambda: self._usable_rows, trial)
+        self._trial = trial
+        self._places = SlotPlaces(arena, unpacked, trial) if unpacked is not None else None
+        if unpacked is not None:
+            unpacked.usable_rows = lambda: self._usable_rows
+        sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, trial)
         self._jobs = Jobs(sizes, max_transfers)
         self._lanes: dict[Direction, Lane] = {}
         try:
@@ -124,9 +128,9 @@ class CudaCopyEngine(CopyEngine):
         return self.usable_slots
 
     @property
-    def unpacked(self) -> UnpackedRows | None:
-        """Where blocks are that do not pack. See `CopyEngine.unpacked`."""
-        return self._unpacked
+    def places(self) -> SlotPlaces | None:
+        """Where the blocks of slots are. See `CopyEngine.places`."""
+        return self._places
 
     @property
     def lost(self) -> str | None:
