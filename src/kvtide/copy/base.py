@@ -62,7 +62,13 @@ class Traffic:
 
     def plus(self, other: Traffic) -> Traffic:
         """Return this and what another engine has moved."""
-        return Traffic(self.transfers + other.transfers, self.bytes + other.bytes, self.seconds.together(other.seconds))
+        return Traffic(
+            self.transfers + other.transfers,
+            self.bytes + other.bytes,
+            self.seconds.together(other.seconds),
+            self.saved_bytes + other.saved_bytes,
+            self.unpacked_blocks + other.unpacked_blocks,
+        )
 
 
 class CopyEngine(ABC):

@@ -25,27 +25,33 @@ def rows_for(slots: int) -> int:
     return max(1, slots // SLOTS_PER_ROW)
 
 
+def no_rows(block_bytes: int, slots: int) -> UnpackedRows:
+    """Return no place at all, for slots that others use too: they would not know which row is whose."""
+    return UnpackedRows(HostArena(1, block_bytes), slots, rows=0)  # memory has at least one row
+
+
 class UnpackedRows:
     """Rows of whole blocks, and which slot has which. All methods may be called from any thread.
 
     Nobody says here when a slot is given up: its row is free when the slot is written to again, or to be fetched.
     """
 
-    def __init__(self, arena: HostArena, slots: int) -> None:
-        """`arena` has the rows; `slots`: how many slots there are in all."""
+    def __init__(self, arena: HostArena, slots: int, *, rows: int | None = None) -> None:
+        """`arena` has the rows, of which so many are used (all); `slots`: how many slots there are in all."""
         if arena.slots > slots:
             raise ConfigError("rows", arena.slots, f"at most one for each of {slots} slots")
         self.arena = arena
+        self._rows = arena.slots if rows is None else rows
         self.usable_rows: Callable[[], int] = lambda: arena.slots
         """How many rows, from the first on, can be used by now. An engine that pins them says so."""
         self._row_of = np.full(slots, -1, dtype=np.int64)
-        self._free = list(range(arena.slots))[::-1]
+        self._free = list(range(self._rows))[::-1]
         self._lock = threading.Lock()
 
     @property
     def used(self) -> int:
         """Rows that are taken."""
-        return self.arena.slots - len(self._free)
+        return self._rows - len(self._free)
 
     def row_of(self, slot: int) -> int | None:
         """Return the row of a slot, None where the slot itself has its block."""

@@ -53,10 +53,15 @@ def tiers_opener(
     ) -> TierStack:
         namespace = namespace_of(vllm_config, kv_cache_config, block_bytes, layout())
         if places is not None:
-            namespace = replace(namespace, settings=(*namespace.settings, PACKED))
+            namespace = as_packed(namespace)
         return open_stack(configs, namespace, rank, memory, share, places=places)
 
     return open_tiers
+
+
+def as_packed(namespace: Namespace) -> Namespace:
+    """Return the namespace of the same blocks, packed."""
+    return replace(namespace, settings=(*namespace.settings, PACKED))
 
 
 def refuse_unstable_keys(option: str, value: object, vllm_config: Any) -> None:

@@ -63,6 +63,7 @@ class WorkerSide:
         self._off = False
         self._failures = 0
         self._off_said = False
+        self._full_said = False
         self._reports: list[Report] = []
         self._stats = RankStats(rank)
         self._engine: CopyEngine
@@ -200,6 +201,10 @@ class WorkerSide:
                 raise CopyError(f"the load of a request that runs already has failed: {why}")
             self._tell_failure(why)
             self.loads.failed(transfer_id)
+        if report.not_kept and not self._full_said:
+            self._full_said = True
+            text = "kvtide: rank %d has no place left for blocks that do not pack: they are not stored, see %s"
+            logger.warning(text, self._rank, "unpacked_full; packing=auto looks at the first blocks before it packs")
         stats = self._worker.stats
         self._stats.copied(Direction.STORE, stats.store)
         self._stats.copied(Direction.LOAD, stats.load)
