@@ -92,8 +92,7 @@ def test_where_nothing_packs_what_there_is_a_place_for_comes_back_and_the_rest_i
     assert said["unpacked_blocks"] >= said["stored_blocks"] + said["not_stored"]["unpacked_full"]
     assert sum(cached(said["loaded"])) > 0
     assert said["put_bytes"] == said["sunk_blocks"] * said["block_bytes"] > 0
-    (line,) = said["lines"]
-    assert "rank 0 has no place left for blocks that do not pack" in line
+    assert len([line for line in said["lines"] if "has no place left for blocks that do not pack" in line]) == 1
 
 
 def test_auto_packs_where_the_first_blocks_do(llama: Path, tmp_path: Path, second: Any) -> None:
