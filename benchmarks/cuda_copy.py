@@ -33,6 +33,7 @@ from kvtide.copy.cuda.lane_parts import Issued
 from kvtide.copy.cuda.ranges import fragment_ranges
 from kvtide.copy.cuda.torch_gpu import TorchGpu
 from kvtide.copy.packing import whole_tiles_bytes
+from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows, rows_for
 from kvtide.core.messages import Copy
 from kvtide.node.arenas import NodeArena
@@ -46,6 +47,7 @@ PACKED: dict[str, dict[str, bool]] = {
     "plain": {},
     "packed": {"packed": True},
     "packed, random bits": {"packed": True, "fits": False},
+    "auto, random bits": {"packed": True, "fits": False, "auto": True},
 }
 
 
@@ -60,9 +62,13 @@ class Bench:
         route: Route | None = None,
         packed: bool = False,
         fits: bool = True,
+        auto: bool = False,
         at_node: bool = False,
     ) -> None:
-        """`packed`: blocks are packed, and pack, unless they do not (`fits`). `at_node`: to memory as nodes have it."""
+        """`packed`: blocks are packed, and pack, unless they do not (`fits`). `auto`: the first ones decide.
+
+        `at_node`: to memory as nodes have it.
+        """
         self.torch: Any = importlib.import_module("torch")
         self.repeats, self.transfers = args.repeats, args.transfers
         self.half_bytes = int(args.gib * GIB)
@@ -72,20 +78,35 @@ class Bench:
         self.tensors = [self._values(blocks, fragment, fits=fits) for _ in range(regions)]
         self.torch.cuda.synchronize()
         self.cache = CudaCache([r for tensor in self.tensors for r in tensor_regions(tensor, 0)], blocks=blocks)
-        slot_bytes = whole_tiles_bytes([self.cache.block_bytes]) if packed else self.cache.block_bytes
-        self.node = NodeArena(0, blocks, slot_bytes) if at_node else None
-        self.arena = HostArena(blocks, slot_bytes) if self.node is None else mapped(self.node)
-        rows = rows_for(blocks) if fits else blocks  # blocks that are not kept would be fast
-        unpacked = UnpackedRows(HostArena(rows, self.cache.block_bytes), blocks) if packed else None
+        block_bytes = self.cache.block_bytes
+        slot_bytes = whole_tiles_bytes([block_bytes]) if packed else block_bytes
+        slots = blocks * block_bytes // slot_bytes + blocks // 50 + 2 if auto else blocks  # enough if none is packed
+        self.node = NodeArena(0, slots, slot_bytes) if at_node else None
+        self.arena = HostArena(slots, slot_bytes) if self.node is None else mapped(self.node)
+        rows = rows_for(slots) if fits or auto else slots  # blocks that are not kept would be fast
+        unpacked = UnpackedRows(HostArena(rows, block_bytes), slots) if packed else None
+        trial = PackingTrial(self.arena, unpacked, print) if auto and unpacked is not None else None
         options: Row = {"staging_bytes": args.staging_mib * MIB, "staging_buffers": args.buffers}
+        options |= {"unpacked": unpacked, "trial": trial}
         gpu = TorchGpu(programs=args.programs)
-        self.engine = CudaCopyEngine(self.cache, self.arena, gpu=gpu, route=route, unpacked=unpacked, **options)
+        self.engine = CudaCopyEngine(self.cache, self.arena, gpu=gpu, route=route, **options)
         self.engine.share(compute=args.shared)
         for pinning in filter(None, (self.engine.pinning, self.engine.row_pinning)):
             assert pinning.wait(120)
             assert pinning.problem is None, pinning.problem
         self.blocks = np.random.default_rng(0).permutation(blocks).tolist()
         self.next_id = 0
+        if trial is not None:
+            self._decide(trial)
+
+    def _decide(self, trial: PackingTrial) -> None:
+        """Store the first blocks, by which it is decided whether to pack."""
+        first = tuple(range(trial.first))
+        assert self.engine.submit(STORE, Copy(0, first, first))
+        assert self.engine.wait([0], 60)
+        assert self.engine.poll().done == (0,)
+        assert trial.is_plain
+        assert trial.slots() >= 2 * self.half
 
     def _values(self, blocks: int, fragment: int, *, fits: bool) -> Any:
         """Return normally distributed bfloat16, or random bits."""

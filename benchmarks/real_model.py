@@ -60,10 +60,21 @@ class Tokenizer:
         shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
         others = [byte for byte in range(256) if byte not in shown]
         self._letters = {byte: chr(byte) for byte in shown} | {b: chr(256 + i) for i, b in enumerate(others)}
+        self._bytes = {letter: byte for byte, letter in self._letters.items()}
+        self._tokens = file.about["tokenizer.ggml.tokens"]
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text's tokens."""
         return [self._ids[part] for word in _WORDS.findall(text) for part in self._merged(word)]
+
+    def special(self, text: str) -> list[int]:
+        """Return the token of a text that is one by itself, such as the end of a turn; nothing if it is none."""
+        return [self._ids[text]] if text.startswith("<|") and text in self._ids else []
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of tokens; special ones have none."""
+        shown = "".join(self._tokens[id_] for id_ in ids if not self._tokens[id_].startswith("<|"))
+        return bytes(self._bytes[letter] for letter in shown).decode(errors="replace")
 
     def _merged(self, word: str) -> list[str]:
         parts = [self._letters[byte] for byte in word.encode()]

@@ -163,4 +163,4 @@ def test_the_flag_is_json_with_options_that_exist(document: str) -> None:
     for flag in map(json.loads, re.findall(FLAG, (ROOT / document).read_text(), flags=re.DOTALL)):
         assert flag["kv_connector"] == "KVTideConnector"
         assert flag["kv_role"] == "kv_both"
-        assert flag["kv_connector_extra_config"].keys() <= {*OPTIONS, "tiers", "node"}
+        assert flag["kv_connector_extra_config"].keys() <= {*OPTIONS, "tiers", "node", "packing"}

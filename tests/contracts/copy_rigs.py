@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvtide.copy import CopyEngine, HostArena
 from kvtide.copy.packing import TILE_VALUES, BlockPacking
-from kvtide.copy.unpacked import UnpackedRows
+from kvtide.copy.unpacked import UnpackedRows, no_rows
 from tests.contracts.copy_contract import Rig, Shape
 
 
@@ -39,7 +39,8 @@ class PackedSlots:
     def __init__(self, shape: Shape, rows: int | None = None) -> None:
         self.packing = BlockPacking(shape.fragments)
         self.arena = HostArena(shape.slots, self.packing.packed_bytes)
-        self.unpacked = UnpackedRows(HostArena(rows or shape.slots, shape.block_bytes), shape.slots)
+        whole = UnpackedRows(HostArena(rows or shape.slots, shape.block_bytes), shape.slots)
+        self.unpacked = no_rows(shape.block_bytes, shape.slots) if rows == 0 else whole
 
     def read(self, slot: int) -> bytes:
         row = int(self.unpacked.rows_of(np.array([slot]))[0])

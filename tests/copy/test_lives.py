@@ -21,12 +21,15 @@ from kvtide.copy import (
     ThreadedCopyEngine,
     Traffic,
 )
+from kvtide.copy.packing.codec import Reference
+from kvtide.copy.unpacked import no_rows
 from kvtide.core.messages import Copy, Plan, Pool, Report
 from kvtide.errors import CopyError
 from kvtide.latency import Latencies
 from kvtide.worker import Worker
 from tests.contracts.copy_contract import LOAD, PATIENCE_S, STORE, MovingContract, Rig, Shape
 from tests.contracts.copy_rigs import ArrayRig
+from tests.copy.packing.cases import ordinary
 
 BLOCK_BYTES = 16
 
@@ -314,3 +317,32 @@ def test_a_worker_says_of_each_life_how_many_slots_it_has(lives: Lives) -> None:
     worker.start(Plan(1, stores=(Copy(1, (0,), (0,), life=1), Copy(2, (0,), (0,), life=2)), wait_for=(1, 2)))
     report = worker.poll()
     assert (report.done, report.failed) == ((2,), ((1, "this rank has no memory of life 1"),))
+
+
+def test_packed_blocks_come_back_and_others_are_named_and_all_lives_are_counted() -> None:
+    tiles, packed_bytes = 2, 2 * 1552
+    blocks = np.random.default_rng(0).integers(0, 256, (4, tiles * 2048), np.uint8)
+    for block in (0, 2):
+        blocks[block] = ordinary(tiles, block).view(np.uint8).reshape(-1)
+    stored = blocks.copy()
+    cache = DeviceCache([Region(blocks, tiles * 2048, tiles * 2048)], blocks=4)
+
+    def make(arena: HostArena) -> CopyEngine:
+        return ThreadedCopyEngine(cache, arena, unpacked=no_rows(tiles * 2048, arena.slots), codec=Reference)
+
+    engine = LivesCopyEngine(Memory(3, packed_bytes), make, print)
+    for life in (1, 2):
+        begin(engine, life)
+        assert engine.submit(STORE, Copy(10 * life, (0, 1, 2), (2, 1, 0), life=life))
+        assert engine.wait([10 * life], PATIENCE_S)
+        assert engine.poll() == Finished(done=(10 * life,), not_kept=((10 * life, (1,)),))
+        blocks[:] = 0
+        assert engine.submit(LOAD, Copy(10 * life + 1, (0, 2), (2, 0), life=life))
+        assert engine.wait([10 * life + 1], PATIENCE_S)
+        assert engine.poll() == Finished(done=(10 * life + 1,))
+        assert np.array_equal(blocks[[0, 2]], stored[[0, 2]])
+        blocks[:] = stored
+    traffic = engine.traffic(STORE)
+    assert (traffic.unpacked_blocks, traffic.bytes) == (2, 4 * packed_bytes)
+    assert traffic.saved_bytes == 4 * (tiles * 2048 - packed_bytes)
+    assert engine.close(PATIENCE_S)

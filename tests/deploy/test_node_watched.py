@@ -15,8 +15,9 @@ from tests.deploy.prometheus_server import Prometheus, alerts, find_prometheus, 
 from tests.node.real_engine import GROUPS, PARTS, RealEngine, engine
 from tests.node.support import SOON_S, wait_until
 from tests.node.test_node import attached, check_not_welcome, leave, node
+from tests.ports import free_port
 from tests.tiers.disk.test_faults import flip, places
-from tests.tiers.shared.servers import Server, free_port
+from tests.tiers.shared.servers import Server
 
 PATIENCE_S = 60
 RULES = "alerts-node.yml"

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from kvtide.copy import HostArena
+from kvtide.copy.slot_places import SlotPlaces
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Answer, Clear, Fetch, Lookup, Sink
 from kvtide.core.share import ALL, Share
 from kvtide.tiers.base import HIT, MISS, CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.memory import MemoryBackend
 from kvtide.tiers.queued import QueuedTier
-from kvtide.tiers.stack import Elsewhere, Level, TierStack, random_salt, tier_key
+from kvtide.tiers.stack import Level, TierStack, random_salt, tier_key
 
 NAMES = ((0, b"a"), (0, b"b"), (1, b"a"))
 SLOTS = (2, 0, 1)
@@ -57,6 +58,8 @@ class ScriptedTier(Tier):
         key = item.key if isinstance(item, Item) else item
         assert isinstance(key, bytes)
         if isinstance(item, Item) and key in self.records:
+            if item.buffer.nbytes != len(self.records[key]):
+                return MISS
             item.buffer[:] = self.records[key]
         return HIT if key in self.records else MISS
 
@@ -99,9 +102,10 @@ class Bench:
         *levels: Level,
         new_salt: Callable[[], bytes] = random_salt,
         share: Share = ALL,
-        elsewhere: Elsewhere | None = None,
+        unpacked: UnpackedRows | None = None,
     ) -> None:
-        self.memory = np.zeros((3, 4), dtype=np.uint8)
+        self.arena = HostArena(3, 4)
+        self.memory = self.arena.memory
         self.now_s = 100.0
         self.stack = TierStack(
             levels,
@@ -109,7 +113,7 @@ class Bench:
             clock=lambda: self.now_s,
             new_salt=new_salt,
             share=share,
-            elsewhere=elsewhere,
+            places=None if unpacked is None else SlotPlaces(self.arena, unpacked),
         )
 
     def hits(self, errand: Lookup | Fetch | Sink | Clear) -> tuple[int, ...] | None:
@@ -117,6 +121,12 @@ class Bench:
         self.stack.start(errand)
         answers, _ = self.stack.poll()
         return answers[0].hits if answers else None
+
+    def hits_at_last(self, fetch: Fetch) -> tuple[int, ...]:
+        """Do a fetch that asks more than once, as each answer is heard."""
+        self.stack.start(fetch)
+        polled = (self.stack.poll()[0] for _ in range(8))
+        return next(answers[0].hits for answers in polled if answers)
 
     def fill(self, *values: int) -> None:
         self.memory[:] = np.array(values, dtype=np.uint8)[:, None]
@@ -141,18 +151,52 @@ def test_groups_have_keys_of_their_own() -> None:
     assert len({tier_key(name) for name in NAMES}) == 3
 
 
-def test_a_block_that_is_not_in_its_slot_does_not_sink_and_a_slot_that_is_fetched_to_has_its_own(
-    near: ScriptedTier,
-) -> None:
+def test_a_block_that_does_not_pack_sinks_as_it_is_and_comes_back_to_a_row(near: ScriptedTier) -> None:
     unpacked = UnpackedRows(HostArena(2, 8), 3)
     assert unpacked.place([SLOTS[1]]) == []
-    bench = Bench(Level(near), elsewhere=unpacked)
-    assert bench.hits(Sink(1, NAMES, SLOTS)) == (0, 2)
-    assert bench.hits(Sink(2, NAMES[1:2], SLOTS[1:2])) == ()
+    unpacked.arena.memory[0] = range(8)
+    bench = Bench(Level(near), unpacked=unpacked)
+    bench.fill(1, 2, 3)
+    assert bench.hits(Sink(1, NAMES, SLOTS)) == (0, 1, 2)
+    assert near.records[tier_key(NAMES[1])] == bytes(range(8))
+    unpacked.forget([SLOTS[1]])
+    unpacked.arena.memory[:] = 0
+    bench.fill(0, 0, 0)
+    other = (1, 2, 0)
+    assert bench.hits_at_last(Fetch(2, NAMES, other)) == (0, 1, 2)
+    assert [unpacked.row_of(slot) is None for slot in other] == [True, False, True]
+    row = unpacked.row_of(other[1])
+    assert row is not None
+    assert unpacked.arena.memory[row].tolist() == list(range(8))
+    assert bench.memory[[1, 0]].tolist() == [[3] * 4, [2] * 4]
+
+
+def test_a_block_that_does_not_pack_is_brought_from_the_tier_that_has_it(near: ScriptedTier, far: ScriptedTier) -> None:
+    unpacked = UnpackedRows(HostArena(1, 8), 3)
+    bench = Bench(Level(near), Level(far), unpacked=unpacked)
+    far.records[tier_key(NAMES[0])] = bytes(range(8))
+    assert bench.hits_at_last(Fetch(1, NAMES[:1], SLOTS[:1])) == (0,)
+    assert unpacked.arena.memory[0].tolist() == list(range(8))
+
+
+def test_without_a_row_a_block_that_does_not_pack_is_not_found_and_keeps_none(near: ScriptedTier) -> None:
+    unpacked = UnpackedRows(HostArena(1, 8), 3)
+    bench = Bench(Level(near), unpacked=unpacked)
+    for name in NAMES[:2]:
+        near.records[tier_key(name)] = bytes(8)
+    assert bench.hits_at_last(Fetch(1, NAMES, SLOTS)) == (0,)
+    assert (unpacked.row_of(SLOTS[0]), unpacked.used) == (0, 1)
+    assert bench.hits_at_last(Fetch(2, NAMES[2:], SLOTS[:1])) == (), "nothing has come, so the row is free again"
+    assert unpacked.used == 0
+
+
+def test_a_slot_that_is_fetched_to_gives_its_row_back(near: ScriptedTier) -> None:
+    unpacked = UnpackedRows(HostArena(1, 8), 3)
+    assert unpacked.place([SLOTS[1]]) == []
+    bench = Bench(Level(near), unpacked=unpacked)
     record(near, 1)
-    assert bench.hits(Fetch(3, NAMES[1:2], SLOTS[1:2])) == (0,)
-    assert SLOTS[1] not in unpacked
-    assert bench.hits(Sink(4, NAMES, SLOTS)) == (0, 1, 2)
+    assert bench.hits_at_last(Fetch(3, NAMES[1:2], SLOTS[1:2])) == (0,)
+    assert unpacked.used == 0
 
 
 def test_without_tiers_every_errand_is_answered_at_once() -> None:

@@ -91,8 +91,11 @@ def test_an_empty_pool_and_blocks_that_are_not_admitted_are_a_reason_to_store_al
     assert "admission=all" not in " ".join(each.do for each in advice(NO_TIERS, lost, FULL))
 
 
-@pytest.mark.parametrize(("reason", "do"), [("evicted_from_device", "mode=eager"), ("queue_full", "pin_budget")])
-def test_blocks_that_could_not_wait_are_a_reason_for_another_policy(reason: str, do: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "do"),
+    [("evicted_from_device", "mode=eager"), ("queue_full", "pin_budget"), ("unpacked_full", "packing=auto")],
+)
+def test_blocks_that_could_not_wait_or_had_no_place_are_a_reason_for_another_policy(reason: str, do: str) -> None:
     (only,) = advice(NO_TIERS, {"kvtide_not_stored_total": {f'reason="{reason}"': 500.0}})
     assert (only.kind, do in only.do) == ("policy", True)
     assert only.numbers == {f"{reason}_share": 0.2}

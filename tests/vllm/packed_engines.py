@@ -3,13 +3,14 @@
 python -m tests.vllm.packed_engines MODEL FOLDER WHAT
 
 WHAT is a list of turns, `off` before all others: an engine of vLLM's CPU build does not start once numba is imported.
-off, on: packing; FOLDER has a tier on a disk. auto: no tier. nothing-packs: on, or auto-nothing-packs: auto, no tier,
-and what packs says of every block that it does not fit.
+off, on, auto: packing; FOLDER has a tier on a disk. nothing-packs: on, or auto-nothing-packs: auto, and what packs says
+of every block that it does not fit. on-node: FOLDER has the socket of a node.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -30,12 +31,17 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
     disk = {"type": "disk", "path": str(folder), "size": "64MiB", "deadline_ms": 10_000}
     options: dict[str, Any] = {
         "packing": "on" if what == "nothing-packs" else what.split("-", maxsplit=1)[0],
-        "host": "8MiB",
+        **({"node": str(folder / "node.sock")} if what.endswith("-node") else {"host": "8MiB", "tiers": [disk]}),
     }
-    if what in {"off", "on"}:
-        options["tiers"] = [disk]
     said: dict[str, Any] = {}
-    with engine(model, dtype="bfloat16", options=options) as offloading:
+    connector = {
+        "kv_connector": "KVTideConnector",
+        "kv_connector_module_path": "kvtide.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": options,
+    }
+    with engine(model, dtype="bfloat16", kv_transfer_config=connector) as offloading:
+        said["lines"] = lines_about_packing()  # vLLM sets its loggers up when an engine is made
         for turn in ("computed", "loaded"):
             results = offloading.generate(*PROMPTS[1:4])
             said[turn] = [[result.tokens, result.logprobs, result.cached_tokens] for result in results]
@@ -43,9 +49,9 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
         side = get_kv_transfer_group()._worker
         stats, metrics = side.copy_stats(), offloading.metrics
         said |= {
-            "slots": side._arena.slots,
+            "slots": side._arena.slots if side._arena is not None else None,
             "slots_ready": offloading.manager.gauges().slots,
-            "slot_bytes": side._arena.slot_bytes,
+            "slot_bytes": side._arena.slot_bytes if side._arena is not None else None,
             "block_bytes": offloading.side.config.geometry.block_bytes,
             "stored_bytes": stats.store.bytes,
             "saved_bytes": stats.store.saved_bytes,
@@ -58,6 +64,22 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
         }
         offloading.check_at_rest()
     return said
+
+
+def lines_about_packing() -> list[str]:
+    """Return a list that lines of the log will come to."""
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            line = record.getMessage()
+            if "pack" in line and "device blocks" not in line:  # the start line says more than that
+                lines.append(line)
+
+    ours = logging.getLogger("vllm.kvtide")
+    ours.setLevel(logging.INFO)
+    ours.addHandler(Listener())
+    return lines
 
 
 def let_nothing_pack() -> None:
@@ -78,6 +100,7 @@ def let_nothing_pack() -> None:
 
 def main() -> None:
     model, folder, *turns = sys.argv[1:]
+    patch("kvtide.copy.packing.trial._RATE_SHARE_MIN", 0.0).start()  # how fast a busy machine packs is not in question
     if any("nothing-packs" in turn for turn in turns):
         let_nothing_pack()
     said = {turn: run(Path(model), Path(folder), turn) for turn in turns}

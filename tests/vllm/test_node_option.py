@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,26 @@ def test_the_start_line_names_the_node_and_no_sizes_that_are_not_known(path: str
 # ------------------------------------------------------------------ who shares with whom
 
 
-def description(model: Path, *, layers: Any = None, **arguments: Any) -> dict[str, Any]:
+def description(
+    model: Path, *, layers: Any = None, packed_bytes: int | None = None, **arguments: Any
+) -> dict[str, Any]:
     config = arguments_of(model, {}, dtype="float32", block_size=16, **arguments).create_engine_config()
     kv_cache = make_kv_cache_config([layers or full()], 8)
-    said = namespace_at_node(config, kv_cache, read_layout(config, kv_cache))
+    layout = read_layout(config, kv_cache)
+    layout = replace(layout, geometry=replace(layout.geometry, host_block_bytes=packed_bytes))
+    said = namespace_at_node(config, kv_cache, layout)
     hello = Hello(Role.SCHEDULER, engine=engine_name(config), namespace=said)
     assert len(hello.frame().body) < HELLO_BYTES_MAX // 4
     assert read_hello(hello.frame()) == hello, "it survives the way"
     found: dict[str, Any] = json.loads(json.dumps(said))
     return found
+
+
+def test_f23_engines_that_pack_share_nothing_with_those_that_do_not(llama: Path) -> None:
+    plain, packed = description(llama), description(llama, packed_bytes=194)
+    assert name_of(plain) != name_of(packed)
+    assert "kvtide.packing" in unlike(packed, [plain])
+    assert packed["parts"] == [194]
 
 
 def test_engines_alike_share_whatever_their_names_sizes_and_numbers(llama: Path) -> None:

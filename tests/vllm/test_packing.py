@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from kvtide.copy.packing import TILE_BYTES, TILE_VALUES
 from tests.vllm.fixtures import PROMPTS
+from tests.vllm.node_rig import NodeProcess
 from tests.vllm.test_round_trip import hit
 
 EXPECTED = [hit(tokens) for tokens in PROMPTS[1:4]]
@@ -83,31 +85,61 @@ def test_f23_packed_blocks_in_a_tier_are_not_found_by_an_engine_that_does_not_pa
 def test_where_nothing_packs_what_there_is_a_place_for_comes_back_and_the_rest_is_counted(
     llama: Path, tmp_path: Path, second: Any
 ) -> None:
-    said = run(llama, tmp_path / "none", "nothing-packs")["nothing-packs"]
+    said = run(llama, tmp_path / "tier", "nothing-packs")["nothing-packs"]
     for turn in ("computed", "loaded"):
         assert outputs(said[turn]) == outputs(second["off"][turn])
     assert said["stored_blocks"] > 0
     assert said["unpacked_blocks"] >= said["stored_blocks"] + said["not_stored"]["unpacked_full"]
     assert sum(cached(said["loaded"])) > 0
+    assert said["put_bytes"] == said["sunk_blocks"] * said["block_bytes"] > 0
+    assert len([line for line in said["lines"] if "has no place left for blocks that do not pack" in line]) == 1
 
 
 def test_auto_packs_where_the_first_blocks_do(llama: Path, tmp_path: Path, second: Any) -> None:
-    said = run(llama, tmp_path / "none", "auto")["auto"]
+    said = run(llama, tmp_path / "tier", "auto")["auto"]
     for turn in ("computed", "loaded"):
         assert outputs(said[turn]) == outputs(second["off"][turn])
     assert said["slots_ready"] == said["slots"] > second["off"]["slots"]
     assert said["saved_bytes"] > 0
     assert sum(cached(said["loaded"])) > 0
+    assert said["put_bytes"] == said["sunk_blocks"] * said["slot_bytes"] > 0
+    (line,) = said["lines"]
+    assert re.search(r"packing is on: of the first \d+ blocks 0 do not pack, and there is room for 1.\d+ times", line)
 
 
 def test_auto_leaves_blocks_as_they_are_where_the_first_ones_do_not_pack(
     llama: Path, tmp_path: Path, second: Any
 ) -> None:
-    said = run(llama, tmp_path / "none", "auto-nothing-packs")["auto-nothing-packs"]
-    for turn in ("computed", "loaded"):
-        assert outputs(said[turn]) == outputs(second["off"][turn])
+    said, again = (run(llama, tmp_path / "tier", "auto-nothing-packs")["auto-nothing-packs"] for _ in range(2))
+    for one in (said, again):
+        for turn in ("computed", "loaded"):
+            assert outputs(one[turn]) == outputs(second["off"][turn])
     assert 0.95 * second["off"]["slots"] - 2 <= said["slots_ready"] <= second["off"]["slots"]
     # Of the first prompt there is what the first slots have room for: it has ended before the others are there.
     assert 0 < cached(said["loaded"])[0] <= EXPECTED[0]
     assert cached(said["loaded"])[1:] == EXPECTED[1:]
     assert "unpacked_full" not in said["not_stored"]
+    (line,) = said["lines"]
+    assert re.search(r"packing is off: of the first (\d+) blocks \1 do not pack", line)
+    # And what was sunk as it is, the next engine finds.
+    assert said["put_bytes"] == said["sunk_blocks"] * said["block_bytes"] > 0
+    assert again["fetched_blocks"] > 0
+    assert cached(again["computed"])[1:] == EXPECTED[1:]
+
+
+def test_engines_that_pack_share_packed_blocks_at_a_node(llama: Path, tmp_path: Path, second: Any) -> None:
+    node = NodeProcess(tmp_path / "node.sock", tmp_path / "node.log")
+    try:
+        one, other = (run(llama, tmp_path, "on-node")["on-node"] for _ in range(2))
+        (namespace,) = node.status()["namespaces"]
+    finally:
+        node.stop()
+    for said in (one, other):
+        for turn in ("computed", "loaded"):
+            assert outputs(said[turn]) == outputs(second["off"][turn])
+        assert cached(said["loaded"]) == EXPECTED
+    assert cached(one["computed"]) == [0] * len(EXPECTED)
+    assert cached(other["computed"]) == EXPECTED
+    packed = one["block_bytes"] // (2 * TILE_VALUES) * TILE_BYTES
+    assert (one["stored_bytes"], one["unpacked_blocks"]) == (one["stored_blocks"] * packed, 0)
+    assert [arena["slot_bytes"] for arena in namespace["arenas"]] == [packed]

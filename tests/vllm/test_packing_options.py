@@ -15,7 +15,7 @@ from kvtide.core import FullAttention, Geometry
 from kvtide.errors import ConfigError
 from kvtide.vllm import packing
 from kvtide.vllm.layout import Layout
-from kvtide.vllm.options import DEFAULT_PACKING, read_options
+from kvtide.vllm.options import DEFAULT_PACKING, Options, read_options
 from kvtide.vllm.packing import with_packing
 from kvtide.vllm.replicas import Replicas
 
@@ -48,7 +48,6 @@ IN_THE_WAY = [
     pytest.param(cache_of(FP16), {}, "float16", id="fp16"),
     pytest.param(cache_of(FP32), {}, "float32", id="fp32"),
     pytest.param(cache_of(BF16, STATE), {}, "state-space", id="states"),
-    pytest.param(cache_of(BF16), {"replicas": 2}, "share no host memory", id="replicas"),
     pytest.param(cache_of(BF16), {"block_bytes": 5000}, "2048 bytes", id="size"),
 ]
 
@@ -84,19 +83,30 @@ def test_auto_is_off_where_workers_may_find_fragments_that_cannot_be_packed() ->
     assert decide("on", cache_of(odd))[1]
 
 
-def test_auto_beside_tiers_is_off_and_on_is_on() -> None:
-    assert decide("auto", cache_of(BF16), tiers=1) == (None, False)
-    assert decide("on", cache_of(BF16), tiers=1)[1]
+@pytest.mark.parametrize("asked", ["on", "auto"])
+def test_tiers_are_not_in_the_way(asked: str) -> None:
+    assert decide(asked, cache_of(BF16), tiers=1) == decide(asked, cache_of(BF16))
 
 
-def test_blocks_of_a_node_are_not_packed(tmp_path: Path) -> None:
-    for asked in ("on", "auto"):
-        options = read_options({"packing": asked, "node": str(tmp_path / "node.sock")}, events=False)
-        if asked == "on":
-            with pytest.raises(ConfigError, match=r"packing='on'.*not of a node"):
-                with_packing(layout(), options, cache_of(BF16))
-        else:
-            assert not with_packing(layout(), options, cache_of(BF16))[1].copying.packed
+@pytest.mark.parametrize("is_at_node", [True, False])
+def test_memory_that_others_use_too_has_packed_blocks_alone_and_nobody_decides_for_them(
+    is_at_node: bool, tmp_path: Path
+) -> None:
+    node: dict[str, object] = {"node": str(tmp_path / "node.sock")} if is_at_node else {}
+    shared = layout(replicas=1 if is_at_node else 2)
+
+    def decided(asked: str) -> tuple[Layout, Options]:
+        return with_packing(shared, read_options({"packing": asked, **node}, events=False), cache_of(BF16))
+
+    found, options = decided("on")
+    assert (options.copying.packed, options.copying.trial) == (True, False)
+    assert found.geometry.host_block_bytes == BLOCK_BYTES // 2048 * 1552
+    found, options = decided("auto")
+    assert (options.copying.packed, found.geometry.host_block_bytes) == (False, None)
+    why = "not of a node" if is_at_node else "ranks that share no host memory"
+    assert packing.packing_text(options).startswith("packing is off, which needs ")
+    assert why in packing.packing_text(options)
+    assert "or write on" in packing.packing_text(options)
 
 
 def test_the_start_line_says_what_was_decided() -> None:

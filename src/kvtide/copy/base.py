@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvtide.copy.unpacked import UnpackedRows
+from kvtide.copy.slot_places import SlotPlaces
 from kvtide.core.messages import Copy, Pool
 from kvtide.latency import Latencies
 
@@ -156,8 +156,8 @@ class CopyEngine(ABC):
         return None
 
     @property
-    def unpacked(self) -> UnpackedRows | None:
-        """Where blocks are that do not pack. None: blocks are not packed."""
+    def places(self) -> SlotPlaces | None:
+        """Where the blocks of slots are while blocks are packed. None: they are not, and each is in its slot."""
         return None
 
     def slots_ready(self) -> int | None:

@@ -14,6 +14,7 @@ from kvtide.copy.packed_move import PackedBlockMover
 from kvtide.copy.packing.codec import Codec, compiled
 from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.regions import DeviceCache
+from kvtide.copy.slot_places import SlotPlaces
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError, describe
@@ -48,7 +49,8 @@ class ThreadedCopyEngine(CopyEngine):
         self._mover: Mover | None = (
             BlockMover(device, arena) if unpacked is None else PackedBlockMover(device, arena, unpacked, codec, trial)
         )
-        self._unpacked, self._trial = unpacked, trial
+        self._trial = trial
+        self._places = SlotPlaces(arena, unpacked, trial) if unpacked is not None else None
         self._changed = threading.Condition()
         self._in_flight = InFlight(Job, max_transfers)
         """Read and written under the condition's lock."""
@@ -93,9 +95,9 @@ class ThreadedCopyEngine(CopyEngine):
         return True
 
     @property
-    def unpacked(self) -> UnpackedRows | None:
-        """Where blocks are that do not pack. See `CopyEngine.unpacked`."""
-        return self._unpacked
+    def places(self) -> SlotPlaces | None:
+        """Where the blocks of slots are. See `CopyEngine.places`."""
+        return self._places
 
     def slots_ready(self) -> int | None:
         """Return how many slots there are by now. See `CopyEngine.slots_ready`."""

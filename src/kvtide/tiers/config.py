@@ -205,7 +205,10 @@ def kind_of(option: str, name: object) -> Kind:
 
 
 def open_tiers(configs: Sequence[TierConfig], namespace: Namespace, *, rank: int, slot_bytes_max: int) -> list[Tier]:
-    """Open all tiers of one rank, or none. `slot_bytes_max`: bytes of the largest block that will be put."""
+    """Open all tiers of one rank, or none.
+
+    `slot_bytes_max`: bytes of a block. Where blocks are packed, those few that do not pack are larger.
+    """
     tiers: list[Tier] = []
     try:
         for config in configs:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from kvtide.tiers.base import Item, KeyResult, Tier, TierKey, TierStats, Verdict
 from kvtide.tiers.clears import Clears
 from kvtide.tiers.config import TierConfig, Write, open_tiers, tier_names
 from kvtide.tiers.namespace import Namespace
+from kvtide.tiers.places import InSlots, Places
 
 CALL_BYTES_MAX = 4 << 20
 """Fetches are cut into calls of about this size: each answer shows that the tier is alive."""
@@ -63,6 +64,8 @@ class _Job:
     """Calls that are not answered yet."""
     level: int = 0
     """Fetch: where it is looked for now."""
+    form: int = 0
+    """Fetch: and in which form (`Places`)."""
     late: bool = False
 
 
@@ -105,11 +108,11 @@ def open_stack(
     memory: npt.NDArray[np.uint8],
     share: Share = ALL,
     *,
-    elsewhere: Elsewhere | None = None,
+    places: Places | None = None,
 ) -> TierStack:
     """Open the tiers of one rank, whose host slots are the rows of `memory`, some of them (`share`) or all its own.
 
-    `elsewhere`: slots whose block is not in them, because it does not pack. Such blocks do not sink.
+    `places`: where blocks are if they are packed, and not all in their slots.
     """
     tiers = open_tiers(configs, namespace, rank=rank, slot_bytes_max=memory.shape[1])
     levels = [
@@ -118,17 +121,9 @@ def open_stack(
     ]
     for tier in tiers:
         tier.register(memory.data.cast("B"))
-    return TierStack(levels, lambda slot: memoryview(memory[slot]), share=share, elsewhere=elsewhere)
-
-
-class Elsewhere(Protocol):
-    """Slots whose block is not in them."""
-
-    def __contains__(self, slot: int) -> bool:
-        """Whether a slot is one of them."""
-
-    def forget(self, slots: Iterable[int]) -> None:
-        """Slots are about to be written to, and will have their blocks themselves."""
+        if places is not None and places.more_memory is not None:
+            tier.register(places.more_memory)
+    return TierStack(levels, lambda slot: memoryview(memory[slot]), share=share, places=places)
 
 
 class TierStack:
@@ -143,19 +138,19 @@ class TierStack:
         new_salt: Callable[[], bytes] = random_salt,
         call_bytes_max: int = CALL_BYTES_MAX,
         share: Share = ALL,
-        elsewhere: Elsewhere | None = None,
+        places: Places | None = None,
     ) -> None:
         """`memory` returns the bytes of a host slot; `new_salt` returns bytes that it has never returned before.
 
         `share`: blocks that are not this rank's are another's to keep and to bring. Here they count as found.
+        `places`: where blocks are if they are not all in their slots.
         """
         self._levels = tuple(levels)
-        self._memory = memory
+        self._places = InSlots(memory) if places is None else places
         self._clock = clock
         self._new_salt = new_salt
         self._call_bytes_max = call_bytes_max
         self._share = share
-        self._elsewhere = elsewhere
         self._jobs: dict[int, _Job] = {}
         self._calls: dict[int, _Call] = {}
         self._last_ticket = 0
@@ -193,23 +188,16 @@ class TierStack:
     def _ask_tiers(self, job: _Job, own: Sequence[int]) -> None:
         errand = job.errand
         if isinstance(errand, Fetch):
-            if self._elsewhere is not None:
-                self._elsewhere.forget(errand.slots)
             self._descend(job, errand)
         elif isinstance(errand, Lookup) and own:
             keys = [tier_key(errand.names[position], self._salt) for position in own]
             for index, level in enumerate(self._levels):
                 self._call(job, index, own, level.tier.lookup, keys)
-        elif isinstance(errand, Sink) and (own := self._sinkable(errand, own)):
-            items = self._items(errand, own)
+        elif isinstance(errand, Sink) and own:
+            items = [Item(tier_key(errand.names[at], self._salt), self._places.held(errand.slots[at])) for at in own]
             for index, level in enumerate(self._levels):
                 if level.wants(errand):
                     self._call(job, index, own, level.tier.put, items)
-
-    def _sinkable(self, sink: Sink, own: Sequence[int]) -> Sequence[int]:
-        """Return those whose bytes are in their slots. Records of a namespace all have one size."""
-        elsewhere = self._elsewhere
-        return own if elsewhere is None else [at for at in own if sink.slots[at] not in elsewhere]
 
     def poll(self) -> tuple[tuple[Answer, ...], tuple[int, ...]]:
         """Return the answers since the last call, and the fetches that have become late. Does not block."""
@@ -295,25 +283,34 @@ class TierStack:
             job.tickets.add(ticket)
             self._calls[ticket] = _Call(job, level, tuple(positions))
 
-    def _items(self, errand: Fetch | Sink, positions: Iterable[int]) -> list[Item]:
-        return [
-            Item(tier_key(errand.names[position], self._salt), self._memory(errand.slots[position]))
-            for position in positions
-        ]
-
     def _descend(self, job: _Job, fetch: Fetch) -> None:
-        """Ask the next tier for what has not come, until one takes the calls or there is none."""
+        """Ask the next tier for what has not come, until one takes the calls or there is none.
+
+        A tier is asked for all forms before the next one is: it has a block in one of them.
+        """
         while job.level < len(self._levels) and not job.tickets:
             tier = self._levels[job.level].tier
             missing = [position for position in range(len(fetch.slots)) if position not in job.hits]
             if not missing:
                 return
-            per_call = max(1, self._call_bytes_max // max(1, len(self._memory(fetch.slots[0]))))
-            for first in range(0, len(missing), per_call):
-                part = missing[first : first + per_call]
-                self._call(job, job.level, part, tier.get, self._items(fetch, part))
+            wanted = self._wanted(fetch, missing, job.form)
+            per_call = max(1, self._call_bytes_max // max(1, wanted[0][1].buffer.nbytes)) if wanted else 1
+            for first in range(0, len(wanted), per_call):
+                positions, items = zip(*wanted[first : first + per_call], strict=True)
+                self._call(job, job.level, positions, tier.get, items)
             if not job.tickets:
-                job.level += 1
+                self._go_on(job)
+
+    def _wanted(self, fetch: Fetch, positions: Iterable[int], form: int) -> list[tuple[int, Item]]:
+        """Return what is to be brought in this form, and where to, as far as there is a place."""
+        offered = [(at, self._places.offered(fetch.slots[at], form)) for at in positions]
+        return [(at, Item(tier_key(fetch.names[at], self._salt), to)) for at, to in offered if to is not None]
+
+    def _go_on(self, job: _Job) -> None:
+        """Look for another form, or in the next tier."""
+        job.form += 1
+        if job.form == self._places.forms:
+            job.form, job.level = 0, job.level + 1
 
     def _hear(self, ticket: int, results: tuple[KeyResult, ...]) -> None:
         call = self._calls.pop(ticket, None)
@@ -321,12 +318,13 @@ class TierStack:
             return  # a clear, or of a lookup that was answered without it
         job = call.job
         job.tickets.discard(ticket)
-        job.hits.update(
-            position for position, result in zip(call.positions, results, strict=True) if result.verdict is Verdict.HIT
-        )
-        if isinstance(job.errand, Fetch) and not job.tickets:
-            job.level += 1
-            self._descend(job, job.errand)
+        hits = [at for at, result in zip(call.positions, results, strict=True) if result.verdict is Verdict.HIT]
+        job.hits.update(hits)
+        if isinstance(job.errand, Fetch):
+            self._places.arrived(len(hits), job.form)
+            if not job.tickets:
+                self._go_on(job)
+                self._descend(job, job.errand)
         self._end_if_done(job)
 
     def _end_if_done(self, job: _Job) -> None:
@@ -339,6 +337,8 @@ class TierStack:
         for ticket in job.tickets:
             del self._calls[ticket]
         del self._jobs[errand.id]
+        if isinstance(errand, Fetch):
+            self._places.missed(slot for at, slot in enumerate(errand.slots) if at not in job.hits)
         self._answers.append(Answer(errand.id, tuple(sorted(job.hits)), self._clock() - job.begun_s))
 
     def _look_at_the_clock(self) -> None:

@@ -126,6 +126,13 @@ def _policy(shown: Figures, now: State) -> Iterator[Advice]:
             f"{percent_text(share)} of the blocks to store were given up because too many waited.",
             {"queue_full_share": share},
         )
+    if (share := lost.get("unpacked_full", 0.0)) >= NOTABLE:
+        yield Advice(
+            "policy",
+            "Write `packing=auto`, which looks at the first blocks before it packs, or `off`.",
+            f"{percent_text(share)} of the blocks to store do not pack, and there was no place for them.",
+            {"unpacked_full_share": share},
+        )
     if (share := lost.get("not_admitted", 0.0)) >= NOTABLE and fill < FULL:
         yield Advice(
             "policy",

@@ -12,7 +12,7 @@ import torch
 from kvtide.copy import CopyEngine, DeviceCache, Fence, HostArena, Region, ThreadedCopyEngine
 from kvtide.copy.packing import whole_tiles_bytes
 from kvtide.copy.packing.trial import PackingTrial
-from kvtide.copy.unpacked import UnpackedRows, rows_for
+from kvtide.copy.unpacked import UnpackedRows, no_rows, rows_for
 from kvtide.errors import ConfigError
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
@@ -135,6 +135,18 @@ class Copier:
     """Where host memory is next to the device, if that is known."""
     engine: Callable[..., CopyEngine]
     """Makes a copy engine for the slots of an arena; where blocks are packed, with what it has to know of that."""
+    packed: bool = False
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a host slot."""
+        return whole_tiles_bytes([self.block_bytes]) if self.packed else self.block_bytes
+
+    def shared_engine(self, arena: HostArena) -> CopyEngine:
+        """Make a copy engine for slots that others use too."""
+        if not self.packed:
+            return self.engine(arena)
+        return self.engine(arena, unpacked=no_rows(self.block_bytes, arena.slots))
 
 
 def make_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> Copier:
@@ -148,17 +160,8 @@ def make_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> Copier:
         Region(stripe.memory.numpy(), stripe.block_stride, stripe.block_stride, stripe.offset) for stripe in stripes
     ]
     cache = DeviceCache(regions, blocks=blocks)
-    return Copier(cache.block_bytes, None, partial(ThreadedCopyEngine, cache, threads=copying.threads))
-
-
-def _open_host(copier: Copier, slots: int, copying: Copying, sharing: Sharing) -> tuple[HostArena, dict[str, Any]]:
-    """Map host slots and, where blocks are packed, what a copy engine has to know of that."""
-    if not copying.packed:
-        return sharing.open_arena(slots, copier.block_bytes, copier.numa_node), {}
-    arena = HostArena(slots, whole_tiles_bytes([copier.block_bytes]))
-    unpacked = UnpackedRows(HostArena(rows_for(slots), copier.block_bytes), slots)
-    tell = partial(logger.info, "kvtide: packing is %s")
-    return arena, {"unpacked": unpacked, "trial": PackingTrial(arena, unpacked, tell) if copying.trial else None}
+    engine = partial(ThreadedCopyEngine, cache, threads=copying.threads)
+    return Copier(cache.block_bytes, None, engine, copying.packed)
 
 
 def _make_cuda_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> Copier:
@@ -178,7 +181,8 @@ def _make_cuda_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> C
     gpu = TorchGpu(cache.device)
     kit = CopyKit(cache, staging_bytes=copying.staging_bytes, gpu=gpu, packed=copying.packed)
     kit.warm_up()  # a node may come with the first request, or later
-    return Copier(cache.block_bytes, gpu.local_node(), partial(CudaCopyEngine, cache, kit=kit))
+    engine = partial(CudaCopyEngine, cache, kit=kit)
+    return Copier(cache.block_bytes, gpu.local_node(), engine, copying.packed)
 
 
 def make_copy_engine(
@@ -186,8 +190,13 @@ def make_copy_engine(
 ) -> tuple[CopyEngine, HostArena]:
     """Return what copies between these blocks and newly mapped host slots."""
     copier = make_copier(stripes, blocks, copying)
-    arena, packed = _open_host(copier, slots, copying, sharing)
-    return copier.engine(arena, **packed), arena
+    arena = sharing.open_arena(slots, copier.slot_bytes, copier.numa_node)
+    if not copying.packed or sharing.share.count > 1:
+        return copier.shared_engine(arena), arena
+    unpacked = UnpackedRows(HostArena(rows_for(slots), copier.block_bytes), slots)
+    tell = partial(logger.info, "kvtide: packing is %s")
+    trial = PackingTrial(arena, unpacked, tell) if copying.trial else None
+    return copier.engine(arena, unpacked=unpacked, trial=trial), arena
 
 
 def fence(stripes: list[Stripe]) -> Fence | None:

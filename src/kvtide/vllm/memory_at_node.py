@@ -34,9 +34,10 @@ class MemoryAtNode:
             rank=self.rank,
             part=self.rank // self.share.count,
             numa_node=copier.numa_node,
-            namespace=known_by_worker(self.vllm_config, self.kv_cache_config, copier.block_bytes, layout),
+            namespace=known_by_worker(self.vllm_config, self.kv_cache_config, copier.slot_bytes, layout),
         )
-        return LivesCopyEngine(NodeMemory(self.path, hello, self._say, share=self.share), copier.engine, self._say)
+        memory = NodeMemory(self.path, hello, self._say, share=self.share)
+        return LivesCopyEngine(memory, copier.shared_engine, self._say)
 
     def _say(self, line: str) -> None:
         logger.warning("kvtide: %s", line)

@@ -14,7 +14,14 @@ from kvtide.vllm.layout import Layout
 from kvtide.vllm.node_option import refuse_ranks_elsewhere
 from kvtide.vllm.replicas import elsewhere
 from kvtide.vllm.settings import shortened
-from kvtide.vllm.tiers import TEXT_CHARS_MAX, asked_backend, backends_of, namespace_of, refuse_unstable_keys
+from kvtide.vllm.tiers import (
+    TEXT_CHARS_MAX,
+    as_packed,
+    asked_backend,
+    backends_of,
+    namespace_of,
+    refuse_unstable_keys,
+)
 
 Description = Mapping[str, object]
 
@@ -40,14 +47,17 @@ def namespace_at_node(vllm_config: Any, kv_cache_config: Any, layout: Layout) ->
     for is in it. Workers say the rest.
     """
     geometry = layout.geometry
-    described_parts = namespace_of(vllm_config, kv_cache_config, geometry.block_bytes, "").manifest()
-    said = {name: value for name, value in described_parts.items() if name not in ("layout", "rank", "block_bytes")}
+    namespace = namespace_of(vllm_config, kv_cache_config, geometry.block_bytes, "")
+    if geometry.host_block_bytes is not None:
+        namespace = as_packed(namespace)
+    parts = namespace.manifest().items()
+    said = {name: value for name, value in parts if name not in ("layout", "rank", "block_bytes")}
     return {
         **said,
         "layers": said["groups"],
         "groups": described(geometry.groups),
         "attention": f"vllm {__version__}, {asked_backend(vllm_config)}",
-        "parts": [geometry.block_bytes] * (geometry.parts or geometry.ranks),
+        "parts": [geometry.host_block_bytes or geometry.block_bytes] * (geometry.parts or geometry.ranks),
     }
 
 

@@ -92,7 +92,7 @@ class ConnectorOptions(OptionsModel):
     packing: Annotated[str, one_of(*get_args(Packing))] = Field(
         default=DEFAULT_PACKING,
         description="whether KV in bf16 is kept in three quarters of its bytes, on the host and below, without losing "
-        "a bit: `on`, `off`, or `auto`: where that is possible; see [Packing](#packing)",
+        "a bit: `on`, `off`, or `auto`: where that is possible; see [packing.md](packing.md)",
     )
     cpu_bytes_to_use: Annotated[int | None, SIZE] = Field(default=None, description="another name for `host`")
     cpu_bytes_to_use_per_rank: Annotated[int | None, SIZE] = Field(

@@ -27,22 +27,25 @@ def with_packing(layout: Layout, options: Options, kv_cache_config: Any) -> tupl
     if options.packing == "off":
         return layout, options
     trial = options.packing == "auto"
-    why_not = next(_in_the_way(layout, options, kv_cache_config), None)
+    why_not = next(_in_the_way(layout, kv_cache_config), None)
     if trial and why_not is None:
-        why_not = next(_not_certain(options, kv_cache_config), None)
+        why_not = next(_not_certain(layout, options, kv_cache_config), None)
     if why_not is not None:
         if not trial:
             raise ConfigError("packing", "on", f"{why_not}; write off, or auto")
         return layout, replace(options, packing_off=why_not)
-    packed = replace(layout.geometry, host_block_bytes=host_block_bytes(layout.geometry))
+    is_shared = options.node is not None or layout.replicas.sharing > 1
+    packed = replace(layout.geometry, host_block_bytes=host_block_bytes(layout.geometry, is_shared=is_shared))
     copying = replace(options.copying, packed=True, trial=trial)
     return replace(layout, geometry=packed, slots_turn_out=trial), replace(options, copying=copying)
 
 
-def _not_certain(options: Options, kv_cache_config: Any) -> Iterator[str]:
-    """Yield what keeps `auto` from trying."""
-    if options.tiers:
-        yield "no tiers: their blocks are named by how they are kept, which is not known at start; or write on"
+def _not_certain(layout: Layout, options: Options, kv_cache_config: Any) -> Iterator[str]:
+    """Yield what keeps `auto` from trying: each rank decides for itself, so nobody else may use its memory."""
+    if options.node is not None:
+        yield "host memory of this engine, not of a node, where all engines have to do the same; or write on"
+    if layout.replicas.sharing > 1:
+        yield f"ranks that share no host memory: {layout.replicas.sharing} of these hold the same KV; or write on"
     for group in kv_cache_config.kv_cache_groups:
         for spec in versions.layer_specs(group.kv_cache_spec):
             # However vLLM lays out a block, a fragment is no smaller than a head. Where it is, workers refuse `on`.
@@ -60,23 +63,23 @@ def packing_text(options: Options) -> str:
     return "packing is on; " if not options.copying.trial else "whether to pack, the first blocks will show; "
 
 
-def host_block_bytes(geometry: Geometry) -> int:
-    """Return the bytes of a packed block, with its share of the place for blocks that do not pack."""
-    return whole_tiles_bytes([geometry.block_bytes]) + -(-geometry.block_bytes // SLOTS_PER_ROW)
+def host_block_bytes(geometry: Geometry, *, is_shared: bool) -> int:
+    """Return the bytes of a packed block, with its share of the place for blocks that do not pack.
+
+    Memory that is shared with other engines or ranks has no such place: such blocks are not stored there.
+    """
+    share_bytes = 0 if is_shared else -(-geometry.block_bytes // SLOTS_PER_ROW)
+    return whole_tiles_bytes([geometry.block_bytes]) + share_bytes
 
 
-def _in_the_way(layout: Layout, options: Options, kv_cache_config: Any) -> Iterator[str]:
+def _in_the_way(layout: Layout, kv_cache_config: Any) -> Iterator[str]:
     """Yield what packing cannot do with, as what was expected instead."""
-    if options.node is not None:
-        yield "host memory of this engine, not of a node"
     for group in kv_cache_config.kv_cache_groups:
         for spec in versions.layer_specs(group.kv_cache_spec):
             if isinstance(spec, cache_interface.MambaSpec):
                 yield "a model without state-space layers, whose states do not pack"
             elif getattr(spec, "dtype", None) is not torch.bfloat16:
                 yield f"a KV cache of bfloat16, not of {getattr(spec, 'dtype', 'no dtype')}: others hardly pack"
-    if layout.replicas.sharing > 1:
-        yield f"ranks that share no host memory: {layout.replicas.sharing} of these hold the same KV"
     if layout.geometry.block_bytes % PLAIN_TILE_BYTES:
         yield f"blocks of a multiple of {PLAIN_TILE_BYTES} bytes, not of {layout.geometry.block_bytes}"
     if not versions.on_gpu() and not has_compiled():

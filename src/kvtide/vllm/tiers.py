@@ -14,7 +14,7 @@ import vllm.v1.core.kv_cache_utils as cache_utils
 from vllm.version import __version__
 
 from kvtide.copy.packing import VERSION
-from kvtide.copy.unpacked import UnpackedRows
+from kvtide.copy.slot_places import SlotPlaces
 from kvtide.core.share import Share
 from kvtide.errors import ConfigError
 from kvtide.tiers import Namespace, TierConfig, hashing_part, unstable_keys
@@ -28,14 +28,14 @@ PACKED = ("kvtide.packing", f"bf16/{VERSION}")
 TEXT_CHARS_MAX = 400
 """Of parts that name every layer: large models have many."""
 
-OpenTiers = Callable[[int, npt.NDArray[np.uint8], Callable[[], str], Share, UnpackedRows | None], TierStack | None]
+OpenTiers = Callable[[int, npt.NDArray[np.uint8], Callable[[], str], Share, SlotPlaces | None], TierStack | None]
 """Opens the tiers of a rank, from the rank, its host slots as rows of bytes, what says what is where in a slot, which
-of the blocks in these slots are the rank's own, and where blocks are that do not pack (None: they are not packed).
+of the blocks in these slots are the rank's own, and where blocks are if they are packed (None: they are not).
 """
 
 
 def no_tiers(
-    rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share, unpacked: UnpackedRows | None
+    rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share, places: SlotPlaces | None
 ) -> None:
     """Open nothing: there is nothing below host memory."""
 
@@ -49,14 +49,19 @@ def tiers_opener(
     refuse_unstable_keys("tiers", [config.type for config in configs], vllm_config)
 
     def open_tiers(
-        rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share, unpacked: UnpackedRows | None
+        rank: int, memory: npt.NDArray[np.uint8], layout: Callable[[], str], share: Share, places: SlotPlaces | None
     ) -> TierStack:
         namespace = namespace_of(vllm_config, kv_cache_config, block_bytes, layout())
-        if unpacked is not None:
-            namespace = replace(namespace, settings=(*namespace.settings, PACKED))
-        return open_stack(configs, namespace, rank, memory, share, elsewhere=unpacked)
+        if places is not None:
+            namespace = as_packed(namespace)
+        return open_stack(configs, namespace, rank, memory, share, places=places)
 
     return open_tiers
+
+
+def as_packed(namespace: Namespace) -> Namespace:
+    """Return the namespace of the same blocks, packed."""
+    return replace(namespace, settings=(*namespace.settings, PACKED))
 
 
 def refuse_unstable_keys(option: str, value: object, vllm_config: Any) -> None:

@@ -63,6 +63,7 @@ class WorkerSide:
         self._off = False
         self._failures = 0
         self._off_said = False
+        self._full_said = False
         self._reports: list[Report] = []
         self._stats = RankStats(rank)
         self._engine: CopyEngine
@@ -90,7 +91,7 @@ class WorkerSide:
         self._engine, arena = kv_tensors.make_copy_engine(self._stripes, blocks, slots, self._copying, self._sharing)
         self._arena = arena
         share = arena.share
-        tiers = self._open_tiers(self._rank, arena.memory, layout, share, self._engine.unpacked)
+        tiers = self._open_tiers(self._rank, arena.memory, layout, share, self._engine.places)
         self._worker = Worker(
             self._rank,
             self._engine,
@@ -200,6 +201,10 @@ class WorkerSide:
                 raise CopyError(f"the load of a request that runs already has failed: {why}")
             self._tell_failure(why)
             self.loads.failed(transfer_id)
+        if report.not_kept and not self._full_said:
+            self._full_said = True
+            text = "kvtide: rank %d has no place left for blocks that do not pack: they are not stored, see %s"
+            logger.warning(text, self._rank, "unpacked_full; packing=auto looks at the first blocks before it packs")
         stats = self._worker.stats
         self._stats.copied(Direction.STORE, stats.store)
         self._stats.copied(Direction.LOAD, stats.load)
@@ -241,5 +246,5 @@ class WorkerSide:
         """End the copies and give memory and threads back."""
         if self._worker.close() and self._arena is not None:
             self._arena.close()
-            if self._engine.unpacked is not None:
-                self._engine.unpacked.arena.close()
+            if self._engine.places is not None:
+                self._engine.places.unpacked.arena.close()

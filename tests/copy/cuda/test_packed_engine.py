@@ -143,6 +143,16 @@ def test_blocks_without_a_row_are_named_and_rows_come_back_when_their_slots_are_
     assert rig.engine.close(PATIENCE_S)
 
 
+def test_slots_that_others_use_too_have_packed_blocks_alone() -> None:
+    rig = PackedRig(SHAPE, rows=0)
+    rig.write_block(1, rig.packing_block(1))
+    assert rig.run(STORE, Copy(1, (0, 1), (9, 8))) == Finished(done=(1,), not_kept=((1, (9,)),))
+    assert rig.run(LOAD, Copy(2, (5,), (8,))) == Finished(done=(2,))
+    assert rig.read_block(5) == rig.read_block(1)
+    assert rig.engine.traffic(STORE).bytes == 2 * rig.host.packing.packed_bytes, "nothing goes over the link twice"
+    assert rig.engine.close(PATIENCE_S)
+
+
 def test_a_second_part_that_fails_fails_the_store() -> None:
     rig = PackedRig(SHAPE)
     assert rig.run(STORE, Copy(1, (0,), (0,))) == Finished(done=(1,))

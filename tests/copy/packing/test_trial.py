@@ -98,6 +98,7 @@ def test_blocks_that_do_not_pack_are_kept_as_they_are_from_then_on_and_nothing_i
     rig = TrialRig(kind, seed)
     rig.let_pack(range(3))
     held: dict[int, bytes] = {}
+    moved_blocks = 0
 
     def store(id_: int, blocks: list[int], slots: list[int]) -> None:
         assert rig.run(STORE, Copy(id_, tuple(blocks), tuple(slots))) == Finished(done=(id_,))
@@ -113,10 +114,14 @@ def test_blocks_that_do_not_pack_are_kept_as_they_are_from_then_on_and_nothing_i
         if rng.random() < 0.5:
             slots = list(range(slots[0] % (ready - 12), slots[0] % (ready - 12) + count))
         store(2 * id_, blocks, slots)
+        moved_blocks += count
         known = rng.sample(sorted(held), min(12, len(held)))
         rig.run(LOAD, Copy(2 * id_ + 1, tuple(range(40, 40 + len(known))), tuple(known)))
         assert [rig.read_block(40 + at) for at in range(len(known))] == [held[slot] for slot in known]
-    assert rig.engine.traffic(STORE).unpacked_blocks == 5, "nobody has tried to pack since"
+    traffic = rig.engine.traffic(STORE)
+    assert traffic.unpacked_blocks == 5, "nobody has tried to pack since"
+    first = (FIRST if kind == "cuda" else 3) * PACKED_BYTES + 5 * SHAPE.block_bytes
+    assert traffic.bytes == first + moved_blocks * SHAPE.block_bytes, "and each block was copied once, as it is"
     assert rig.engine.close(PATIENCE_S)
 
 

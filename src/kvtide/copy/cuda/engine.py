@@ -21,6 +21,7 @@ from kvtide.copy.cuda.packed_sizes import Sizes
 from kvtide.copy.cuda.pinning import Pinner
 from kvtide.copy.packing import whole_tiles_bytes
 from kvtide.copy.packing.trial import PackingTrial
+from kvtide.copy.slot_places import SlotPlaces
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError, describe
@@ -82,8 +83,11 @@ class CudaCopyEngine(CopyEngine):
             kit.device_memory_goes()  # it may have gone while nobody had the kit
         gpu = kit.gpu
         self._kit: CopyKit | None = kit
-        self._unpacked, self._trial = unpacked, trial
-        sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, lambda: self._usable_rows, trial)
+        self._trial = trial
+        self._places = SlotPlaces(arena, unpacked, trial) if unpacked is not None else None
+        if unpacked is not None:
+            unpacked.usable_rows = lambda: self._usable_rows
+        sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, trial)
         self._jobs = Jobs(sizes, max_transfers)
         self.rates, self.route = kit.rates, kit.route
         """GB/s of one large copy in each direction, measured when the kit was made, and what follows from that."""
@@ -123,9 +127,9 @@ class CudaCopyEngine(CopyEngine):
         return self.usable_slots
 
     @property
-    def unpacked(self) -> UnpackedRows | None:
-        """Where blocks are that do not pack. See `CopyEngine.unpacked`."""
-        return self._unpacked
+    def places(self) -> SlotPlaces | None:
+        """Where the blocks of slots are. See `CopyEngine.places`."""
+        return self._places
 
     @property
     def lost(self) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from kvtide.copy.cuda.lane_parts import Issued
@@ -30,12 +29,11 @@ class Sizes:
         block_bytes: int,
         slot_bytes: int,
         unpacked: UnpackedRows | None,
-        usable_rows: Callable[[], int],
         trial: PackingTrial | None = None,
     ) -> None:
         self._trial = trial
         self._block_bytes, self._slot_bytes = block_bytes, slot_bytes
-        self._unpacked, self._usable_rows = unpacked, usable_rows
+        self._unpacked = unpacked
 
     def rest_of(self, issued: Issued, *, may_copy: bool) -> Rest | None:
         """Give rows to the blocks of a transfer that did not fit. None: all did. To be called once for each store.
@@ -49,7 +47,7 @@ class Sizes:
             self._trial.seen(len(issued.flags.blocks), len(blocks))
         if not len(blocks):
             return None
-        not_kept = self._unpacked.place(slots.tolist(), self._usable_rows() if may_copy else 0)
+        not_kept = self._unpacked.place(slots.tolist()) if may_copy else slots.tolist()
         rows = self._unpacked.rows_of(slots)
         there = rows >= 0
         return Rest(blocks[there], rows[there], tuple(not_kept))
