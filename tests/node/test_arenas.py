@@ -17,7 +17,8 @@ from kvtide.node.arenas import NodeArena
 from kvtide.node.errors import BadFrame
 from kvtide.node.hello import ArenaDescription
 from kvtide.node.mapped import MappedArena
-from tests.node.support import open_descriptors, python, wait_until
+from tests.left_behind import Before
+from tests.node.support import python, wait_until
 
 
 def resident_bytes(descriptor: int) -> int:
@@ -89,13 +90,12 @@ def test_memory_that_cannot_be_had_leaves_the_slots_before_it(monkeypatch: pytes
 
 
 def test_closing_stops_touching_and_leaves_nothing() -> None:
-    before, threads = open_descriptors(), threading.active_count()
+    before = Before()
     arena = NodeArena(0, 64, 1 << 20)
     arena.touch(lambda: None)
     arena.close()
     arena.close()
-    assert open_descriptors() == before
-    assert threading.active_count() == threads
+    before.check()
 
 
 def test_its_pages_come_from_the_node_that_was_asked_for() -> None:
@@ -247,12 +247,12 @@ def test_huge_pages_that_were_set_aside_are_taken_first(monkeypatch: pytest.Monk
 
 
 def test_huge_pages_that_were_taken_by_somebody_else_just_now_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = open_descriptors()
+    before = Before()
     monkeypatch.setattr(arenas, "reserved_bytes", lambda: 1 << 60)
     arena = NodeArena(0, 1 << 30, 1 << 10)  # a terabyte: nobody has that many
     assert not arena.pages.startswith("in huge pages that were")
     arena.close()
-    assert open_descriptors() == before
+    before.check()
 
 
 # ---------------------------------------------------------------------- mapping what was received
