@@ -16,6 +16,7 @@ import pytest
 from kvtide.copy import HostArena, arena, shared_memory
 from kvtide.copy.memory_left import MemoryLeft
 from kvtide.errors import ConfigError, CopyError
+from tests.left_behind import Before
 
 OTHER = """
 import sys, time
@@ -94,10 +95,10 @@ def test_what_is_not_there_cannot_be_found() -> None:
 @pytest.mark.parametrize("wrong", [{"identity": (0, 0)}, {"nbytes": 16}])
 def test_memory_of_somebody_else_with_the_same_numbers_is_not_taken(wrong: dict[str, Any]) -> None:
     offer = shared_memory.make(15)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = Before()
     with pytest.raises(CopyError, match="another machine, or in another container"):
         shared_memory.find(replace(offer, **wrong))
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert before.new_descriptors == []
     os.close(offer.descriptor)
 
 

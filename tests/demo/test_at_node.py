@@ -12,8 +12,8 @@ from kvtide.demo.at_node import RUNS, compare_at_node
 from kvtide.demo.report import sentences
 from tests.command_line import check_refused
 from tests.demo.support import tiny
+from tests.left_behind import Before
 from tests.node.real_node import RealNode, be_patient
-from tests.node.support import open_descriptors
 
 patient = pytest.fixture(autouse=True)(be_patient)
 
@@ -32,7 +32,7 @@ def test_other_engines_find_what_the_first_has_computed(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2] / "src")]))
-    descriptors, children = open_descriptors(), processes()
+    before, children = Before(), processes()
     told: list[tuple[str, int]] = []
     if own:
         comparison = compare_at_node(tiny(), "", lambda run, done: told.append((run, done)))
@@ -49,7 +49,7 @@ def test_other_engines_find_what_the_first_has_computed(
         assert other.prefill_tokens < first.prefill_tokens / 2
         assert other.loaded_tokens > first.loaded_tokens
     assert f"the second one {second.prefill_tokens:,} and loaded" in sentences(comparison)
-    assert open_descriptors() == descriptors
+    before.check()
     assert processes() == children
     assert own is False or not list(tmp_path.iterdir())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 
@@ -21,6 +20,7 @@ from tests.engine.support import (
     tiny_config,
     traffic,
 )
+from tests.left_behind import Before
 
 WINDOWS = [None, 20]
 
@@ -176,12 +176,12 @@ def test_after_a_reset_nothing_is_found_and_requests_start_again() -> None:
 
 
 def test_an_engine_without_offloading_has_no_manager_and_no_thread() -> None:
-    before = threading.active_count()
+    before = Before()
     with Engine(tiny_config()) as engine:
         assert engine.manager is None
         assert engine.idle
         assert engine.run() == []
-        assert threading.active_count() == before
+        assert before.new_threads == []
 
 
 def test_a_closed_engine_says_so() -> None:

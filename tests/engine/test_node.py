@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import pytest
 from kvtide.core import NotLoaded
 from kvtide.engine import Engine
 from kvtide.errors import ConfigError
+from tests.left_behind import Before
 from tests.node.real_node import MODEL, EngineProcess, RealNode, be_patient, config_of, serve
-from tests.node.support import open_descriptors, wait_until
+from tests.node.support import wait_until
 
 patient = pytest.fixture(autouse=True)(be_patient)
 
@@ -76,7 +76,7 @@ def test_what_one_engine_computed_another_one_loads_with_the_same_output(
     node = node if ranks == 1 else node_of_two_ranks
     tokens = prompt(10 * ranks + len(mode))
     options = {"node": str(node.path), "mode": mode}
-    before, threads = open_descriptors(), threading.active_count()
+    before = Before()
     with Engine(config_of(ranks), options) as first, Engine(config_of(ranks), options) as second:
         said = serve(first, tokens, 4)
         for seed in range(3):  # in lazy mode blocks are stored when they are about to be evicted
@@ -84,8 +84,7 @@ def test_what_one_engine_computed_another_one_loads_with_the_same_output(
         found = serve(second, tokens, 4)
         assert said.tokens == found.tokens == alone(tokens)
         assert (said.loaded_tokens, found.loaded_tokens) == (0, len(tokens) - 8)
-    assert open_descriptors() == before
-    assert threading.active_count() == threads
+    before.check()
 
 
 def test_engines_that_hold_bytes_in_another_way_share_nothing(own_node: RealNode) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import random
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +26,7 @@ from tests.engine.support import (
     tiny_config,
     traffic,
 )
+from tests.left_behind import Before
 
 MODES = ["eager", "lazy"]
 WINDOWS = [None, 20]
@@ -34,9 +34,9 @@ WINDOWS = [None, 20]
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    before = threading.active_count()
+    before = Before()
     yield
-    assert threading.active_count() == before
+    assert before.new_threads == []
 
 
 def never(direction: Direction, copy: Copy) -> bool:

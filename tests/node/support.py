@@ -23,16 +23,13 @@ from kvtide.node.loop import Loop
 from kvtide.node.owners import Owner, Owners
 from kvtide.node.peers import Limits
 from kvtide.node.server import Server
+from tests.left_behind import Before
 
 SOURCE = Path(__file__).parents[2] / "src"
 ECHO, MANY, NONSENSE = FIRST_OF_INDEX, FIRST_OF_INDEX + 1, FIRST_OF_INDEX + 2
 LARGE_BYTES = 1 << 20
 SOON_S = 20.0
 """What takes milliseconds may take seconds on a busy machine."""
-
-
-def open_descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -174,14 +171,13 @@ def serving(
     folder: Path, limits: Limits = MANY_CONNECTIONS, access: Access | None = None, grace_s: float = 30.0
 ) -> Iterator[Rig]:
     """A server that is there, and leaves neither descriptors nor threads behind."""
-    before, threads = open_descriptors(), threading.active_count()
+    before = Before()
     rig = Rig(folder / "node.sock", limits, access, grace_s)
     try:
         yield rig
     finally:
         rig.close()
-    assert open_descriptors() == before
-    assert threading.active_count() == threads
+    before.check()
 
 
 def python(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:

@@ -21,7 +21,8 @@ from kvtide.node.errors import BadFrame
 from kvtide.node.hello import ArenaDescription
 from kvtide.node.mapped import MappedArena
 from tests.copy.cuda.fake_gpu import FakeGpu
-from tests.node.support import open_descriptors, python, wait_until
+from tests.left_behind import Before
+from tests.node.support import python, wait_until
 
 
 def resident_bytes(descriptor: int) -> int:
@@ -92,12 +93,12 @@ def test_memory_that_cannot_be_had_leaves_the_slots_before_it(
 
 
 def test_a_node_that_can_start_no_process_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = open_descriptors()
+    before = Before()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     arena = NodeArena(0, 10, 1000)
     with pytest.raises(OSError, match="No such file"):
         arena.touch(lambda: None)
-    assert open_descriptors() == before
+    before.check()
 
 
 def test_the_program_ends_when_the_node_is_gone_and_not_when_it_is_asked_to() -> None:
@@ -115,13 +116,12 @@ def test_the_program_ends_when_the_node_is_gone_and_not_when_it_is_asked_to() ->
 
 
 def test_closing_stops_touching_and_leaves_nothing() -> None:
-    before, threads = open_descriptors(), threading.active_count()
+    before = Before()
     arena = NodeArena(0, 64, 1 << 20)
     arena.touch(lambda: None)
     arena.close()
     arena.close()
-    assert open_descriptors() == before
-    assert threading.active_count() == threads
+    before.check()
 
 
 def test_its_pages_come_from_the_node_that_was_asked_for() -> None:
@@ -290,12 +290,12 @@ def test_huge_pages_that_were_set_aside_are_taken_first(monkeypatch: pytest.Monk
 
 
 def test_huge_pages_that_were_taken_by_somebody_else_just_now_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = open_descriptors()
+    before = Before()
     monkeypatch.setattr(arenas, "reserved_bytes", lambda: 1 << 60)
     arena = NodeArena(0, 1 << 30, 1 << 10)  # a terabyte: nobody has that many
     assert not arena.pages.startswith("in huge pages that were")
     arena.close()
-    assert open_descriptors() == before
+    before.check()
 
 
 # ---------------------------------------------------------------------- mapping what was received
@@ -376,15 +376,15 @@ def test_f28_a_gpu_pins_only_what_the_node_has_touched_so_that_nothing_counts_fo
 
 def test_f28_reserved_huge_pages_have_no_holes_and_are_pinned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux answers so for files that cannot say where their holes are."""
-    descriptor = memory(4096)
+    before, descriptor = Before(), memory(4096)
     monkeypatch.setattr(os, "lseek", lambda file, _at, _whence: os.fstat(file).st_size)
     arena = MappedArena(descriptor, ArenaDescription(0, 4, 1000, 4096), follows=True)
     os.close(descriptor)
     assert arena.pages_there() == arena.pages_there() == 4096
-    before = open_descriptors()
+    assert before.new_descriptors
     arena.close()
     arena.close()
-    assert len(open_descriptors()) == len(before) - 1
+    before.check()
 
 
 def test_memory_that_cannot_be_followed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,13 @@ from hypothesis import strategies as st
 from kvtide.node.connection import UNSENT_BYTES_MAX, Connection
 from kvtide.node.errors import BadFrame, Gone
 from kvtide.node.frames import BODY_BYTES_MAX, DESCRIPTORS_MAX, Frame, header
-
-
-def open_descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
+from tests.left_behind import Before
 
 
 @contextmanager
 def pair(*, takes_descriptors: bool = True) -> Iterator[tuple[socket.socket, Connection]]:
     """Two ends: a bare one and ours. Whatever happens, no descriptor is left."""
-    before = open_descriptors()
+    before = Before()
     theirs, ours = socket.socketpair()
     connection = Connection(ours, takes_descriptors=takes_descriptors)
     try:
@@ -32,7 +29,7 @@ def pair(*, takes_descriptors: bool = True) -> Iterator[tuple[socket.socket, Con
     finally:
         theirs.close()
         connection.close()
-    assert open_descriptors() == before
+    assert before.new_descriptors == []
 
 
 def send_descriptors(sock: socket.socket, data: bytes, count: int) -> None:
@@ -115,9 +112,9 @@ def test_what_was_said_before_the_end_can_be_read_after_sending_has_failed() -> 
 def test_a_connection_that_takes_no_descriptors_never_has_any() -> None:
     with pair(takes_descriptors=False) as (theirs, connection):
         send_descriptors(theirs, header(Frame(40)), 5)
-        before = open_descriptors()
+        before = Before()
         assert connection.receive() == [Frame(40)]
-        assert open_descriptors() == before
+        assert before.new_descriptors == []
 
 
 def test_more_descriptors_than_a_frame_may_have_are_closed_and_refused() -> None:

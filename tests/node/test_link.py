@@ -15,7 +15,8 @@ from kvtide.node.frames import Frame
 from kvtide.node.hello import Hello, Role
 from kvtide.node.link import HELLO_S, RETRY_REFUSED_S, RETRY_S, Link
 from kvtide.node.peers import Limits
-from tests.node.support import ECHO, SOON_S, Rig, open_descriptors, serving, wait_until
+from tests.left_behind import Before
+from tests.node.support import ECHO, SOON_S, Rig, serving, wait_until
 
 HELLO = Hello(Role.SCHEDULER, engine="engine", namespace={"parts": [1000]})
 
@@ -79,7 +80,7 @@ def test_an_engine_without_descriptors_serves_without_its_node(tmp_path: Path, m
 
 
 def test_a_node_that_goes_is_noticed_and_one_that_comes_back_is_found(tmp_path: Path) -> None:
-    before = open_descriptors()
+    before = Before()
     linked = Linked(tmp_path)
     for _ in range(2):
         rig = Rig(tmp_path / "node.sock", Limits(connections=10), None, grace_s=30.0)
@@ -91,7 +92,7 @@ def test_a_node_that_goes_is_noticed_and_one_that_comes_back_is_found(tmp_path: 
         assert not linked.is_attached()
         assert linked.lines[-1].endswith("the connection was closed")
     assert len(linked.lines) == 4
-    assert open_descriptors() == before
+    before.check()
 
 
 def test_what_somebody_finds_out_while_asking_counts(tmp_path: Path) -> None:

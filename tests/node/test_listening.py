@@ -14,7 +14,8 @@ import pytest
 from kvtide.errors import ConfigError
 from kvtide.node.errors import Gone
 from kvtide.node.listening import Listening
-from tests.node.support import open_descriptors, python
+from tests.left_behind import Before
+from tests.node.support import python
 
 LISTEN = """
 import sys
@@ -31,7 +32,7 @@ def mode(path: Path) -> int:
 
 
 def test_only_the_own_user_can_connect_and_the_file_goes_with_the_node(tmp_path: Path) -> None:
-    before = open_descriptors()
+    before = Before()
     path = tmp_path / "node.sock"
     listening = Listening(path)
     assert mode(path) == 0o600
@@ -44,7 +45,7 @@ def test_only_the_own_user_can_connect_and_the_file_goes_with_the_node(tmp_path:
     listening.close()
     listening.close()
     assert list(tmp_path.iterdir()) == []
-    assert open_descriptors() == before
+    assert before.new_descriptors == []
 
 
 def test_with_a_group_its_members_can_connect(tmp_path: Path) -> None:

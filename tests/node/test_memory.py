@@ -17,7 +17,8 @@ from kvtide.node.client import Client
 from kvtide.node.hello import Hello, Role
 from kvtide.node.index_link import IndexLink
 from kvtide.node.memory import NodeMemory
-from tests.node.support import SOON_S, Rig, open_descriptors, serving, wait_until
+from tests.left_behind import Before
+from tests.node.support import SOON_S, Rig, serving, wait_until
 
 
 class Worker:
@@ -138,7 +139,7 @@ def test_a_life_that_the_node_does_not_know_is_asked_for_again(rig: Rig, monkeyp
 
 
 def test_without_a_node_there_is_no_memory_and_one_line(tmp_path: Path) -> None:
-    before = open_descriptors()
+    before = Before()
     worker = Worker(tmp_path / "nothing")
     for _ in range(3):
         assert worker.memory.join(Pool(1, "epoch", 1)) is None
@@ -146,7 +147,7 @@ def test_without_a_node_there_is_no_memory_and_one_line(tmp_path: Path) -> None:
     worker.memory.drained()
     worker.memory.close()
     assert worker.memory.join(Pool(1, "epoch", 1)) is None, "it was closed"
-    assert open_descriptors() == before
+    before.check()
 
 
 def test_an_answer_that_takes_its_time_is_taken_in_a_later_step(rig: Rig) -> None:

@@ -23,7 +23,8 @@ from kvtide.node.client import Client
 from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.hello import Hello, Role
 from tests.command_line import check_refused, run
-from tests.node.support import SOON_S, SOURCE, open_descriptors, wait_to_read, wait_until
+from tests.left_behind import Before
+from tests.node.support import SOON_S, SOURCE, wait_to_read, wait_until
 from tests.ports import free_port
 
 GROUPS = [{"kind": "FullAttention", "block_tokens": 16}]
@@ -62,14 +63,13 @@ class NodeProcess:
 
 @contextmanager
 def node(path: Path, *arguments: str, before: Sequence[str] = (), **environment: str) -> Iterator[NodeProcess]:
-    open_before, threads = open_descriptors(), threading.active_count()
+    before_it = Before()
     found = NodeProcess(path, *arguments, before=before, **environment)
     try:
         yield found
     finally:
         found.end(signal.SIGKILL)
-    assert open_descriptors() == open_before
-    assert threading.active_count() == threads
+    before_it.check()
 
 
 def attached(path: Path, engine: str = "engine", parts: int = 2) -> tuple[Client, list[Client]]:

@@ -21,6 +21,7 @@ from kvtide.node.errors import Gone, NodeError, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, MAGIC, Decoder, Frame, Kind, header
 from kvtide.node.hello import HELLO_BYTES_MAX, Hello, Role
 from kvtide.node.peers import Limits
+from tests.left_behind import Before
 from tests.node.support import (
     ECHO,
     LARGE_BYTES,
@@ -28,7 +29,6 @@ from tests.node.support import (
     NONSENSE,
     SOON_S,
     Rig,
-    open_descriptors,
     serving,
     wait_to_read,
     wait_until,
@@ -292,10 +292,10 @@ def test_half_a_frame_is_not_waited_for_long_but_an_idle_connection_is(tmp_path:
 def test_descriptors_that_a_client_sends_are_never_seen(tmp_path: Path) -> None:
     with serving(tmp_path) as rig:
         client = rig.scheduler()
-        before = open_descriptors()
+        before = Before()
         socket.send_fds(client._connection.socket, [header(Frame(ECHO, tag=5))], [0, 1, 2])
         wait_until(client.poll)
-        assert open_descriptors() == before
+        assert before.new_descriptors == []
         client.close()
 
 

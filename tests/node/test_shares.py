@@ -15,7 +15,8 @@ from kvtide.node.hello import Hello, Role
 from kvtide.node.owners import Owner
 from kvtide.node.shares import Budgets, Share, read_shares
 from kvtide.node.spaces import Spaces
-from tests.node.support import SOON_S, open_descriptors, wait_until
+from tests.left_behind import Before
+from tests.node.support import SOON_S, wait_until
 
 BLOCK = 1000
 GROUPS = [{"kind": "FullAttention", "block_tokens": 16}]
@@ -67,12 +68,11 @@ class Rig:
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    before, threads = open_descriptors(), threading.active_count()
+    before = Before()
     rig = Rig(10)
     yield rig
     rig.spaces.close()
-    assert open_descriptors() == before
-    assert threading.active_count() == threads
+    before.check()
 
 
 # ---------------------------------------------------------------------- what people write

@@ -22,7 +22,8 @@ from kvtide.node.peers import limits_of_process
 from kvtide.node.settings import check_memory
 from kvtide.node.spaces import Spaces
 from kvtide.node.systemd import notify
-from tests.node.support import SOON_S, open_descriptors, wait_until
+from tests.left_behind import Before
+from tests.node.support import SOON_S, wait_until
 
 # ---------------------------------------------------------------------- lines
 
@@ -128,7 +129,7 @@ def test_there_is_room_for_as_many_connections_as_there_are_descriptors(monkeypa
 
 
 def test_metrics_are_what_was_published_last() -> None:
-    before, threads = open_descriptors(), threading.active_count()
+    before = Before()
     metrics = Metrics(0)
     spaces = Spaces(1000, lambda _: None)
     published = {"up_s": 1.5, "memory_bytes": 77, "connections": 2, "connections_max": 9, "refused": 3, "closed": 0}
@@ -148,8 +149,8 @@ def test_metrics_are_what_was_published_last() -> None:
     ):
         assert line in text.splitlines()
     metrics.close()
-    wait_until(lambda: threading.active_count() == threads)
-    assert open_descriptors() == before
+    wait_until(lambda: not before.new_threads)
+    before.check()
 
 
 def test_who_holds_metrics_up_is_not_waited_for_and_other_pages_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

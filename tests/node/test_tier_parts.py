@@ -26,6 +26,7 @@ from kvtide.tiers import Level, MemoryBackend, QueuedTier, TierStack
 from kvtide.tiers.config import parse_tiers
 from tests.core.index.bench import SIZE
 from tests.core.index.deep import RANKS, deep_config
+from tests.left_behind import Before
 from tests.memory_node import local_index
 from tests.node.support import SOON_S, wait_until
 from tests.support import keys_of, text
@@ -191,13 +192,13 @@ def test_a_namespace_that_is_given_up_lets_go_of_its_tiers_and_its_memory(tmp_pa
     looping = Looping({"type": "disk", "path": str(tmp_path), "size": "8MiB"})
     space = Space()
     arenas = [NodeArena(part, SLOTS, 4096) for part in range(RANKS)]
-    before = threading.active_count()
+    before = Before()
     looping.tiers.add("0" * 16, space.index, {}, [(arena, {}) for arena in arenas], 1.0)
     wait_until(lambda: looping.tiers.status("0" * 16)[0]["state"] == "closed")
     done = threading.Event()
     looping.loop.post(lambda: (looping.tiers.remove("0" * 16), done.set())[0])  # type: ignore[func-returns-value]
     assert done.wait(SOON_S)
-    wait_until(lambda: threading.active_count() == before)
+    wait_until(lambda: not before.new_threads)
     assert looping.tiers.status("0" * 16) == []
     for _ in range(3):  # given up and wanted again at once
         looping.tiers.add("0" * 16, space.index, {}, [(arena, {}) for arena in arenas], 1.0)

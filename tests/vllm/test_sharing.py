@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +12,7 @@ from kvtide.core.share import ALL, Share
 from kvtide.errors import CopyError
 from kvtide.vllm.log import logger
 from kvtide.vllm.sharing import ALONE, Sharing
+from tests.left_behind import Before
 from tests.vllm.meeting import Meeting, in_parallel
 
 SLOTS, SLOT_BYTES = 9, 16
@@ -36,12 +36,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_ranks_of_one_part_have_the_same_memory_and_those_of_another_have_not(lines: list[str]) -> None:
-    before = descriptors()
+    before = Before()
     arenas = open_all(ranks=4, sharers=2)
     arenas[0].memory[3] = 5
     arenas[3].memory[4] = 6
@@ -50,7 +46,7 @@ def test_ranks_of_one_part_have_the_same_memory_and_those_of_another_have_not(li
     assert all(host.shared and host.slots == SLOTS for host in arenas)
     for host in arenas:
         host.close()
-    assert descriptors() == before
+    assert before.new_descriptors == []
     assert not lines
 
 
@@ -75,7 +71,7 @@ def assert_each_has_its_own(arenas: list[HostArena], lines: list[str], why: str)
 def test_a_rank_that_cannot_map_leaves_each_rank_with_an_arena_of_its_own_in_the_same_memory(
     monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
-    before, find = descriptors(), shared_memory.find
+    before, find = Before(), shared_memory.find
     opened: list[int] = []
 
     def refuse_one(offer: shared_memory.Offer) -> int:
@@ -86,7 +82,7 @@ def test_a_rank_that_cannot_map_leaves_each_rank_with_an_arena_of_its_own_in_the
 
     monkeypatch.setattr(shared_memory, "find", refuse_one)
     assert_each_has_its_own(open_all(ranks=4, sharers=2), lines, "the test says so")
-    assert descriptors() == before
+    assert before.new_descriptors == []
 
 
 def test_memory_that_cannot_be_made_leaves_each_rank_with_an_arena_of_its_own(
