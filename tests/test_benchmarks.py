@@ -56,6 +56,14 @@ def test_node_prints_what_it_costs_and_what_engines_gain() -> None:
     assert shown["first_revisit_loaded"]
 
 
+def test_node_lookups_prints_what_they_take_and_what_each_frame_costs() -> None:
+    shown = json.loads(run("node_lookups.py", "--small", "--json"))
+    for name in ("lookup_ms", "first_come_ms"):
+        assert 0 < shown[name]["p50"] <= shown[name]["p99"]
+    assert set(shown["node_us"]) == {"look_up", "release", "reserve", "settle"}
+    assert 0 < shown["node_busy"] < 1
+
+
 def test_tiers_compares_the_disk_with_a_plain_file() -> None:
     shown = json.loads(run("tiers.py", "--small", "--json", "--tier", "disk"))
     names = {"tier", "block_bytes", "put_gbps", "get_gbps", "plain_put_gbps", "plain_get_gbps"}

@@ -139,7 +139,8 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "door": "errors listening loop",
         "spaces": "arenas codec described_groups errors frames hello namespaces owners room shares space tiers",
         "server": "arenas connection credentials door drained errors frames handler hello lines listening lives loop"
-        " owners peers",
+        " owners peers turns",
+        "turns": "codec peers",
         "node": "credentials hello listening loop metrics peers server settings spaces systemd tiers",
         "client": "connection credentials drained errors frames hello mapped",
         "link": "client errors frames hello",

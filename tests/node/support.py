@@ -26,7 +26,8 @@ from kvtide.node.server import Server
 from tests.left_behind import Before
 
 SOURCE = Path(__file__).parents[2] / "src"
-ECHO, MANY, NONSENSE = FIRST_OF_INDEX, FIRST_OF_INDEX + 1, FIRST_OF_INDEX + 2
+ECHO, MANY, NONSENSE, NOTE = (FIRST_OF_INDEX + number for number in range(4))
+"""What a server takes `ECHO` for is a look-up."""
 LARGE_BYTES = 1 << 20
 SOON_S = 20.0
 """What takes milliseconds may take seconds on a busy machine."""
@@ -44,11 +45,13 @@ def wait_to_read(client: Client) -> None:
 
 
 class Recorder:
-    """Answers `ECHO` with what it was sent and `MANY` with much, and notes which lives are ending and over."""
+    """Answers `ECHO` with what it was sent, `MANY` with much and `NOTE` with nothing; notes who ends and is over."""
 
     def __init__(self) -> None:
         self.arena: NodeArena | None = None
         self.told: list[tuple[str, str]] = []
+        self.heard: list[str] = []
+        """Engines of frames, in the order in which they were looked at."""
 
     def attach(self, owner: Owner, hello: Hello) -> Mapping[str, object]:
         if hello.engine == "unwanted":
@@ -64,6 +67,9 @@ class Recorder:
         return [self.arena]
 
     def handle(self, owner: Owner, frame: Frame) -> Iterable[Frame]:
+        self.heard.append(owner.engine)
+        if frame.kind == NOTE:
+            return []
         if frame.kind == ECHO:
             return [Frame(ECHO, frame.body, frame.tag)]
         if frame.kind == MANY:

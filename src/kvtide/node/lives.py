@@ -50,7 +50,7 @@ class Lives:
             raise
         if process is not None:
             self._processes[member.number] = process
-            self._loop.watch(process, READ, partial(self._exited, member.number))
+            self._loop.watch(process, READ, partial(self._exited, member))
         return member
 
     def dismiss(self, member: Member) -> None:
@@ -75,9 +75,10 @@ class Lives:
         for number in list(self._processes):
             self._unwatch(number)
 
-    def _exited(self, number: int, _: int) -> None:
-        self._unwatch(number)
-        self._apply(self.owners.exited(number, time.monotonic()))
+    def _exited(self, member: Member, _: int) -> None:
+        self._hang_up(member)  # what it has said counts
+        self._unwatch(member.number)
+        self._apply(self.owners.exited(member.number, time.monotonic()))
 
     def _apply(self, changes: Changes) -> None:
         for member in changes.gone:

@@ -29,6 +29,8 @@ class Loop:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         """A heap: when to call back, in which order, and whom."""
         self._timers = 0
+        self.work: Callable[[], bool] = lambda: False
+        """Called when all who were ready have been. Returns whether there is more to do: who is ready comes between."""
         self.watch(self._wake, READ, self._woken)
 
     def watch(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None:
@@ -66,12 +68,14 @@ class Loop:
         """Work until somebody says stop; `tick` hears the time now and then."""
         callbacks, poll = self._callbacks, self._epoll.poll
         next_s = time.monotonic() + self._tick_s
+        more = False
         while not self._is_stopped:
             wake_s = min(next_s, self._due[0][0]) if self._due else next_s
-            for descriptor, events in poll(max(0.0, wake_s - time.monotonic())):
+            for descriptor, events in poll(0.0 if more else max(0.0, wake_s - time.monotonic())):
                 callback = callbacks.get(descriptor)
                 if callback is not None:  # else another callback has closed it just now
                     callback(events)
+            more = self.work()
             now_s = time.monotonic()
             while self._due and self._due[0][0] <= now_s:
                 heapq.heappop(self._due)[2]()

@@ -55,7 +55,7 @@ class Peer:
     """None: it has not said hello."""
     member: Member | None = None
     waiting: deque[Frame] = field(default_factory=deque)
-    """Frames that are looked at once it has read the answers to those before."""
+    """Frames that are looked at when it has read the answers to those before, and it is its turn (`turns.py`)."""
     is_blocked: bool = False
     """It has not read all answers, so that nothing is read from it."""
     half_since_s: float | None = None
@@ -72,7 +72,7 @@ class Peer:
         """Return what it is late with; empty if it is not."""
         if self.role is None:
             return f"no hello within {limits.hello_s:g} s" if now_s - self.since_s >= limits.hello_s else ""
-        is_half = self.connection.is_half and not self.is_blocked  # else the rest may have come
+        is_half = self.connection.is_half and not self.is_blocked and not self.waiting  # else the rest may have come
         if not is_half or self.connection.frames != self.frames:
             self.half_since_s, self.frames = None, self.connection.frames
         if is_half and self.half_since_s is None:

@@ -23,6 +23,7 @@ from kvtide.node.lives import Lives
 from kvtide.node.loop import READ, WRITE, Loop
 from kvtide.node.owners import Member, Owner, Owners
 from kvtide.node.peers import Limits, Peer
+from kvtide.node.turns import Turns
 
 _FOR_OPERATORS = 8
 """Connections beyond the limit, so that a node that is full can be looked at."""
@@ -61,6 +62,8 @@ class Server:
         self._by_member: dict[int, Peer] = {}
         self.lives = Lives(loop, owners or Owners(), handler, self._hang_up)
         self._door = Door(loop, listening, self._enter, self._no_more)
+        self._turns = Turns()
+        loop.work = self._answer
 
     @property
     def connections(self) -> int:
@@ -155,27 +158,29 @@ class Server:
     # ------------------------------------------------------------------ what they say
 
     def _ready(self, peer: Peer, _: int) -> None:
-        connection = peer.connection
+        if peer.is_blocked:
+            self._try(peer, peer.connection.flush)
+        elif not peer.waiting:  # else it has said enough: what waits for it does not grow
+            self._try(peer, lambda: peer.waiting.extend(peer.connection.receive()))
+
+    def _answer(self) -> bool:
+        """Answer those whose turn it is; return whether there are more. Who has to read first waits until it has."""
+        for peer in self._turns.take():
+            if peer.waiting and not peer.is_blocked and not peer.is_closed:
+                self._try(peer, partial(self._take, peer, peer.waiting.popleft()))
+        return bool(self._turns)
+
+    def _try(self, peer: Peer, what: Callable[[], None]) -> None:
+        """Do something with a connection, and see to what comes next. Close it if it is bad."""
         try:
-            if peer.is_blocked:
-                connection.flush()
-                self._serve(peer)
-            else:
-                peer.waiting += connection.receive()
-                self._serve(peer)
+            what()
+            self._wait_for(peer)
         except Gone as error:
-            self._close(peer, "" if connection.unsent_bytes == 0 else str(error))
+            self._close(peer, "" if peer.connection.unsent_bytes == 0 else str(error))
         except BadFrame as error:
             self._close(peer, str(error))
         except Refused as refused:
             self._refuse(peer, refused)
-
-    def _serve(self, peer: Peer) -> None:
-        """Answer what has come, until it has to read first: what waits for it does not grow."""
-        waiting, connection = peer.waiting, peer.connection
-        while waiting and not connection.unsent_bytes and not peer.is_closed:
-            self._take(peer, waiting.popleft())
-        self._wait_for(peer)
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         if frame.kind >= FIRST_OF_INDEX and peer.role is Role.SCHEDULER and peer.member is not None:
@@ -212,11 +217,15 @@ class Server:
             self._close(peer, str(error))
 
     def _wait_for(self, peer: Peer) -> None:
-        """Wait until it reads, or for what it says next."""
+        """Wait until it reads, for its turn, or for what it says next."""
+        if peer.is_closed:
+            return
         is_blocked = peer.connection.unsent_bytes > 0
-        if is_blocked != peer.is_blocked and not peer.is_closed:
+        if is_blocked != peer.is_blocked:
             peer.is_blocked = is_blocked
             self._loop.change(peer.connection.fileno(), WRITE if is_blocked else READ)
+        if peer.waiting and not is_blocked:
+            self._turns.add(peer)
 
     # ------------------------------------------------------------------ who goes
 
@@ -229,9 +238,14 @@ class Server:
         self._close(peer)
 
     def _hang_up(self, member: Member) -> None:
+        """Close the connection of a member. What it has said to the index before is heard."""
         peer = self._by_member.get(member.number)
-        if peer is not None:
-            self._close(peer)
+        if peer is None:
+            return
+        self._ready(peer, READ)
+        while peer.waiting and peer.waiting[0].kind >= FIRST_OF_INDEX and not peer.is_closed:
+            self._try(peer, partial(self._take, peer, peer.waiting.popleft()))
+        self._close(peer)
 
     def _close(self, peer: Peer, why: str = "") -> None:
         """Close a connection; `why` is what it did wrong."""

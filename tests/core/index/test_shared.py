@@ -389,6 +389,7 @@ GOOD = Offer(0, keys("a", 2), None, SIZE, [], needs_prefix=False, touch=False)
         Reserve(1, [GOOD, replace(GOOD, gone=[2])], 5),
         Reserve(1, [GOOD, replace(GOOD, gone=[-1])], 5),
         Reserve(1, [GOOD, replace(GOOD, keys=[b"x", b"y", b"x"])], 5),
+        Reserve(1, [replace(GOOD, keys=[b"x", b"y", b"x"], touch=True)], 5),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(node: Node, call: LookUp | Reserve) -> None:
