@@ -265,9 +265,12 @@ def test_f23_engines_whose_block_hashes_differ_share_nothing_and_both_logs_say_w
     nodes: Nodes, make: Make, vllm_log: pytest.LogCaptureFixture
 ) -> None:
     node = nodes.start()
-    make().generate("a", PROMPT)
+    first = make()
+    first.generate("a", PROMPT)
     other = make(engine_args={"prefix_caching_hash_algo": "sha256_cbor"})
     assert other.generate("b", PROMPT) == 0
+    first.generate("c", PROMPT)
+    assert 'has come, and shares nothing with this one: hashing is "sha256, python' in vllm_log.text
     for log in (node.lines(), vllm_log.text):
         assert "shares nothing with the other" in log
         assert 'hashing is "sha256_cbor", not "sha256, python' in log
