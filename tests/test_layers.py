@@ -137,7 +137,9 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "peers": "connection credentials frames hello owners",
         "lives": "handler hello loop owners processes",
         "door": "errors listening loop",
-        "spaces": "arenas codec described_groups errors frames hello namespaces owners room shares space tiers",
+        "strangers": "frames hello lines namespaces",
+        "spaces": "arenas codec described_groups errors frames hello namespaces owners room shares space strangers"
+        " tiers",
         "server": "arenas connection credentials door drained errors frames handler hello lines listening lives loop"
         " owners peers turns",
         "turns": "codec peers",

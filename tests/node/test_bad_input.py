@@ -178,7 +178,30 @@ def test_engines_whose_block_hashes_differ(tmp_path: Path, what: str, value: str
         differs = f'{what} is "{value}", not "{"0" if what == "seed" else "sha256"}"'
         assert second.line().endswith(f"; this engine shares nothing with the others there: {differs}")
         said(halves, f"engine second shares nothing with the others: {differs}")
+        differs = f'{what} is "{"0" if what == "seed" else "sha256"}", not "{value}"'
+        of_second = f"engine second has come, and shares nothing with this one: {differs}"
+        wait_until(lambda: first.link.poll(time.monotonic()) or len(first.lines) == 2)
+        assert first.lines[1] == f"the node at {halves.path} says: {of_second}"
+        again = Engine(halves.path, "first again", hashing="sha256", seed="0")
+        assert again.line().endswith(f"; this engine shares nothing with the others there: {differs}")
         assert len(status_of(halves.path)["namespaces"]) == 2
+        for engine in (first, second, again):
+            assert engine.is_attached
+            engine.link.close()
+
+
+def test_engines_whose_block_hashes_differ_where_there_is_no_room_for_a_second_model(tmp_path: Path) -> None:
+    with node(tmp_path / "node.sock") as full:
+        first = Engine(full.path, "first", seed="0")
+        assert first.line().endswith(")")
+        second = Engine(full.path, "second", seed="1")
+        far_s = iter(range(10**6, 10**9, 1000))  # it waits between tries, and does not here
+        wait_until(lambda: second.link.poll(next(far_s)) or status_of(full.path)["refused"] >= 3)
+        assert 'engine second shares nothing with the others: seed is "1", not "0"' in second.lines[0]
+        wait_until(lambda: first.link.poll(time.monotonic()) or len(first.lines) == 2)
+        assert first.lines[1].endswith('engine second has come, and shares nothing with this one: seed is "0", not "1"')
+        first.link.poll(time.monotonic())
+        assert len(first.lines) == 2, "it is said once"
         first.link.close()
         second.link.close()
 

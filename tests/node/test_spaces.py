@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from kvtide.core.index import calls
 from kvtide.node.codec import call_frame
 from kvtide.node.described_groups import described, groups_of
 from kvtide.node.errors import BadFrame, Refused
-from kvtide.node.frames import Frame
+from kvtide.node.frames import Frame, Kind
 from kvtide.node.hello import Hello, Role
 from kvtide.node.namespaces import name_of, parts_of, unlike
 from kvtide.node.owners import Owner
+from kvtide.node.shares import Share
 from kvtide.node.spaces import Spaces
 from tests.node.support import wait_until
 
@@ -76,6 +78,50 @@ def test_a_namespace_beside_another_one_says_so() -> None:
         "engine small shares nothing with the others: parts is [1], not [1400]",
         "engine small has 200 bytes of 2.93 KiB: other models have the rest",
     ]
+    spaces.close()
+
+
+class Told:
+    """What a node sends to engines that have not asked."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self.frames: list[tuple[int, Frame]] = []
+        spaces.send = lambda owner, frame: self.frames.append((owner.number, frame))
+
+    def take(self) -> dict[int, str]:
+        frames, self.frames = self.frames, []
+        assert all(frame.kind == Kind.NOTICE for _, frame in frames)
+        return {number: frame.body.decode() for number, frame in frames}
+
+
+def test_f23_those_who_are_there_are_told_of_an_engine_that_shares_nothing_with_them() -> None:
+    spaces = Spaces(8_000, lambda _: None, shares=[Share("", 25.0)])
+    told = Told(spaces)
+    spaces.attach(Owner(1, "e", ""), hello())
+    spaces.attach(Owner(2, "e", ""), hello())
+    spaces.attach(Owner(3, "e", ""), replace(hello(), takes_notices=False))
+    assert told.take() == {}
+    spaces.attach(Owner(4, "e", ""), hello("other", seed="1"))
+    line = 'engine other has come, and shares nothing with this one: seed is "0", not "1"'
+    assert told.take() == {1: line, 2: line}, "an engine of before would take it for a mistake"
+    spaces.attach(Owner(5, "e", ""), hello("other", seed="1"))
+    assert told.take() == {}
+    spaces.attach(Owner(6, "e", ""), hello("third", seed="1", hash="other"))
+    line = 'engine third has come, and shares nothing with this one: hash is "sha256", not "other"'
+    assert told.take() == {4: line, 5: line}, "those who are most alike"
+    spaces.attach(Owner(7, "e", ""), hello("private", private="x"))
+    assert told.take() == {}, "it has other weights than all others, and knows that"
+    spaces.close()
+
+
+def test_who_comes_back_to_a_namespace_is_told_of_others_that_are_in_use() -> None:
+    spaces = Spaces(6_000, lambda _: None, shares=[Share("", 50.0)])
+    first, other = Owner(1, "e", ""), Owner(2, "e", "")
+    spaces.attach(first, hello())
+    spaces.attach(other, hello(seed="1"))
+    assert spaces.attach(Owner(3, "e", ""), hello())["unlike"] == 'seed is "0", not "1"'
+    spaces.over(other)
+    assert spaces.attach(Owner(4, "e", ""), hello())["unlike"] == ""
     spaces.close()
 
 

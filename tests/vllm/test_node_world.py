@@ -168,6 +168,20 @@ def test_in_lazy_mode_what_the_device_gives_up_is_found_by_the_other_engine(node
     assert second.generate("b", PROMPT) == HIT
 
 
+def test_in_lazy_mode_a_device_that_has_room_for_little_more_than_one_request_loses_nothing_of_several_groups(
+    nodes: Nodes, make: Make
+) -> None:
+    """Asking the node takes a step: so much earlier blocks have to be asked for."""
+    nodes.start()
+    groups = [full(), sliding(40)]
+    first, second = make(mode="lazy", groups=groups), make(mode="lazy", groups=groups)
+    first.generate("a", PROMPT)
+    for number in range(2):
+        first.generate(f"other {number}", text(10 + number, 10 * BLOCK_TOKENS))
+    assert first.manager.metrics.not_stored == {}
+    assert second.generate("b", PROMPT) == HIT
+
+
 def test_f27_ranks_that_hold_the_same_have_one_part_and_take_the_memory_of_one(nodes: Nodes, make: Make) -> None:
     node = nodes.start()
     alike = make(groups=[latent()], tensor_parallel=2)
@@ -251,10 +265,13 @@ def test_f23_engines_whose_block_hashes_differ_share_nothing_and_both_logs_say_w
     nodes: Nodes, make: Make, vllm_log: pytest.LogCaptureFixture
 ) -> None:
     node = nodes.start()
-    make().generate("a", PROMPT)
+    first = make()
+    first.generate("a", PROMPT)
     other = make(engine_args={"prefix_caching_hash_algo": "sha256_cbor"})
     assert other.generate("b", PROMPT) == 0
     wait_until(lambda: "hashing is" in node.lines(), "the node says so")
+    first.generate("c", PROMPT)
+    assert 'has come, and shares nothing with this one: hashing is "sha256, python' in vllm_log.text
     for log in (node.lines(), vllm_log.text):
         assert "shares nothing with the other" in log
         assert 'hashing is "sha256_cbor", not "sha256, python' in log

@@ -80,6 +80,7 @@ SIGNATURES: dict[tuple[str, str, str], list[str]] = {
     (POOL, "BlockPool", "touch"): ["blocks"],
     (POOL, "BlockPool", "free_blocks"): ["ordered_blocks"],
     (POOL, "BlockPool", "evict_blocks"): ["block_ids"],
+    (POOL, "BlockPool", "get_new_blocks"): ["num_blocks"],
     (POOL, "BlockPool", "reset_prefix_cache"): [],
     (POOL, "BlockPool", "get_num_free_blocks"): [],
     (CACHE_MANAGER, "KVCacheManager", "free"): ["request"],
@@ -257,3 +258,15 @@ def test_every_reset_of_the_prefix_cache_comes_to_the_block_pool_and_counts_bloc
     core = source(version, "v1/engine/core.py")
     assert "self.scheduler.reset_prefix_cache(" in core
     assert "self.kv_cache_manager.block_pool" not in core
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_blocks_leave_the_free_queue_for_somebody_else_in_one_way(version: str) -> None:
+    """What `kvtide/vllm/evictions.py` listens to."""
+    text = source(version, POOL)
+    assert text.count(".popleft_n(") == 1
+    assert "self.free_block_queue.popleft_n(num_blocks)" in body(version, POOL, "BlockPool", "get_new_blocks")
+    assert text.count(".popleft()") == 1, "the null block"
+    at_the_start = "self.sink_blocks = self.block_pool.free_block_queue.popleft_n("
+    managers = source(version, "v1/core/single_type_kv_cache_manager.py")
+    assert "popleft" not in managers.replace(at_the_start, "")

@@ -181,6 +181,7 @@ class OffloadManager:
         self._step += 1
         for chain in self._index.receive():
             self._stores.take_over(chain, lost=False)
+        self._stores.let_go()
         loading = self._loads.take_planned()
         self._stores.retry()
         self._planner.plan(sum(len(load.blocks) for load in loading))
@@ -290,7 +291,7 @@ class OffloadManager:
             slots_cached=host.cached,
             slots_writing=host.slots - host.free - host.cached,
             slots_pinned=host.pinned,
-            store_pins=self._stores.pinned_blocks,
+            store_pins=self._stores.pins,
             transfers=len(self._ledger),
             transfers_unanswered=len(self._ledger.overdue),
             backlog_blocks=self._stores.backlog.blocks,

@@ -11,7 +11,7 @@ class NotStored(str, Enum):
     HOST_FULL = "host_full"
     """Every host slot is pinned, being written, or needed by what would be stored."""
     EVICTED_FROM_DEVICE = "evicted_from_device"
-    """It had to wait (pin budget, failed copy), and the engine has reused the device block meanwhile."""
+    """It had to wait (pin budget, failed copy, lazy mode), and the engine has reused the device block meanwhile."""
     PREFIX_MISSING = "prefix_missing"
     """A block before it could not be stored, so that this one would be of no use."""
     COPY_FAILED = "copy_failed"

@@ -21,6 +21,10 @@ from kvtide.node.mapped import MappedArena
 
 OTHERS_MAX = 1000
 """Frames that came unasked and that nobody has looked at."""
+NOTICES_MAX = 100
+NOTICE_CHARS_MAX = 500
+_ABOUT_NODE = (Kind.STOPPING, Kind.NOTICE)
+"""Frames that are nobody's answer."""
 
 
 class Client:
@@ -37,6 +41,8 @@ class Client:
     def __init__(self, path: Path, hello: Hello) -> None:
         self.welcome: Welcome | None = None
         self.arenas: tuple[MappedArena, ...] = ()
+        self.notices: list[str] = []
+        """Lines that the node wants to be said here; whoever says them takes them out."""
         self.is_stopping = False
         """The node has said that it is about to end."""
         self._connection = Connection(_connected(path), takes_descriptors=True)
@@ -141,11 +147,14 @@ class Client:
             raise (self._hello_failure or error) from None
         if self.welcome is None and frames:
             self._be_welcomed(frames.pop(0))
+        if all(frame.kind not in _ABOUT_NODE for frame in frames):
+            return frames
         for frame in frames:
             if frame.kind == Kind.STOPPING:
                 self.is_stopping = True
-                return [frame for frame in frames if frame.kind != Kind.STOPPING]
-        return frames
+            elif frame.kind == Kind.NOTICE and len(self.notices) < NOTICES_MAX:
+                self.notices.append(" ".join(frame.body.decode(errors="replace").split())[:NOTICE_CHARS_MAX])
+        return [frame for frame in frames if frame.kind not in _ABOUT_NODE]
 
     def _be_welcomed(self, frame: Frame) -> None:
         mapped: list[MappedArena] = []

@@ -40,6 +40,8 @@ class Kind(IntEnum):
     """The node is about to end."""
     CLEAR = 7
     """An operator wants all blocks of a namespace to be forgotten, by its name; the answer has the same kind."""
+    NOTICE = 8
+    """A line for the log of an engine, if its hello has said that it takes such."""
 
 
 FIRST_OF_INDEX = 32

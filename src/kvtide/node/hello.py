@@ -52,6 +52,8 @@ class Hello:
     """Where the memory of its part should be, if it knows."""
     worker: str = ""
     """A name that no other worker ever has. One that comes again under it has no copies of before under way."""
+    takes_notices: bool = True
+    """It knows frames of the kind NOTICE. Those who do not say so would take them for a mistake."""
 
     def frame(self) -> Frame:
         """Return it as it is sent."""
@@ -118,6 +120,7 @@ def read_hello(frame: Frame) -> Hello:
         part=_count(said, "part"),
         numa_node=None if numa_node is None else _count(said, "numa_node", _NUMA_NODES),
         worker=_name(said, "worker"),
+        takes_notices=said.get("takes_notices") is True,
     )
 
 

@@ -83,6 +83,9 @@ class Link:
 
     def _received(self, client: Client) -> list[Frame]:
         frames = client.poll()
+        for notice in client.notices:
+            self._say(f"the node at {self._path} says: {notice}")
+        client.notices.clear()
         if client.is_stopping:
             raise NoNode("it is being stopped")
         return frames

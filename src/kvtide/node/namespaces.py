@@ -46,14 +46,19 @@ def is_private(description: Description) -> bool:
     return "private" in description
 
 
+def nearest(description: Description, others: Iterable[Description]) -> Description | None:
+    """Return the one that is most like a namespace; None if there is no other."""
+    return min(others, key=lambda other: len(_differing(description, other)), default=None)
+
+
 def unlike(description: Description, others: Iterable[Description]) -> str:
     """Say in what a namespace differs from the one that is most like it; empty if there is no other."""
-    found = [_differing(description, other) for other in others]
-    if not found:
+    other = nearest(description, others)
+    if other is None:
         return ""
-    nearest = min(found, key=len)
-    more = f" and {len(nearest) - _SHOWN} more" if len(nearest) > _SHOWN else ""
-    return ", ".join(nearest[:_SHOWN]) + more
+    found = _differing(description, other)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more
 
 
 def _differing(description: Description, other: Description) -> list[str]:

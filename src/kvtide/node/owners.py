@@ -55,6 +55,7 @@ class Owner:
     number: int
     engine: str
     namespace: str
+    takes_notices: bool = False
     state: State = State.OPEN
     members: dict[int, Member] = field(default_factory=dict)
 

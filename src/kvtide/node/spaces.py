@@ -13,11 +13,12 @@ from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, Frame
 from kvtide.node.hello import Hello
-from kvtide.node.namespaces import is_private, model_of, name_of, parts_of, unlike
+from kvtide.node.namespaces import Description, is_private, model_of, name_of, parts_of, unlike
 from kvtide.node.owners import Owner
 from kvtide.node.room import Room
 from kvtide.node.shares import Budget, Share
 from kvtide.node.space import SLOTS_MAX, Space, make_index
+from kvtide.node.strangers import Strangers
 from kvtide.node.tiers.node_tiers import NodeTiers
 from kvtide.units import size_text
 
@@ -39,6 +40,7 @@ class Spaces:
         if tiers is not None:
             tiers.after = lambda name: self._tell(self._spaces[name])
         self._say = say
+        self._strangers = Strangers()
         self._policy = policy
         self._spaces: dict[str, Space] = {}
         self._owners: dict[int, Owner] = {}
@@ -49,13 +51,17 @@ class Spaces:
         """Find the namespace of an engine, or make it."""
         name = name_of(hello.namespace)
         space = self._spaces.get(name)
+        is_new = space is None
         if space is None:
             space = self._spaces[name] = self._new(name, hello)
             _look_for_garbage_now()
-        owner.namespace = name
+        owner.namespace, owner.takes_notices = name, hello.takes_notices
         self._owners[owner.number] = owner
         space.index.attach(owner.number)
-        return {"slots": space.slots, "unlike": space.unlike, "room": space.less()}
+        if is_new:
+            self._tell_of(hello)
+        apart = space.unlike if is_new else unlike(space.description, self._used_beside(name))
+        return {"slots": space.slots, "unlike": apart, "room": space.less()}
 
     def join(self, owner: Owner, hello: Hello) -> Sequence[NodeArena]:
         """Return the arena of a worker's part; the first one who asks for it has it made."""
@@ -113,6 +119,19 @@ class Spaces:
             if number in self._owners:  # else it was found to be gone when it was told of another one
                 self.send(self._owners[number], reply_frame(notice))
 
+    def _used_beside(self, name: str) -> list[Description]:
+        """Return the other namespaces that engines use now."""
+        return [each.description for each in self._spaces.values() if each.name != name and self._engines(each)]
+
+    def _tell_of(self, hello: Hello) -> None:
+        """Tell who might have expected to share with an engine that has just come why he does not."""
+        notice = self._strangers.notice(hello, self._used_beside(name_of(hello.namespace)))
+        if notice is not None:
+            name, frame = notice
+            for owner in [each for each in self._owners.values() if each.namespace == name and each.takes_notices]:
+                if owner.number in self._owners:  # else it was found to be gone when another one was told
+                    self.send(owner, frame)
+
     def held(self, owner: Owner) -> Mapping[str, int]:
         """Return how many slots an engine may read, and write."""
         return self._spaces[owner.namespace].index.held(owner.number)
@@ -142,6 +161,7 @@ class Spaces:
         try:
             self._make_room(budget, sum(parts))
         except Refused as refused:
+            self._tell_of(hello)
             why = f"this node has no room for the model of engine {hello.engine}: {refused.why}"
             raise Refused(f"{why}; {line}" if line else why, for_good=refused.for_good) from None
         if line:

@@ -598,18 +598,62 @@ def test_what_others_did_not_write_waits_for_a_step(bench: Remote) -> None:
     assert not bench.is_waiting()
 
 
-def test_only_so_many_keys_are_remembered(bench: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.remote._reservations, "_remember_blocks", 3)
-    first, second = bench.chain("a", 0, 2).keys, bench.chain("b", 0, 2).keys
+def keys(bench: Bench, name: str, blocks: int) -> list[bytes]:
+    return bench.chain(name, 0, blocks).keys
+
+
+def test_what_was_committed_or_found_is_remembered_until_the_life_ends(bench: Remote) -> None:
     bench.store("a", 0, 2)
-    assert all(bench.index.has(0, key) for key in first)
-    bench.store("b", 0, 2)
-    assert all(bench.index.has(0, key) for key in second)
-    assert not any(bench.index.has(0, key) for key in first)
-    assert not bench.index.is_arriving(0, second[0])
-    monkeypatch.setattr(bench.remote._reservations, "_remember_blocks", 0)
-    bench.store("c", 0, 1)
-    assert not bench.index.has(0, bench.chain("c", 0, 1).keys[0])
+    other = engine_of(bench.way.node, FULL, 16)
+    assert not other.index.has(0, keys(bench, "a", 1)[0])
+    assert other.found("a", 2) == 2 * SIZE
+    for index in (bench.index, other.index):
+        assert all(index.has(0, key) for key in keys(bench, "a", 2))
+        assert not index.is_arriving(0, keys(bench, "a", 1)[0])
+    bench.way.go_away()
+    bench.step()
+    assert not any(bench.index.has(0, key) for key in keys(bench, "a", 2))
+
+
+def test_what_the_node_says_that_it_has_is_remembered_and_nothing_else(bench: Remote) -> None:
+    other = engine_of(bench.way.node, FULL, 16)
+    other.store("a", 0, 2)
+    chain = bench.chain("a", 0, 5)
+    chain.blocks[2] = 0
+    grants: list[Grant] = []
+    bench.index.reserve([Want(chain, needs_prefix=False, touch=False)], 1, grants.extend)
+    bench.step()
+    (grant,) = grants
+    assert [len(run) for run in grant.runs] == [1]
+    assert (grant.gone, [len(left) for left in grant.left]) == ([2], [1])
+    assert [bench.index.has(0, key) for key in chain.keys] == [True, True, False, False, False]
+    bench.index.settle(grant.runs, kept=True)
+    assert bench.index.has(0, chain.keys[3])
+
+
+def test_nothing_is_remembered_of_a_chain_of_which_something_was_refused() -> None:
+    """The node does not say what."""
+    bench = Remote(slots=2)
+    other = engine_of(bench.way.node, FULL, 2)
+    other.store("a", 0, 2)
+    (lease,) = [other.index.lease(other.index.look_up(other.request("a", 2), 0, 2 * SIZE + 1, lambda _: True))]
+    (grant,) = bench.ask(bench.chain("a", 0, 3))
+    assert grant.refused == {NotStored.HOST_FULL: 1}
+    assert not any(bench.index.has(0, key) for key in keys(bench, "a", 3))
+    other.index.release(lease)
+
+
+def test_what_somebody_has_not_written_is_not_remembered(bench: Remote) -> None:
+    other = engine_of(bench.way.node, FULL, 16)
+    (grant,) = other.ask(other.chain("a", 0, 2))
+    bench.ask(bench.chain("a", 0, 2))
+    assert bench.index.has(0, keys(bench, "a", 1)[0])
+    other.ask(other.chain("a", 0, 2))
+    other.index.settle(grant.runs, kept=False)
+    other.step()
+    assert not other.index.has(0, keys(bench, "a", 1)[0])
+    bench.step()
+    assert not bench.index.has(0, keys(bench, "a", 1)[0])
 
 
 def test_there_are_no_errands_and_only_the_node_knows_how_full_it_is(bench: Remote) -> None:

@@ -80,6 +80,11 @@ class Index(ABC):
     def pool(self) -> Pool | None:
         """Where the ranks find the memory of its slots, if they have not made that themselves. See `Plan`."""
 
+    @property
+    @abstractmethod
+    def answer_steps(self) -> int:
+        """How many steps later than it was asked a reservation is answered: 0 or 1, if all is well."""
+
     # ------------------------------------------------------------------ loading
 
     @abstractmethod

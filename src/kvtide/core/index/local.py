@@ -38,6 +38,11 @@ class LocalIndex(Index):
         """See `Index`. The ranks have made their memory themselves."""
         return None
 
+    @property
+    def answer_steps(self) -> int:
+        """See `Index`."""
+        return 0
+
     # ------------------------------------------------------------------ loading
 
     def look_up(self, request: Request, device_tokens: int, num_tokens: int, pays: Callable[[int], bool]) -> Match:

@@ -44,6 +44,11 @@ class RemoteIndex(Index):
         """See `Index`."""
         return self._lives.pool
 
+    @property
+    def answer_steps(self) -> int:
+        """See `Index`. What a plan asks for is granted in the next one."""
+        return 1
+
     # ------------------------------------------------------------------ loading
 
     def look_up(self, request: Request, device_tokens: int, num_tokens: int, pays: Callable[[int], bool]) -> Match:
@@ -68,7 +73,10 @@ class RemoteIndex(Index):
             left_s = lives.wait(left_s)
             self._take()
         self._is_silent = not asked.waits and self._look_ups.is_unanswered(asked)
-        return self._look_ups.answer(request, asked, pays)
+        match = self._look_ups.answer(request, asked, pays)
+        for group, first, slots in match.pieces:
+            self._reservations.known.add(group, request.keys[group][first : first + len(slots)])
+        return match
 
     def lease(self, match: Match) -> Lease:
         """See `Index`."""
@@ -117,7 +125,7 @@ class RemoteIndex(Index):
 
     def has(self, group: int, key: Key) -> bool:
         """See `Index`. What the node has evicted since is not known here: it costs a hit, no more."""
-        return self._reservations.has(group, key)
+        return self._reservations.known.has(group, key)
 
     def is_arriving(self, group: int, key: Key) -> bool:
         """See `Index`."""
@@ -199,6 +207,7 @@ class RemoteIndex(Index):
             elif isinstance(reply, Reserved):
                 self._reservations.reserved(reply)
             elif isinstance(reply, Unkept):
+                self._reservations.known.remove(reply.chain.group, reply.chain.keys)
                 self._unkept.append(reply.chain)
 
     def _end_life(self, why: NotStored) -> None:

@@ -11,6 +11,7 @@ from kvtide.core.groups import NULL_BLOCK, Group, Key
 from kvtide.core.index import calls
 from kvtide.core.index.calls import Offer, Reserved, Run, Taken
 from kvtide.core.index.index import Grant, Granted, Want
+from kvtide.core.index.known import KnownKeys
 from kvtide.core.index.lives import Lives
 from kvtide.core.ledger import STEP_S_MAX
 from kvtide.core.reasons import NotStored
@@ -48,9 +49,9 @@ class Reservations:
         """`remember_blocks`: of about so many keys it is remembered that the node has them."""
         self._lives = lives
         self._groups = groups
-        self._remember_blocks = remember_blocks
         self._asks: dict[int, Asked] = {}
-        self._known: set[tuple[int, Key]] = set()
+        self.known = KnownKeys(len(groups), remember_blocks)
+        """What the node has, or somebody writes."""
         self._last_id = 0
 
     @property
@@ -87,7 +88,9 @@ class Reservations:
             self._lives.send(calls.Settle(ids, kept and known))
         for run in runs:
             if kept and known:
-                self._remember(run.group, run.keys)
+                self.known.add(run.group, run.keys)
+            else:
+                self.known.remove(run.group, run.keys)
             self._lives.let_go(run.life)
         return known
 
@@ -99,10 +102,6 @@ class Reservations:
         del run.keys[keep_blocks:], run.blocks[keep_blocks:], run.slots[keep_blocks:]
         return rest
 
-    def has(self, group: int, key: Key) -> bool:
-        """Whether a key was committed, and not so long ago that it is forgotten."""
-        return (group, key) in self._known
-
     def passed(self, seconds: float) -> bool:
         """So much time has passed. Returns whether some answer is overdue."""
         for ask in self._asks.values():
@@ -112,11 +111,12 @@ class Reservations:
     def end(self) -> list[Asked]:
         """Forget all, at the end of a life; return what was not answered."""
         asks, self._asks = self._asks, {}
-        self._known.clear()
+        self.known.clear()
         return list(asks.values())
 
     def _grant(self, want: Want, taken: Taken) -> Grant:
         chain, size = want.chain, self._groups[want.chain.group].block_tokens
+        self.known.add(chain.group, _not_lacking(chain, taken))
         grant = Grant(
             runs=[self._run(chain, run, size) for run in taken.runs],
             left=[chain.part(first, last, size) for first, last in taken.left],
@@ -132,12 +132,6 @@ class Reservations:
         slots, life = list(run.slots), self._lives.hold()
         return RemoteRun(part.group, part.keys, part.parent, part.end_tokens, part.blocks, slots, id=run.id, life=life)
 
-    def _remember(self, group: int, keys: Sequence[Key]) -> None:
-        if self._remember_blocks:
-            if len(self._known) + len(keys) > self._remember_blocks:
-                self._known.clear()
-            self._known.update((group, key) for key in keys)
-
 
 def _offer(want: Want) -> Offer:
     chain = want.chain
@@ -149,3 +143,15 @@ def _refusal(want: Want, why: NotStored) -> Grant:
     """Return the answer when there is nobody to ask."""
     gone = [position for position, block in enumerate(want.chain.blocks) if block == NULL_BLOCK]
     return Grant(refused=Counter({why: len(want.chain) - len(gone)}), gone=gone)
+
+
+def _not_lacking(chain: Chain, taken: Taken) -> list[Key]:
+    """Return the keys that the node has, or somebody writes. Which it has refused it does not say."""
+    if taken.refused:
+        return []
+    lacking = set(taken.gone)
+    for run in taken.runs:
+        lacking.update(range(run.first, run.first + len(run.slots)))
+    for first, last in taken.left:
+        lacking.update(range(first, last))
+    return [key for position, key in enumerate(chain.keys) if position not in lacking]

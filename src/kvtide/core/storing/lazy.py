@@ -26,16 +26,23 @@ Whole conversations were lost then, unnoticed, and computed again.
 
 
 def clean_target(
-    groups: Sequence[Group], step_tokens: int, device_blocks: int, slots: int, loading_blocks: int = 0
+    groups: Sequence[Group],
+    step_tokens: int,
+    device_blocks: int,
+    slots: int,
+    loading_blocks: int = 0,
+    *,
+    answer_steps: int = 0,
 ) -> int:
     """Return how many blocks at the front of the free queue are to be clean: what the next steps can allocate.
 
     That is room for the tokens that they compute, and for loads, which a step's tokens do not bound:
     `loading_blocks` is the most there ever was in one step. No more than the host can hold: they would evict each
-    other.
+    other. So many more steps it takes until slots are granted, during which nothing is stored: `answer_steps`.
     """
     computing_blocks = sum(-(-step_tokens // group.block_tokens) for group in groups)
-    needed = max(LOOKAHEAD_STEPS * (computing_blocks + loading_blocks), device_blocks // CLEAN_SHARE)
+    steps = LOOKAHEAD_STEPS + answer_steps
+    needed = max(steps * (computing_blocks + loading_blocks), device_blocks // CLEAN_SHARE)
     return min(device_blocks, slots, needed)
 
 
@@ -62,6 +69,10 @@ class LazyPlanner:
         self._target = self._clean_target(0)
         self._cursor: int | None = None
         self._tried: set[tuple[int, Key]] = set()
+        self._asked: set[tuple[int, Key]] = set()
+        """The index has not answered what becomes of these."""
+        self._refused: dict[tuple[int, Key], NotStored] = {}
+        """Why the index has not taken what the device may still have."""
         self._kept_out: set[tuple[int, Key]] = set()
         """Not to be stored, and counted: when it is about to be evicted, for not all engines say when it is."""
         self._stopped_by_budget = False
@@ -90,12 +101,15 @@ class LazyPlanner:
         """Start again from the front."""
         self._cursor = None
         self._tried.clear()
+        self._refused.clear()
 
     def evicted(self, group: int, key: Key) -> None:
         """Count a block that was taken before it was stored, or that was not to be stored."""
-        if not self._index.has(group, key) and not self._stores.backlog.holds(group, key):
+        why = self._refused.pop((group, key), NotStored.EVICTED_FROM_DEVICE)
+        has, waits = self._index.has(group, key), self._stores.backlog.holds(group, key)
+        if not (has or waits or (group, key) in self._asked):
             if self._selection.may_store(group, key):
-                self._stores.lose(NotStored.EVICTED_FROM_DEVICE, 1)
+                self._stores.lose(NotStored.STOPPED if self._stores.stopped else why, 1)
             else:
                 self._keep_out(group, key)
         self._kept_out.discard((group, key))
@@ -110,27 +124,48 @@ class LazyPlanner:
         if ahead >= self._target:
             return
         chains = self._chains(self._walk(ahead))
-        self._tried.update((chain.group, key) for chain in chains for key in chain.keys)
+        asked = {(chain.group, key) for chain in chains for key in chain.keys}
+        self._tried |= asked
         if chains:
+            self._asked |= asked
             self._planning = True
-            self._stores.begin(chains, partial(self._granted, chains))
+            self._stores.begin(chains, partial(self._granted, chains), hold=True)
             self._planning = False
         if not self._stores.pinned_blocks:
             self._stopped_by_budget = False  # no store is under way that would make room by ending
 
     def _granted(self, chains: list[Chain], grants: list[Grant]) -> None:
         """Look again at the blocks that the host had no room for: at once, unless asking takes a step of its own."""
-        if not self._planning:
-            return
         for chain, grant in zip(chains, grants, strict=True):
+            names = [(chain.group, key) for key in chain.keys]
+            self._asked.difference_update(names)
             if grant.left or grant.refused:
-                self._cursor = None
-                taken = {key for run in grant.runs for key in run.keys}
-                self._tried.difference_update((chain.group, key) for key in chain.keys if key not in taken)
+                taken = {(chain.group, key) for run in grant.runs for key in run.keys}
+                self._not_taken([name for name in names if name not in taken], grant)
+
+    def _not_taken(self, names: list[tuple[int, Key]], grant: Grant) -> None:
+        """Take note of blocks that are not on their way to the host. Some may be there already."""
+        if len(self._refused) >= self._geometry.device_blocks:
+            self._refused.clear()
+        self._refused.update((name, why) for why in grant.refused for name in names)
+        if self._planning:
+            self._cursor = None
+            self._tried.difference_update(names)
+            return
+        gone = [name for name in names if self._device.find(*name) is None]
+        for group, key in gone[: sum(grant.refused.values()) + sum(map(len, grant.left))]:
+            self.evicted(group, key)  # that was not counted when it happened
 
     def _clean_target(self, loading_blocks: int) -> int:
         facts = self._geometry
-        return clean_target(facts.groups, facts.step_tokens, facts.device_blocks, self._slots, loading_blocks)
+        return clean_target(
+            facts.groups,
+            facts.step_tokens,
+            facts.device_blocks,
+            self._slots,
+            loading_blocks,
+            answer_steps=self._index.answer_steps,
+        )
 
     def _walk(self, ahead: int) -> list[FreeBlock]:
         """Move the cursor over clean blocks; return the dirty ones passed, as many as may be pinned."""
@@ -143,7 +178,7 @@ class LazyPlanner:
             if content is None or not self._is_dirty(content):
                 ahead += 1
                 # What is on its way to the host may not get there: the cursor stays before it, to look again.
-                arriving = arriving or (content is not None and self._index.is_arriving(content.group, content.key))
+                arriving = arriving or (content is not None and self._is_arriving(content.group, content.key))
                 if not arriving:
                     self._cursor = free.cursor
             elif len(dirty) < self._stores.room:
@@ -158,12 +193,15 @@ class LazyPlanner:
     def _is_dirty(self, content: BlockContent) -> bool:
         """Whether content would be lost if the engine took its block now, and something can be done about it."""
         group, key = content.group, content.key
-        if self._index.has(group, key) or (group, key) in self._tried:
+        if self._index.has(group, key) or (group, key) in self._tried or (group, key) in self._asked:
             return False
         if self._selection.may_store(group, key):
             return True
         self._keep_out(group, key)
         return False
+
+    def _is_arriving(self, group: int, key: Key) -> bool:
+        return (group, key) in self._asked or self._index.is_arriving(group, key)
 
     def _keep_out(self, group: int, key: Key) -> None:
         """Count a block that may not be stored, once as long as the device has it."""

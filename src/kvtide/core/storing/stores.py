@@ -45,6 +45,9 @@ class Stores:
         self.pinned_blocks = 0
         self._asks = self._asked_blocks = 0
         """What the index has not answered, and how many blocks it may grant."""
+        self._held: dict[int, list[int]] = {}
+        """Device blocks of what the index was asked for in the last plan, by the number of the question: pinned."""
+        self._last_ask = 0
         self.stopped = False
         """Nothing is begun any more."""
 
@@ -53,30 +56,54 @@ class Stores:
         """Device blocks that may still be pinned. None while copies do not end: what is begun would wait with them."""
         return 0 if self.stopped or self._ledger.overdue else self._budget - self.pinned_blocks - self._asked_blocks
 
-    def begin(self, chains: Sequence[Chain], then: Granted, *, attempt: int = 1, touch: bool = False) -> None:
+    def begin(
+        self, chains: Sequence[Chain], then: Granted, *, attempt: int = 1, touch: bool = False, hold: bool = False
+    ) -> None:
         """Start to store what the host lacks of chains, each from its head, as far as there is room.
 
-        `touch`: they were in use until now. `then` is told what became of them, maybe in a later step.
+        `touch`: they were in use until now. `hold`: their blocks are about to be given to somebody else, and there is
+        room for all of them. `then` is told what became of them, maybe in a later step.
         """
         room = self.room
         asked = min(room, sum(map(len, chains)))  # so many may be granted, and are pinned then
-        at_once = True
+        self._last_ask = ask = self._last_ask + 1
+        at_once, answered = True, False
 
         def granted(grants: list[Grant]) -> None:
+            nonlocal answered
+            answered = True
             self._asks -= 1
             self._asked_blocks -= asked
+            held = self._held.get(ask)
             for run in [run for grant in grants for run in grant.runs]:
-                still_there = run if at_once else self._find_again(run, attempt)
+                still_there = run if at_once or held is not None else self._find_again(run, attempt)
                 if still_there is not None:
                     self._device.pin(still_there.blocks)
                     self.pinned_blocks += len(still_there)
                     self._add_to_plan(still_there, attempt)
+            if held is not None:
+                del self._held[ask]
+                self._device.unpin(held)
             then(grants)
 
         self._asks += 1
         self._asked_blocks += asked
         self._index.reserve([Want(chain, self._needs_prefix[chain.group], touch) for chain in chains], room, granted)
         at_once = False
+        if hold and not answered:
+            self._held[ask] = held = [block for chain in chains for block in chain.blocks]
+            self._device.pin(held)
+
+    def let_go(self) -> None:
+        """Return the blocks for which the index has not answered since the last plan: nobody waits for it (I13)."""
+        for held in self._held.values():
+            self._device.unpin(held)
+        self._held.clear()
+
+    @property
+    def pins(self) -> int:
+        """Device blocks that are kept from being reused."""
+        return self.pinned_blocks + sum(map(len, self._held.values()))
 
     def begin_or_defer(
         self, chains: Sequence[Chain], then: Granted, *, attempt: int = 1, touch: bool = False, first: bool = False

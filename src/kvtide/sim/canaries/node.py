@@ -15,6 +15,7 @@ from kvtide.core.index.reservations import RemoteRun, Reservations
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.match import Lease, Match
 from kvtide.core.reasons import NotLoaded
+from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Patches, around, canary, returning
 from kvtide.sim.node.node import SimNode
 
@@ -83,6 +84,11 @@ def waits_for_a_dead_node() -> Patches:
 @canary("F29", "an engine waits for an answer without end", "I13", node="yes")
 def waits_for_an_answer() -> Patches:
     return [returning(RemoteIndex, "passed")]
+
+
+@canary("F29", "device blocks are kept for a node that does not answer", "I5", node="yes")
+def held_for_ever() -> Patches:
+    return [returning(Stores, "let_go")]
 
 
 @canary("F29", "an engine never leaves a node that hangs", "I13", node="yes")

@@ -60,6 +60,8 @@ class Observed:
         """Counts whatever brings a request further than it has ever been."""
         self.answers = 0
         """Counts what a node has answered."""
+        self.asked_blocks = 0
+        """Device blocks for which a node was asked for slots, since the last plan was made."""
         self.gauges: Gauges
         """The manager's own gauges, as of the last plan, report that ended a transfer, reset, or end of a request."""
         self._parents: dict[int, int] = {}

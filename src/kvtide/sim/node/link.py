@@ -82,6 +82,7 @@ class SimLink:
         elif isinstance(call, Reserve):
             self.unanswered[call.id] = self.engine.told_s
             for offer in call.offers:
+                self.engine.watch.observed.asked_blocks += len(offer.keys) - len(offer.gone)
                 for key in offer.keys:
                     self.unkept.pop((offer.group, key), None)
         self._out.append(call)
