@@ -46,7 +46,6 @@ Row = dict[str, Any]
 PACKED: dict[str, dict[str, bool]] = {
     "plain": {},
     "packed": {"packed": True},
-    "packed, random bits": {"packed": True, "fits": False},
     "auto, random bits": {"packed": True, "fits": False, "auto": True},
 }
 
@@ -287,7 +286,7 @@ def compute_kernels(torch: Any, small: bool) -> dict[str, Callable[[], object]]:
 
 
 def packing(args: argparse.Namespace) -> list[Row]:
-    """Packed blocks beside plain ones, and random bits, which do not pack: GB/s of bytes as they are unpacked."""
+    """Packed blocks beside plain ones, and random bits, which `auto` leaves as they are: GB/s of bytes not packed."""
     rows, limit = [], OneLargeCopy(args)
     for fragment in args.fragments:
         row: Row = {"fragment": fragment}

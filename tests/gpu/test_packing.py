@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvtide.copy import Finished, HostArena
+from kvtide.copy.packing.trial import PackingTrial
 from kvtide.core.messages import Copy
 from tests.contracts.copy_contract import LOAD, PATIENCE_S, STORE, MovingContract, Rig, Shape
 from tests.contracts.copy_rigs import PackedSlots, in_tiles
@@ -116,4 +117,36 @@ def test_blocks_without_a_row_are_named_and_all_others_are_kept() -> None:
     assert len(lost) == 17
     kept = [slot for slot in range(40) if slot not in lost]
     assert [rig.read_slot(slot) for slot in kept] == [rig.read_block(slot) for slot in kept]
+    rig.release()
+
+
+class TrialRig(PackedRig):
+    """The first blocks decide whether to pack."""
+
+    def open_arena(self, shape: Shape, options: dict[str, Any]) -> HostArena:
+        arena = super().open_arena(shape, options)
+        options["trial"] = PackingTrial(arena, self.host.unpacked)
+        return arena
+
+
+def test_where_nothing_packs_auto_copies_each_block_once_and_all_come_back() -> None:
+    rng = random.Random(0)
+    rig = TrialRig(LARGE, rows=8)
+    contents = [rng.randbytes(LARGE.block_bytes) for _ in range(40)]
+    for block, content in enumerate(contents):
+        rig.write_block(block, content)
+    assert rig.engine.slots_ready() == 8
+    assert rig.run(STORE, Copy(1, tuple(range(8)), tuple(range(8)))) == Finished(done=(1,))
+    ready = rig.engine.slots_ready()
+    assert ready is not None
+    assert ready > 40
+    before = rig.engine.traffic(STORE)
+    slots = (*range(ready - 30, ready), 3, 4)
+    assert rig.run(STORE, Copy(2, tuple(range(8, 40)), slots)) == Finished(done=(2,))
+    after = rig.engine.traffic(STORE)
+    assert after.bytes - before.bytes == 32 * LARGE.block_bytes
+    assert after.unpacked_blocks == 8
+    back = tuple(range(40, 72))
+    assert rig.run(LOAD, Copy(3, back, slots)) == Finished(done=(3,))
+    assert [rig.read_block(block) for block in back] == contents[8:]
     rig.release()

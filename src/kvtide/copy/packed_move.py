@@ -85,6 +85,8 @@ class PackedBlockMover:
 
     def _store(self, blocks: Ids, slots: Ids) -> Moved:
         self._unpacked.forget(copy_slots := slots.tolist())
+        if not self._unpacked.habit.is_worth_trying():
+            return self._store_unpacked(blocks, slots, packed=0)
         scratch, gather = self._scratch()
         codec = self._ready_codec()
         fits = np.empty(len(blocks), dtype=np.bool_)
@@ -98,6 +100,7 @@ class PackedBlockMover:
                 slot = copy_slots[first + row]
                 fits[first + row] = codec.pack_into(scratch[row], self._tiles[slot]).all()
         rest = ~fits
+        self._unpacked.habit.seen(len(blocks), int(rest.sum()))
         if self._trial is not None:
             packing_s = time.thread_time() - begin_s - gathering_s
             self._trial.seen(len(blocks), int(rest.sum()), gathering_s / max(packing_s, 1e-9))
@@ -106,7 +109,7 @@ class PackedBlockMover:
         return self._moved(len(blocks))
 
     def _store_unpacked(self, blocks: Ids, slots: Ids, *, packed: int) -> Moved:
-        """Keep blocks that do not pack as they are, as far as there are rows."""
+        """Keep blocks that do not pack, or are not tried, as they are, as far as there are rows."""
         not_kept = self._unpacked.place(slots.tolist())
         rows = self._unpacked.rows_of(slots)
         kept = rows >= 0

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.ids import Ids
+from kvtide.copy.packing.habit import Habit
 from kvtide.errors import ConfigError
 
 SLOTS_PER_ROW = 100
@@ -44,6 +45,7 @@ class UnpackedRows:
         self._rows = arena.slots if rows is None else rows
         self.usable_rows: Callable[[], int] = lambda: arena.slots
         """How many rows, from the first on, can be used by now. An engine that pins them says so."""
+        self.habit = Habit()
         self._row_of = np.full(slots, -1, dtype=np.int64)
         self._free = list(range(self._rows))[::-1]
         self._lock = threading.Lock()

@@ -186,3 +186,18 @@ def test_what_cannot_be_packed_is_refused(region: tuple[int, int], slot_bytes: i
     rows = UnpackedRows(HostArena(1, cache.block_bytes), 4)
     with pytest.raises(ConfigError, match=why):
         CudaCopyEngine(cache, HostArena(4, slot_bytes), gpu=FakeGpu(), unpacked=rows)
+
+
+def test_where_nothing_packs_blocks_go_over_the_link_once_as_they_are_and_not_at_all_without_a_row() -> None:
+    rig = PackedRig(SHAPE, rows=18)
+    for id_ in range(4):
+        assert len(rig.run(STORE, Copy(id_, tuple(range(16)), tuple(range(16)))).done) == 1
+    before = rig.engine.traffic(STORE)
+    assert before.bytes == 64 * (rig.host.packing.packed_bytes + SHAPE.block_bytes), "twice, as long as it was tried"
+    assert rig.run(STORE, Copy(4, (20, 21, 22), (20, 21, 22))) == Finished(done=(4,), not_kept=((4, (22,)),))
+    traffic = rig.engine.traffic(STORE)
+    assert traffic.bytes - before.bytes == 2 * SHAPE.block_bytes
+    assert (traffic.unpacked_blocks - before.unpacked_blocks, traffic.saved_bytes) == (3, 0)
+    assert rig.run(LOAD, Copy(5, (28, 29, 30), (20, 21, 7))) == Finished(done=(5,))
+    assert [rig.read_block(block) for block in (28, 29, 30)] == [rig.read_block(block) for block in (20, 21, 7)]
+    assert rig.engine.close(PATIENCE_S)

@@ -113,9 +113,19 @@ class Lane:
             return self._issue(self._plain_parts(self._unpacked, block_ids, slot_ids, self._trial.first), spare)
         if self._direction is Direction.STORE:
             self._unpacked.forget(slot_ids.tolist())
+            if not self._unpacked.habit.is_worth_trying():
+                return self._issue_unpacked(self._unpacked, block_ids, slot_ids, spare)
             flags = Flags.of(self._gpu, block_ids, slot_ids, spare.flags if spare is not None else None)
             return self._issue([(self._slots, block_ids, slot_ids)], spare, flags)
         return self._issue(self._loaded_parts(self._unpacked, block_ids, slot_ids), spare)
+
+    def _issue_unpacked(self, unpacked: UnpackedRows, block_ids: Ids, slot_ids: Ids, spare: Issued | None) -> Issued:
+        """Store blocks as they are, as far as there are rows."""
+        not_kept = unpacked.place(slot_ids.tolist())
+        rows = unpacked.rows_of(slot_ids)
+        there = rows >= 0
+        issued = self._issue([(self._rows, block_ids[there], rows[there])], spare)
+        return issued._replace(not_kept=tuple(not_kept))
 
     def _loaded_parts(self, unpacked: UnpackedRows, block_ids: Ids, slot_ids: Ids) -> list[Part]:
         """Return what of a load is packed, and what is in rows."""

@@ -19,6 +19,8 @@ class Issued(NamedTuple):
     """Of a store that packs: which blocks do not fit."""
     rows: int = 0
     """How many of its blocks are not packed."""
+    not_kept: tuple[int, ...] | None = None
+    """Of a store that was not tried to be packed: slots without a row, of whose blocks nothing was copied."""
 
 
 class Pairs(NamedTuple):

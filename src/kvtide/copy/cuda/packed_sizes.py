@@ -43,6 +43,7 @@ class Sizes:
         if issued.flags is None or self._unpacked is None:
             return None
         blocks, slots = issued.flags.unfit()
+        self._unpacked.habit.seen(len(issued.flags.blocks), len(blocks))
         if self._trial is not None:
             self._trial.seen(len(issued.flags.blocks), len(blocks))
         if not len(blocks):
@@ -57,6 +58,8 @@ class Sizes:
         if self._unpacked is None:
             return Moved(blocks * self._block_bytes)
         less = self._block_bytes - self._slot_bytes
+        if issued.not_kept is not None:
+            return Moved(issued.rows * self._block_bytes, 0, blocks, issued.not_kept)
         if rest is None:  # what a load has not from slots it has from rows
             packed = blocks - issued.rows
             return Moved(packed * self._slot_bytes + issued.rows * self._block_bytes, packed * less)
