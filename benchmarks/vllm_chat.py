@@ -183,34 +183,32 @@ class Users:
         return answer
 
 
-def serve(mode: str, settings: Settings, orders: Any) -> None:
-    """Start an engine, say how long that took, and then do what is ordered."""
+def serve(mode: str, settings: Settings, folder: Path, orders: Any) -> None:
+    """Start an engine of the model in a folder, say how long that took, and then do what is ordered."""
     try:
-        asyncio.run(serve_rounds(mode, settings, orders))
+        asyncio.run(serve_rounds(mode, settings, folder, orders))
     except BaseException:
         orders.send(traceback.format_exc())
         raise
 
 
-async def serve_rounds(mode: str, settings: Settings, orders: Any) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(settings.model, Path(folder))
-        begin_s = time.perf_counter()
-        engine = make_engine(mode, settings, Path(folder))
-        orders.send([time.perf_counter() - begin_s])
-        await engine.collective_rpc(randomise)
-        for variant in mode.split("@")[1:]:
-            await engine.collective_rpc(VARIANTS[variant])
-        if settings.steps:
-            await engine.collective_rpc(watch_steps)
-        users = Users(engine, settings.at_once)
-        while (number := orders.recv()) is not None:
-            orders.send([await users.run(settings.conversations(number))])
-        counters = (await engine.collective_rpc(read_counters))[0] if mode.startswith("kvtide") else {}
-        if settings.steps:
-            counters["steps_ms"] = (await engine.collective_rpc(read_steps))[0]
-        orders.send([counters])
-        engine.shutdown()
+async def serve_rounds(mode: str, settings: Settings, folder: Path, orders: Any) -> None:
+    begin_s = time.perf_counter()
+    engine = make_engine(mode, settings, folder)
+    orders.send([time.perf_counter() - begin_s])
+    await engine.collective_rpc(randomise)
+    for variant in mode.split("@")[1:]:
+        await engine.collective_rpc(VARIANTS[variant])
+    if settings.steps:
+        await engine.collective_rpc(watch_steps)
+    users = Users(engine, settings.at_once)
+    while (number := orders.recv()) is not None:
+        orders.send([await users.run(settings.conversations(number))])
+    counters = (await engine.collective_rpc(read_counters))[0] if mode.startswith("kvtide") else {}
+    if settings.steps:
+        counters["steps_ms"] = (await engine.collective_rpc(read_steps))[0]
+    orders.send([counters])
+    engine.shutdown()
 
 
 # ---------------------------------------------------------------------- all modes
@@ -219,7 +217,10 @@ async def serve_rounds(mode: str, settings: Settings, orders: Any) -> None:
 class Comparison:
     """All modes of one run."""
 
-    def __init__(self, settings: Settings, out: Path | None) -> None:
+    def __init__(self, settings: Settings, out: Path | None, folder: Path) -> None:
+        """`folder` is for the model, one for all: engines at a node tell models apart by where they are."""
+        write_model(settings.model, folder)
+        self._folder = folder
         self._settings = settings
         self._out = out
         self._context = multiprocessing.get_context("forkserver")
@@ -231,7 +232,7 @@ class Comparison:
 
     def run(self, modes: Sequence[str]) -> None:
         """Run a group of modes, in turn."""
-        children = {mode: Child(self._context, serve, mode, self._settings) for mode in modes}
+        children = {mode: Child(self._context, serve, mode, self._settings, self._folder) for mode in modes}
         rounds: dict[str, list[Round]] = {mode: [] for mode in modes}
         starts = {mode: self._ask(mode, child.answer) for mode, child in children.items()}
         for number in range(self._settings.rounds + 1):
@@ -353,9 +354,10 @@ def main() -> int:
         parser.error("--modes: kvtide-node: expected a --node, started before with `kvtide node`")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    comparison = Comparison(settings_of(arguments), arguments.out)
-    for group in groups:
-        comparison.run(group)
+    with tempfile.TemporaryDirectory() as folder:
+        comparison = Comparison(settings_of(arguments), arguments.out, Path(folder))
+        for group in groups:
+            comparison.run(group)
     print(json.dumps(comparison.as_json()) if arguments.json else comparison.table())
     return 0 if not comparison.failed and all(row["other_answers"] == 0 for row in comparison.rows) else 1
 

@@ -21,6 +21,7 @@ from kvtide.copy import (
     ThreadedCopyEngine,
     Traffic,
 )
+from kvtide.copy import lives as lives_module
 from kvtide.copy.packing.codec import Reference
 from kvtide.copy.unpacked import no_rows
 from kvtide.core.messages import Copy, Plan, Pool, Report
@@ -40,6 +41,8 @@ class Memory:
     def __init__(self, slots: int, slot_bytes: int) -> None:
         self.slots, self.slot_bytes = slots, slot_bytes
         self.is_there = True
+        self.gone = False
+        self.looked_at = 0
         self.said: list[str] = []
         self.arenas: dict[int, HostArena] = {}
         self.views: dict[int, npt.NDArray[np.uint8]] = {}
@@ -52,6 +55,10 @@ class Memory:
         arena = self.arenas[pool.life] = HostArena(self.slots, self.slot_bytes)
         self.views[pool.life] = arena.memory
         return arena
+
+    def is_gone(self) -> bool:
+        self.looked_at += 1
+        return self.gone
 
     def drained(self) -> None:
         self.said.append("drained")
@@ -233,6 +240,46 @@ def test_without_a_node_the_memory_goes_too(lives: Lives) -> None:
     lives.polled(lambda: lives.memory.said == ["join 1", "drained"])
     lives.engine.use(None)
     assert lives.engine.poll() == Finished()
+
+
+def test_f28_an_engine_that_rests_does_not_keep_the_memory_of_a_dead_node(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lives_module, "IDLE_S", 0.01)
+    begin(lives.engine, 1)
+    until(lambda: lives.memory.looked_at >= 3)
+    assert lives.memory.said == ["join 1"], "the node lives"
+    lives.memory.gone = True
+    until(lambda: lives.memory.said == ["join 1", "drained"])
+    with pytest.raises(CopyError, match="closed"):
+        _ = lives.memory.arenas[1].memory
+    assert lives.run(STORE, Copy(1, (0,), (0,), life=1)).failed
+    lives.memory.gone = False
+    begin(lives.engine, 2)
+    assert lives.run(STORE, Copy(2, (0,), (0,), life=2)).done == (2,)
+
+
+def test_f28_what_a_dead_node_left_under_way_ends_well_before_its_memory_goes(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lives_module, "IDLE_S", 0.01)
+    begin(lives.engine, 1)
+    gate, reached = threading.Event(), threading.Event()
+
+    def fence() -> None:
+        reached.set()
+        assert gate.wait(PATIENCE_S)
+
+    assert lives.engine.submit(STORE, Copy(1, (3,), (0,), life=1), fence)
+    assert reached.wait(PATIENCE_S)
+    lives.memory.gone = True
+    until(lambda: lives.engine.life == 0)
+    assert lives.memory.said == ["join 1"]
+    gate.set()
+    assert lives.engine.wait((1,), PATIENCE_S)
+    assert lives.engine.poll() == Finished(done=(1,))
+    assert lives.memory.views[1][0].tolist() == lives.blocks[3].tolist()
+    until(lambda: lives.memory.said == ["join 1", "drained"])
 
 
 def test_a_life_that_ends_while_its_engine_is_made_is_drained(lives: Lives) -> None:

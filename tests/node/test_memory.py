@@ -18,7 +18,7 @@ from kvtide.node.hello import Hello, Role
 from kvtide.node.index_link import IndexLink
 from kvtide.node.memory import NodeMemory
 from tests.left_behind import Before
-from tests.node.support import SOON_S, Rig, serving, wait_until
+from tests.node.support import MANY_CONNECTIONS, SOON_S, Rig, serving, wait_until
 
 
 class Worker:
@@ -86,6 +86,20 @@ def test_a_life_is_over_at_the_node_when_its_worker_is_done_with_it(rig: Rig) ->
     worker.memory.drained()
     wait_until(lambda: rig.handler.told == [("ending", "engine"), ("over", "engine")])
     worker.memory.close()
+
+
+def test_f28_a_worker_can_tell_without_asking_that_its_node_is_gone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "node.sock", MANY_CONNECTIONS, None, 30.0)
+    worker = Worker(rig.path)
+    assert not worker.memory.is_gone(), "there was none"
+    arena = worker.join(pool_of(rig.scheduler()))
+    rig.check_alive()
+    assert not worker.memory.is_gone()
+    rig.close()
+    wait_until(worker.memory.is_gone)
+    arena.close()
+    worker.memory.close()
+    assert not worker.memory.is_gone()
 
 
 def test_what_is_lost_with_a_connection_is_said_by_the_next_hello(rig: Rig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -10,12 +12,18 @@ from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.copy.life import Life
 from kvtide.core.messages import Copy, Pool
 
+IDLE_S = 1.0
+"""An engine that has not said for so long which life there is rests."""
+
 
 class HostMemory(Protocol):
     """Where host memory comes from. Nothing here raises, or waits longer than a moment."""
 
     def join(self, pool: Pool) -> HostArena | None:
         """Return the memory of a life. None: it is not there yet; ask again."""
+
+    def is_gone(self) -> bool:
+        """Whether nobody keeps the memory that was joined last any more."""
 
     def drained(self) -> None:
         """Nothing is or will be copied to or from the memory that was joined last: it may be given to others."""
@@ -33,6 +41,9 @@ class LivesCopyEngine(CopyEngine):
     seconds, and no step has to wait for that.
 
     A copy of another life than the present one fails, and moves nothing. `say` hears why an engine cannot be made.
+
+    A serving engine that rests says nothing of lives. So that it does not keep the memory of a dead node, which the
+    next one may need, a thread looks after that meanwhile.
     """
 
     def __init__(self, memory: HostMemory, make: Callable[[HostArena], CopyEngine], say: Callable[[str], None]) -> None:
@@ -48,11 +59,21 @@ class LivesCopyEngine(CopyEngine):
         """What was moved in lives that are over."""
         self._compute = False
         self._closed = False
+        self._lock = threading.RLock()
+        """For what the thread below does, too: `_life` and `_pool`."""
+        self._used_s = time.monotonic()
+        self._watch_thread = threading.Thread(target=self._watch, name="kvtide-watch", daemon=False)
+        self._ends = threading.Event()
 
     # ------------------------------------------------------------------ lives
 
     def use(self, pool: Pool | None) -> None:
         """Begin another life, or none. See `CopyEngine.use`."""
+        with self._lock:
+            self._used_s = time.monotonic()
+            self._turn_to(pool)
+
+    def _turn_to(self, pool: Pool | None) -> None:
         self._pool = pool
         if self._life is not None and self._life.pool != pool:
             self._life.over = True
@@ -77,6 +98,16 @@ class LivesCopyEngine(CopyEngine):
             arena = self._memory.join(self._pool)
             if arena is not None:
                 self._life = Life(self._pool, arena, self._made, self._say)
+                if self._watch_thread.ident is None:
+                    self._watch_thread.start()
+
+    def _watch(self) -> None:
+        """Let go of a dead node's memory while the engine rests."""
+        while not self._ends.wait(IDLE_S) and threading.main_thread().is_alive():
+            with self._lock:
+                rests = not self._closed and time.monotonic() - self._used_s >= IDLE_S
+                if rests and self._life is not None and (self._life.over or self._memory.is_gone()):
+                    self._turn_to(None)
 
     def _made(self, arena: HostArena) -> CopyEngine:
         engine = self._make(arena)
@@ -87,19 +118,21 @@ class LivesCopyEngine(CopyEngine):
 
     def submit(self, direction: Direction, copy: Copy, after: Fence | None = None) -> bool:
         """Take a transfer of the present life; one of another fails. See `CopyEngine.submit`."""
-        life = self._life
-        if self._closed:
-            return False
-        if life is not None and copy.life == life.pool.life and (life.is_open or copy.id in life.in_flight):
-            return life.submit(direction, copy, after)
-        self._failed[copy.id] = f"this rank has no memory of life {copy.life}"
-        return True
+        with self._lock:
+            life = self._life
+            if self._closed:
+                return False
+            if life is not None and copy.life == life.pool.life and (life.is_open or copy.id in life.in_flight):
+                return life.submit(direction, copy, after)
+            self._failed[copy.id] = f"this rank has no memory of life {copy.life}"
+            return True
 
     def poll(self) -> Finished:
         """Return the transfers that ended since the last call. See `CopyEngine.poll`."""
-        finished = Finished() if self._life is None else self._life.poll()
-        failed, self._failed = self._failed, {}
-        self._go_on()
+        with self._lock:
+            finished = Finished() if self._life is None else self._life.poll()
+            failed, self._failed = self._failed, {}
+            self._go_on()
         return finished._replace(failed=(*finished.failed, *failed.items()))
 
     def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
@@ -135,17 +168,22 @@ class LivesCopyEngine(CopyEngine):
 
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction, in all lives."""
-        past = self._past[direction]
-        return past if self._engine is None else past.plus(self._engine.traffic(direction))
+        with self._lock:
+            past = self._past[direction]
+            return past if self._engine is None else past.plus(self._engine.traffic(direction))
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close the engine of the present life, and let its memory go. See `CopyEngine.close`."""
-        self._closed = True
-        if self._life is not None and not self._life.close(timeout_s):
-            return False
-        self._memory.drained()
-        self._memory.close()
-        return True
+        self._ends.set()
+        if self._watch_thread.ident is not None:
+            self._watch_thread.join(timeout_s)
+        with self._lock:
+            self._closed = True
+            if self._life is not None and not self._life.close(timeout_s):
+                return False
+            self._memory.drained()
+            self._memory.close()
+            return True
 
     @property
     def _engine(self) -> CopyEngine | None:

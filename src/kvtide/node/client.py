@@ -117,6 +117,14 @@ class Client:
         """Wait until something can be read, at most so long."""
         return self._wait(time.monotonic() + timeout_s)
 
+    def has_hung_up(self) -> bool:
+        """Whether the connection is over; what the node has sent before may still be there. Does not wait."""
+        if self.fileno() < 0:
+            return True
+        end = select.poll()
+        end.register(self.fileno(), select.POLLRDHUP)
+        return bool(end.poll(0))
+
     def drained(self, members: Iterable[int]) -> None:
         """Say that no copy of these members is under way, nor will be: our own, now or in earlier lives."""
         for frame in drained_frames(members):

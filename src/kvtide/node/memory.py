@@ -73,6 +73,10 @@ class NodeMemory:
         arena.share = self._share
         return arena
 
+    def is_gone(self) -> bool:
+        """See `HostMemory`: the node has ended, or does not want us any more."""
+        return self._client is not None and self._client.has_hung_up()
+
     def drained(self) -> None:
         """See `HostMemory`. If that is lost with its connection, the next hello says it."""
         if self._client is not None and self._client.welcome is not None:

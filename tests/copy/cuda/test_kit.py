@@ -28,6 +28,9 @@ class Memory:
         self.arena = HostArena(BLOCKS, BLOCK_BYTES)
         return self.arena
 
+    def is_gone(self) -> bool:
+        return False
+
     def drained(self) -> None:
         pass
 
