@@ -54,6 +54,7 @@ from vllm_common import (
     engine_arguments,
     randomise,
     read_counters,
+    read_machine,
     write_model,
 )
 from vllm_steps import VARIANTS, read_steps, watch_steps
@@ -195,7 +196,8 @@ def serve(mode: str, settings: Settings, folder: Path, orders: Any) -> None:
 async def serve_rounds(mode: str, settings: Settings, folder: Path, orders: Any) -> None:
     begin_s = time.perf_counter()
     engine = make_engine(mode, settings, folder)
-    orders.send([time.perf_counter() - begin_s])
+    start_s = time.perf_counter() - begin_s
+    orders.send([start_s, (await engine.collective_rpc(read_machine))[0]])
     await engine.collective_rpc(randomise)
     for variant in mode.split("@")[1:]:
         await engine.collective_rpc(VARIANTS[variant])
@@ -245,7 +247,7 @@ class Comparison:
             counters = self._ask(mode, child.order, None)
             child.end()
             if mode not in self.failed:
-                self._add_row(mode, starts[mode][0], rounds[mode], counters[0])
+                self._add_row(mode, starts[mode], rounds[mode], counters[0])
 
     def _ask(self, mode: str, ask: Any, *arguments: Any) -> Any:
         if mode in self.failed:
@@ -257,8 +259,8 @@ class Comparison:
             self.failed[mode] = str(error)
             return None
 
-    def _add_row(self, mode: str, start_s: float, rounds: list[Round], counters: dict[str, Any]) -> None:
-        row: dict[str, Any] = {"mode": mode, "start_s": start_s}
+    def _add_row(self, mode: str, start: tuple[float, Any], rounds: list[Round], counters: dict[str, Any]) -> None:
+        row: dict[str, Any] = {"mode": mode, "start_s": start[0], "machine": start[1]}
         for name in ("first_ms", "follow_up_ms", "between_ms", "between_first_ms"):
             row[name] = summary([value for each in rounds for value in getattr(each, name)])
         row["done_s"] = statistics.fmean(each.done_s for each in rounds)

@@ -170,6 +170,14 @@ def randomise(worker: Any) -> None:
             parameter.data.normal_(0.0, 0.02, generator=generator)
 
 
+def read_machine(_worker: Any) -> dict[str, str]:
+    """Return what a worker runs on."""
+    import torch  # noqa: PLC0415 (only in the processes that run vLLM)
+    import vllm  # noqa: PLC0415
+
+    return {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU", "vllm": vllm.__version__}
+
+
 def read_counters(_worker: Any) -> dict[str, Any]:
     """Return what kvtide has counted. Runs where scheduler and worker are."""
     import gc  # noqa: PLC0415 (only in the processes that run vLLM)

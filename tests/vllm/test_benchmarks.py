@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tests.not_tested import lacks
+from tools.chat_report import part
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -60,3 +62,4 @@ def test_conversations_are_compared_and_answered_alike() -> None:
         assert 0 < row["between_ms"]["count"] <= 8 * 7  # on a busy machine an output may have two tokens
         assert row["other_answers"] == 0
         assert row["counters"]["steps_ms"]["decode"]["count"] > 0
+    assert re.search(r"\| without offloading \| \d+ \| \d+ \|", part(found)), "the docs can be written from it"
