@@ -356,6 +356,8 @@ def main() -> int:
         parser.error("--modes: kvtide-node: expected a --node, started before with `kvtide node`")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    if arguments.small:  # by itself vLLM's CPU build gives engines with a connector other cores than those without
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(settings_of(arguments), arguments.out, Path(folder))
         for group in groups:

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.not_tested import lacks
 from tools.chat_report import part
+
+from tests.not_tested import lacks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
