@@ -219,6 +219,20 @@ def test_f29_an_engine_serves_while_its_node_is_dead_and_comes_back_to_the_next_
     check_one_life(engine)
 
 
+def test_an_engine_that_rests_notices_with_its_next_request_that_the_node_has_gone(nodes: Nodes, make: Make) -> None:
+    """As docs/users/node.md says."""
+    node = nodes.start()
+    engine = make()
+    engine.generate("a", PROMPT)
+    node.kill()
+    assert engine.side._node.is_attached
+    check_one_life(engine)
+    assert revisit(engine, "b") == 0
+    assert not engine.side._node.is_attached
+    assert engine.manager.metrics.not_loaded["node_away"] == len(PROMPT)
+    wait_until(lambda: not mapped(), "memory of the dead node is given back")
+
+
 def check_one_life(world: World) -> None:
     """Old memory is given back."""
     wait_until(lambda: len(mapped()) == len(world.workers), "memory of earlier lives is unmapped")

@@ -65,6 +65,8 @@ class NotLoaded(str, Enum):
     """The node that keeps host blocks is not there."""
     NODE_LATE = "node_late"
     """The node that keeps host blocks did not answer in time, or a rank did not get at its memory in time."""
+    LEASES_FULL = "leases_full"
+    """This engine keeps three quarters of the node's memory for loads: others need the rest to store."""
 
 
 class NotSunk(str, Enum):

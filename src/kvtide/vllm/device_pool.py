@@ -144,6 +144,26 @@ class VLLMDevicePool:
         free: int = queue.num_free_blocks
         return max(1, free - behind_at_most)
 
+    def next_victims(self, count: int) -> list[tuple[Any, int | None]]:
+        """Return what the next blocks hold that vLLM will give out: hash, and where its tokens end."""
+        block, held = self._stamped.fake_free_list_head.next_free_block, []
+        while count and block is not None:
+            if not isinstance(block, Place):
+                count -= 1
+                if block.block_hash is not None:
+                    held.append((block.block_hash, block.block_hash_num_tokens))
+            block = block.next_free_block
+        return held
+
+    def gone(self, held: list[tuple[Any, int | None]]) -> Iterator[tuple[int, Key]]:
+        """Return the groups and keys among these that no block holds any more."""
+        find = self._pool.cached_block_hash_to_block.get_one_block
+        for hashed, end_tokens in held:
+            if find(hashed) is None:
+                group = self._group_of.get(get_group_id(hashed))
+                if group is not None and not (end_tokens or 0) % self._block_tokens[group]:
+                    yield group, bytes(get_block_hash(hashed))
+
     @property
     def _stamped(self) -> StampedQueue:
         assert self._walked is not None, "only lazy mode walks the free queue"

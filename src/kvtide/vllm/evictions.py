@@ -6,7 +6,6 @@ In lazy mode that is the moment in which a block is lost that was not stored in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 from kvtide.core import Key
@@ -18,12 +17,10 @@ def watch_evictions(pool: Any, device: VLLMDevicePool, heard: Callable[[int, Key
     get = pool.get_new_blocks
 
     def get_new_blocks(num_blocks: int) -> Any:
-        next_victims = islice(device.walk_free(None) or (), num_blocks)
-        held = [free.content for free in next_victims if free.content is not None]
+        held = device.next_victims(num_blocks)
         blocks = get(num_blocks)
-        for content in held:
-            if device.find(content.group, content.key) is None:
-                heard(content.group, content.key)
+        for group, key in device.gone(held):
+            heard(group, key)
         return blocks
 
     pool.get_new_blocks = get_new_blocks

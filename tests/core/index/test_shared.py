@@ -140,6 +140,41 @@ def test_a_lease_of_one_engine_outlives_that_of_another(node: Node) -> None:
     assert node.fill == (6, 2, 0)
 
 
+def test_an_engine_that_returns_no_leases_cannot_keep_others_from_storing(node: Node) -> None:
+    for name in "abcd":
+        node.store(B, name, 2)
+    leased = [node.look_up(A, name, 2) for name in "abcd"]
+    assert [found.tokens for found in leased] == [2 * SIZE] * 3 + [0]
+    assert (leased[3].lease, leased[3].pieces) == (None, ())
+    assert leased[3].missed == {NotLoaded.LEASES_FULL: 2 * SIZE}
+    assert node.shared.counted.not_loaded == {NotLoaded.LEASES_FULL: 2 * SIZE}
+    node.store(B, "e", 2)
+    for owner in (B, C):
+        found = node.look_up(owner, "e", 2)
+        assert found.tokens == 2 * SIZE, "each engine for itself"
+    assert node.look_up(A, "e", 2).tokens == 0
+    node.say(A, Release(leased[0].lease or 0, used=False))
+    assert node.look_up(A, "e", 2).tokens == 2 * SIZE, "what was returned counts no more"
+
+
+def test_a_prefix_that_many_requests_of_an_engine_share_is_leased_as_often_as_they_ask(node: Node) -> None:
+    node.store(B, "a", 5)
+    assert all(node.look_up(A, "a", 5).tokens == 5 * SIZE for _ in range(20))
+
+
+def test_the_first_lease_of_an_engine_may_be_for_more_than_its_share(node: Node) -> None:
+    node.store(B, "a", 7)
+    node.store(B, "b", 1)
+    first = node.look_up(A, "a", 7)
+    assert first.tokens == 7 * SIZE
+    assert node.look_up(A, "b", 1).tokens == 0
+    again = node.look_up(A, "a", 7)
+    assert again.tokens == 7 * SIZE, "it keeps that anyway"
+    for found in (first, again):
+        node.say(A, Release(found.lease or 0, used=False))
+    assert node.look_up(A, "b", 1).tokens == SIZE
+
+
 def test_an_engine_cannot_return_or_settle_what_another_one_holds(node: Node) -> None:
     node.store(A, "a", 1)
     lease, run = node.look_up(A, "a", 1).lease, node.write(A, "b", 2)

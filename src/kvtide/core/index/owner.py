@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtide.core.chain import Chain
@@ -22,10 +23,29 @@ class Owner:
     closed: bool = False
     """Nothing is heard of it any more, but its processes may still copy."""
 
+    _leased_most: int = 0
+    """So many different slots it has leased at most: known without looking at them again and again."""
+
     @property
     def leased_slots(self) -> int:
-        """Slots that it may read."""
+        """Slots that it may read, once for each lease."""
         return sum(len(lease.slots) for lease, _ in self.leases.values())
+
+    def may_lease(self, slots: Sequence[int], slots_max: int) -> bool:
+        """Whether it would not have leased more than so many different slots with these. The first lease may be larger.
+
+        Many requests may share a prefix, so slots are not counted once for each lease.
+        """
+        if not self.leases:
+            self._leased_most = 0
+        elif self._leased_most + len(slots) > slots_max:
+            leased = {slot for lease, _ in self.leases.values() for slot in lease.slots}
+            self._leased_most = len(leased)
+            new_slots = sum(slot not in leased for slot in slots)
+            if new_slots and self._leased_most + new_slots > slots_max:
+                return False
+        self._leased_most += len(slots)
+        return True
 
     @property
     def writing_slots(self) -> int:

@@ -25,6 +25,10 @@ from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.core.requests import Request
 from kvtide.errors import ProtocolError
 
+LEASED_QUARTERS_MAX = 3
+"""Of its slots: so much one engine may lease. An engine that does not return leases must not keep all others from
+storing. An engine that is well keeps what its device is about to load.
+"""
 _HAS_BYTES = NULL_BLOCK + 1
 """In place of a device block: which one it is is the engine's business."""
 
@@ -249,6 +253,8 @@ class SharedIndex:
             return Found(id_, match.tokens, (), match.missed)
         if not self._all_ready(holder, match):
             return Found(id_, 0, (), {NotLoaded.NOT_CACHED: match.num_tokens - match.device_tokens})
+        if not holder.may_lease(match.slots, self._index.host.slots_max * LEASED_QUARTERS_MAX // 4):
+            return Found(id_, 0, (), {**match.missed, NotLoaded.LEASES_FULL: match.tokens})
         self._last_id += 1
         holder.leases[self._last_id] = self._index.lease(match), match
         return Found(id_, match.tokens, match.pieces, match.missed, self._last_id)
