@@ -43,7 +43,10 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
     with engine(model, dtype="bfloat16", kv_transfer_config=connector) as offloading:
         said["lines"] = lines_about_packing()  # vLLM sets its loggers up when an engine is made
         for turn in ("computed", "loaded"):
-            results = offloading.generate(*PROMPTS[1:4])
+            results = []
+            for tokens in PROMPTS[1:4]:
+                results += offloading.generate(tokens)
+                offloading.drain()  # what was stored is known before the next one comes, however busy the machine is
             said[turn] = [[result.tokens, result.logprobs, result.cached_tokens] for result in results]
             offloading.forget_device()
         side = get_kv_transfer_group()._worker
