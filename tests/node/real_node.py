@@ -92,14 +92,14 @@ class RealNode:
 
     def check_at_rest(self) -> None:
         """Check that nobody holds anything: every slot is free or cached."""
-        wait_until(lambda: all(engine["state"] == "open" for engine in self.status()["engines"]))
+        wait_until(lambda: all(engine["state"] == "open" for engine in self.status()["engines"]), self.status)
 
         def is_at_rest() -> bool:
             found = self.namespace()
             held = found["leased"] + found["writing"] + found["quarantined"]
             return not held and bool(found["free"] + found["cached"] == found["slots"])
 
-        wait_until(is_at_rest)
+        wait_until(is_at_rest, self.status)
 
     def kill(self) -> None:
         self.process.kill()
