@@ -113,7 +113,7 @@ def server(program: str, folder: Path) -> Iterator[int]:
     command = [program, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 - a server, found by its name
     try:
-        for _ in range(500):
+        for _ in range(2000):  # a busy machine takes its time
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break

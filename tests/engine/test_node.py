@@ -178,7 +178,7 @@ def test_engines_and_nodes_that_are_killed_cost_hits_and_nothing_else(own_node: 
                 assert engine.ask(tokens, 4).tokens == answer
 
         def keeps_blocks() -> bool:
-            """Whether an engine is attached, and its worker, too: before that the node has no memory for them."""
+            """Whether an engine is attached, and its worker, too."""
             assert engines[0].ask(texts[0], 4).tokens == expected[0]
             return any(space["cached"] for space in own_node.status()["namespaces"])
 

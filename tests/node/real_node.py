@@ -91,15 +91,20 @@ class RealNode:
         return found
 
     def check_at_rest(self) -> None:
-        """Check that nobody holds anything: every slot is free or cached."""
-        wait_until(lambda: all(engine["state"] == "open" for engine in self.status()["engines"]))
+        """Check that nobody holds anything: every slot is free or cached.
 
-        def is_at_rest() -> bool:
-            found = self.namespace()
-            held = found["leased"] + found["writing"] + found["quarantined"]
-            return not held and bool(found["free"] + found["cached"] == found["slots"])
+        One more engine says that it can use all of them: the last one may have left before it knew.
+        """
+        wait_until(lambda: all(engine["state"] == "open" for engine in self.status()["engines"]), self.status)
+        with Engine(config_of(), {"node": str(self.path)}) as engine:
 
-        wait_until(is_at_rest)
+            def is_at_rest() -> bool:
+                serve(engine, [0], 1)
+                found = self.namespace()
+                held = found["leased"] + found["writing"] + found["quarantined"]
+                return not held and bool(found["free"] + found["cached"] == found["slots"])
+
+            wait_until(is_at_rest, self.status)
 
     def kill(self) -> None:
         self.process.kill()

@@ -33,10 +33,11 @@ SOON_S = 20.0
 """What takes milliseconds may take seconds on a busy machine."""
 
 
-def wait_until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object], instead: Callable[[], object] = lambda: "it does not happen") -> None:
+    """`instead`: what to say if it does not happen."""
     end_s = time.monotonic() + SOON_S
     while not condition():
-        assert time.monotonic() < end_s, "it does not happen"
+        assert time.monotonic() < end_s, instead()
         time.sleep(0.005)
 
 

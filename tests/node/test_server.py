@@ -270,10 +270,12 @@ def test_frames_of_the_index_are_for_schedulers_only(tmp_path: Path) -> None:
 
 
 def test_who_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
-    with serving(tmp_path, Limits(connections=100, hello_s=0.1)) as rig:
+    with serving(
+        tmp_path, Limits(connections=100, hello_s=1.0)
+    ) as rig:  # less, and a busy machine is late with its own
         sock = bare(rig)
         check_closed(sock)
-        assert rig.lines == [f"closed the connection of process {os.getpid()}: no hello within 0.1 s"]
+        assert rig.lines == [f"closed the connection of process {os.getpid()}: no hello within 1 s"]
         rig.check_alive()
 
 

@@ -108,7 +108,8 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
             operator = Operator(watch, traffic)
             with traffic.going_on():
                 every_panel_has_data(operator)
-                assert not watch.firing(), "nothing is wrong so far"
+                # Nothing is wrong so far. What fires because the machine is busy for a moment does not go on.
+                operator.until(lambda: not watch.firing(), watch.firing)
                 make_faults(operator, faults, disk, store)
                 # What a busy server does not answer within half a second is answered the next time.
                 operator.until(lambda: not watch.unwell(), watch.unwell)
