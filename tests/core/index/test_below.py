@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtide.core import FullAttention, NotLoaded, SlidingWindow
+from kvtide.core.groups import NULL_BLOCK
 from kvtide.core.ledger import FetchEntry
 from kvtide.core.messages import Fetch, Lookup, Sink
 from tests.core.index.bench import KINDS, SIZE
@@ -145,14 +146,18 @@ def test_two_that_need_the_same_blocks_wait_for_one_fetch(bench: DeepBench) -> N
     check_at_rest(bench)
 
 
-def test_what_was_to_come_from_below_and_has_not_is_stored_after_all(bench: DeepBench) -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_was_to_come_from_below_and_has_not_is_stored_after_all(bench: DeepBench, ended: bool) -> None:
     bench.sink("a", 3)
     bench.forget()
     request = bench.request("a", 3)
     bench.begin(request)
     bench.answer(*bench.begun(Lookup))
     (fetch,) = bench.begun(Fetch)
-    (grant,) = bench.ask(bench.chain("a", 0, 3), touch=True)
+    chain = bench.chain("a", 0, 3)
+    if not ended:
+        chain.blocks[1] = NULL_BLOCK  # a request that goes on asks again for what the device has, and only for that
+    (grant,) = bench.ask(chain, touch=ended)
     assert (grant.runs, grant.reached) == ([], 3), "it is on its way up"
     for kept in bench.kept:
         kept.discard((0, bench.chain("a", 0, 3).keys[1]))

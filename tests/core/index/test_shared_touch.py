@@ -18,6 +18,19 @@ def ended(node: Node, name: str, blocks: int) -> Offer:
     return replace(node.offer(name, blocks), touch=True)
 
 
+@pytest.fixture
+def node() -> Node:
+    return Node(groups=BOTH)
+
+
+@pytest.fixture
+def renewed(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Runs of slots that the policy was told of."""
+    runs: list[list[int]] = []
+    monkeypatch.setattr(node.local.host._policy, "renew", lambda run, *_: runs.append(list(run)))
+    return runs
+
+
 def known(blocks: int) -> Taken:
     return Taken([], [], {}, [], blocks)
 
@@ -52,11 +65,14 @@ def test_whoever_relies_on_what_another_writes_hears_when_it_does_not_come() -> 
     assert node.shared.take_notices() == [(B, unkept("a", 1, 2))]
 
 
-def test_what_is_lacking_is_granted_and_the_rest_is_renewed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Node(groups=BOTH)
+def test_what_is_all_there_is_renewed_once(node: Node, renewed: list[list[int]]) -> None:
     node.store(A, "a", 2)
-    renewed: list[list[int]] = []
-    monkeypatch.setattr(node.local.host._policy, "renew", lambda run, *_: renewed.append(list(run)))
+    assert node.reserve(B, ended(node, "a", 2)) == [known(2)]
+    assert renewed == [[0, 1]]
+
+
+def test_what_is_lacking_is_granted_and_the_rest_is_renewed_once(node: Node, renewed: list[list[int]]) -> None:
+    node.store(A, "a", 2)
     here = ended(node, "a", 2)
     there = replace(here, group=1, keys=keys("a", 2, 1))
     first, second = node.reserve(B, here, there)
@@ -64,10 +80,7 @@ def test_what_is_lacking_is_granted_and_the_rest_is_renewed_once(monkeypatch: py
     assert renewed == [[0, 1]]
 
 
-def test_an_offer_that_was_not_in_use_until_now_renews_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Node(groups=BOTH)
+def test_an_offer_that_was_not_in_use_until_now_renews_nothing(node: Node, renewed: list[list[int]]) -> None:
     node.store(A, "a", 2)
-    renewed: list[list[int]] = []
-    monkeypatch.setattr(node.local.host._policy, "renew", lambda run, *_: renewed.append(list(run)))
     assert node.reserve(B, node.offer("a", 2)) == [known(2)]
     assert renewed == []
