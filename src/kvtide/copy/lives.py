@@ -82,11 +82,13 @@ class LivesCopyEngine(CopyEngine):
     @property
     def life(self) -> int:
         """The life whose memory is there; 0: none."""
-        return self._life.pool.life if self._life is not None and self._life.is_open else 0
+        life = self._life
+        return life.pool.life if life is not None and life.is_open else 0
 
     def slots_ready(self) -> int | None:
         """Return how many slots of the present life can be used: none without one."""
-        return 0 if self._life is None else self._life.slots_ready
+        life = self._life
+        return 0 if life is None else life.slots_ready
 
     def _go_on(self) -> None:
         """Do what can be done by now: let a life that is over go, and begin the next one."""
@@ -153,24 +155,27 @@ class LivesCopyEngine(CopyEngine):
     def share(self, *, compute: bool) -> None:
         """Tell whether the device computes. See `CopyEngine.share`."""
         self._compute = compute
-        if self._engine is not None:
-            self._engine.share(compute=compute)
+        engine = self._engine
+        if engine is not None:
+            engine.share(compute=compute)
 
     def device_memory_goes(self) -> None:
         """Tell that device memory may lose its content. See `CopyEngine.device_memory_goes`."""
-        if self._engine is not None:
-            self._engine.device_memory_goes()
+        engine = self._engine
+        if engine is not None:
+            engine.device_memory_goes()
 
     @property
     def lost(self) -> str | None:
         """Why nothing can be copied any more. See `CopyEngine.lost`."""
-        return None if self._engine is None else self._engine.lost
+        engine = self._engine
+        return None if engine is None else engine.lost
 
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction, in all lives."""
         with self._lock:
-            past = self._past[direction]
-            return past if self._engine is None else past.plus(self._engine.traffic(direction))
+            past, engine = self._past[direction], self._engine
+            return past if engine is None else past.plus(engine.traffic(direction))
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close the engine of the present life, and let its memory go. See `CopyEngine.close`."""
@@ -187,4 +192,5 @@ class LivesCopyEngine(CopyEngine):
 
     @property
     def _engine(self) -> CopyEngine | None:
-        return None if self._life is None else self._life.engine
+        life = self._life  # the thread may let go of it meanwhile
+        return None if life is None else life.engine
