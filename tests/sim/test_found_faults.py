@@ -91,6 +91,8 @@ FOUND_WITH_A_NODE = [
         "an engine that had paused left its node because of a reservation that was answered meanwhile, and had to map "
         "all of its memory again",
     ),
+    (775726619684, "the checker, not the core: ten seconds that were added up from steps were a little less than ten"),
+    (1072587925042, "the same, and a little more than ten"),
 ]
 """Seed and what was wrong, in worlds with a node."""
 

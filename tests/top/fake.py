@@ -20,9 +20,10 @@ KVTIDE = (
     sys.executable,
     "-c",
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
     "from kvtide.cli import main; sys.exit(main())",
 )
-"""The command, which hears Ctrl-C also where a shell has started the tests in the background."""
+"""The command, which hears Ctrl-C and a hang-up also where the tests run in the background of a shell, or by nohup."""
 
 
 class FakeServer:

@@ -210,3 +210,12 @@ def test_a_prefix_longer_than_all_ticks_before_it_keeps_its_order() -> None:
     pool.policy.tick()
     pool.policy.add([3], NO_PARENT, 1, 1)
     assert pool.policy.evict(SLOTS) == [2, 1, 0, 3]
+
+
+def test_a_child_that_also_comes_before_its_parent_is_not_linked() -> None:
+    pool = Pool(PrefixAware)
+    first, second = pool.add(2)
+    for child in (first, second):
+        pool.policy.adopt(child, second)
+    assert pool.policy.ancestors(second, 3) is None
+    assert pool.policy.evict(2) == [second, first]

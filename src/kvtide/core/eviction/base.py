@@ -22,6 +22,13 @@ def follow_parents(parents: Sequence[int], slot: int, count: int) -> list[int] |
     return slots
 
 
+def is_below(parents: Sequence[int], slot: int, above: int) -> bool:
+    """Whether a slot is another one, or continues it, directly or not."""
+    while slot not in (above, NO_PARENT):
+        slot = parents[slot]
+    return slot == above
+
+
 class EvictionPolicy(ABC):
     """Orders the cached slots of a host pool. Slots that are being written are none of its business.
 

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents
+from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents, is_below
 from kvtide.core.groups import Key
 
 _TICK = 1 << 24
@@ -58,7 +58,9 @@ class PrefixAware(EvictionPolicy):
         self._push(parent)
 
     def adopt(self, child: int, parent: int) -> None:
-        """Link a child that came before its parent."""
+        """Link a child that came before its parent. An engine that mixes keys up may say that it also comes before."""
+        if is_below(self._parent, parent, child):
+            return
         self._parent[child] = parent
         self._children[parent] += 1
 

@@ -34,10 +34,11 @@ _HAS_BYTES = NULL_BLOCK + 1
 
 
 class SharedIndex:
-    """One namespace, and who holds what of it."""
+    """One namespace, and who holds what of it. One engine may lease so many quarters of its slots."""
 
-    def __init__(self, index: LocalIndex) -> None:
+    def __init__(self, index: LocalIndex, *, leased_quarters_max: int = LEASED_QUARTERS_MAX) -> None:
         self._index = index
+        self._leased_quarters_max = leased_quarters_max
         self._groups = len(index.block_tokens)
         self._owners: dict[int, Owner] = {}
         self._waiting = WaitingLookUps(index)
@@ -253,7 +254,7 @@ class SharedIndex:
             return Found(id_, match.tokens, (), match.missed)
         if not self._all_ready(holder, match):
             return Found(id_, 0, (), {NotLoaded.NOT_CACHED: match.num_tokens - match.device_tokens})
-        if not holder.may_lease(match.slots, self._index.host.slots_max * LEASED_QUARTERS_MAX // 4):
+        if not holder.may_lease(match.slots, self._index.host.slots_max * self._leased_quarters_max // 4):
             return Found(id_, 0, (), {**match.missed, NotLoaded.LEASES_FULL: match.tokens})
         self._last_id += 1
         holder.leases[self._last_id] = self._index.lease(match), match
@@ -280,7 +281,7 @@ class SharedIndex:
         if self._are_known(owner, call.offers):  # as usual when a request ends that has loaded
             return Reserved(call.id, [Taken([], [], {}, [], len(offer.keys)) for offer in call.offers])
         wants = list(map(_want, call.offers))
-        self._check(all(len(set(want.chain.keys)) == len(want.chain) for want in wants))
+        self._check(all(len({want.chain.parent, *want.chain.keys}) == 1 + len(want.chain) for want in wants))
         taken: list[Taken] = []
         room = call.room_blocks
         if self._owners[owner].slots_ready < self._index.host.slots:

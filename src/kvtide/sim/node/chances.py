@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from kvtide.sim.below import TierWorld
 from kvtide.sim.draw import Draw
 
-NODE_STREAM, NODE_RUN_STREAM, CLEARS_STREAM = 1 << 64, 1 << 65, 1 << 66
+NODE_STREAM, NODE_RUN_STREAM, CLEARS_STREAM, LEASES_STREAM = 1 << 64, 1 << 65, 1 << 66, 1 << 67
 """Far from the streams of other worlds."""
 
 RESETS_MAX = 4
@@ -39,6 +39,8 @@ class NodeWorld:
     """How long it takes until what was killed is started again."""
     node_clears: int = 0
     """An operator clears a namespace."""
+    leased_quarters_max: int = 3
+    """Of the slots of a namespace: so much one engine may lease."""
     tier: TierWorld | None = None
     """What is below the node's memory."""
 
@@ -57,6 +59,7 @@ class NodeWorld:
             remembers=draw.chance(192),
             node_hangs=draw.pick((0, 0, 1, 4)),
             node_clears=Draw(seed, CLEARS_STREAM).pick((0, 0, 0, 4)),
+            leased_quarters_max=Draw(seed, LEASES_STREAM).pick((0, 1, 3, 3)),
         )
 
     def without_faults(self) -> NodeWorld:

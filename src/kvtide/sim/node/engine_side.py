@@ -11,7 +11,7 @@ from kvtide.sim.checkers.base import Checker
 from kvtide.sim.checkers.observed import Observed
 from kvtide.sim.clock import TICK_S
 from kvtide.sim.copies import Job
-from kvtide.sim.node.link import SimLink
+from kvtide.sim.node.link import ROUNDED_S, SILENT_S, SimLink
 from kvtide.sim.node.watch import NodeWatch
 from kvtide.sim.request import SimRequest
 from kvtide.sim.violation import Violation
@@ -85,7 +85,7 @@ class AtNodeChecker(Checker):
 
     def plan_made(self, plan: Plan) -> None:
         """When the node is there, the engine has noticed; and when it hangs, the engine has left it."""
-        if self._link.is_silent():
+        if self._link.is_silent(SILENT_S + ROUNDED_S):
             raise Violation("I13", "the node has not answered a reservation for 10 s, and the engine still waits")
         if self._link.life is not None and self._link.greeted != self._link.life:
             raise Violation("I13", "the node is there again, and the engine has not noticed")

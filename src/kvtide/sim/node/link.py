@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from kvtide.sim.node.node import SimNode
 
 RETRY_TICKS = 6
-SILENT_S = 9.999999
-"""So long an engine waits for the answer to a reservation. A little less, for it adds up seconds."""
+SILENT_S, ROUNDED_S = 10.0, 1e-6
+"""So long an engine waits for the answer to a reservation, and how far off it may be: it adds up seconds."""
 HELLO_TICKS = 800
 """So long it waits for the answer of a node that is there and hangs."""
 
@@ -121,7 +121,7 @@ class SimLink:
 
     def hang_up(self) -> None:
         """See `Link`."""
-        if not self.is_silent():
+        if not self.is_silent(SILENT_S - ROUNDED_S):
             raise Violation("I13", f"{self.engine.name} leaves its node, which has had no time to answer")
         if self.connection is not None:
             self.lost(self.connection)
@@ -132,9 +132,9 @@ class SimLink:
         if self.connection is not None and self._welcome:
             self.connection.carry_there(self._node.hear_drained, life)
 
-    def is_silent(self) -> bool:
-        """Whether the node has not answered some reservation for so long that it must be left."""
-        return any(self.engine.told_s - since_s >= SILENT_S for since_s in self.unanswered.values())
+    def is_silent(self, seconds: float) -> bool:
+        """Whether the node has not answered some reservation for so long."""
+        return any(self.engine.told_s - since_s >= seconds for since_s in self.unanswered.values())
 
     # ------------------------------------------------------------------ lives
 

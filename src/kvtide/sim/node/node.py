@@ -31,14 +31,15 @@ class Namespace:
     def __init__(self, run: Run, name: Name, node: SimNode) -> None:
         world = run.world
         config = config_of(world)
-        tier = world.node.tier if world.node is not None and name[1] == 0 else None
+        assert world.node is not None
+        tier = world.node.tier if name[1] == 0 else None
         if tier is not None:
             config = with_tiers(config, tier)
         metrics = Metrics()
         node.counted.append(metrics)
         self._events = EventStream(True, metrics)
         self.local = LocalIndex(config, Ledger(world.ranks, metrics), self._events, metrics, None)
-        self.index = SharedIndex(self.local)
+        self.index = SharedIndex(self.local, leased_quarters_max=world.node.leased_quarters_max)
         self.arena = Arena(name, world.host_slots, world.ranks)
         self.tiers: NodeTiers | None = None
         if tier is not None:

@@ -256,3 +256,22 @@ def test_what_was_to_leave_next_stays_when_it_is_pinned_meanwhile() -> None:
     assert pool.evict(1) == first[1:]
     pool.pin(second)
     assert pool.evict(SLOTS) == []
+
+
+def test_blocks_that_do_not_follow_one_another_are_not_in_use() -> None:
+    pool = Pool(Forecast)
+    first, second = pool.add(2), pool.add(2)
+    for mixed_up in ([*first, *second], first[::-1], [*first, *first]):
+        for tell in (pool.policy.use, pool.policy.renew):
+            tell(mixed_up, BLOCK_TOKENS, BLOCK_TOKENS)
+            check_books(pool)
+    assert kind_of(pool, first[0]) == kind_of(pool, second[0]) == kind_of_turn(0, soon=False, diverged=True)
+
+
+def test_a_child_that_also_comes_before_its_parent_is_not_linked() -> None:
+    pool = Pool(Forecast)
+    first, second = pool.add(2)
+    for child in (first, second):
+        pool.policy.adopt(child, second)
+    assert pool.policy.ancestors(second, 3) is None
+    check_books(pool)

@@ -233,8 +233,9 @@ class Holders:
         row = visit % visits.size
         self.index.give_back(visits.kind[row], self.now - visits.born[row], len(taken))
         tip = visits.tip[row]
-        behind = []
+        behind: list[int] = []
         while tip != taken[-1]:
+            assert len(behind) < visits.cached[row], "a visit holds blocks that do not follow one another"
             behind.append(tip)
             tip = self._parents[tip]
         before = visits.cached[row] - len(taken) - len(behind)

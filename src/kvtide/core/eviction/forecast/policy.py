@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents
+from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents, is_below
 from kvtide.core.eviction.forecast.holders import Holders
 from kvtide.core.eviction.forecast.kinds import KINDS, RUNNING, is_shared
 from kvtide.core.eviction.forecast.visits import NOTHING
@@ -86,13 +86,17 @@ class Forecast(EvictionPolicy):
         return parent
 
     def adopt(self, child: int, parent: int) -> None:
-        """Link a child that came before its parent."""
+        """Link a child that came before its parent. An engine that mixes keys up may say that it also comes before."""
+        if is_below(self._parent, parent, child):
+            return
         self._parent[child] = parent
         self._children[parent] += 1
         self._branches[parent] += 1
 
     def use(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
         """Begin a visit that takes the chain over, and one for the shared beginning of it."""
+        if not self._is_prefix(chain):
+            return
         holders = self._holders
         holders.now += len(chain)
         own = self._end_of_shared(chain, len(chain))
@@ -106,6 +110,8 @@ class Forecast(EvictionPolicy):
 
     def renew(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
         """End the visit of a request."""
+        if not self._is_prefix(chain):
+            return
         holders = self._holders
         if not holders.visits.running[holders.row_of(chain[-1])]:
             self.use(chain, end_tokens, block_tokens)  # the device had all of it
@@ -115,6 +121,10 @@ class Forecast(EvictionPolicy):
         own = self._end_of_shared(chain, held)
         holders.take(chain[own:held], visit, in_front=True)  # the device had this part
         holders.finish(visit)
+
+    def _is_prefix(self, chain: Sequence[int]) -> bool:
+        """Whether blocks follow one another. Keys come from engines, also from one that has mixed them up."""
+        return self.ancestors(chain[-1], len(chain)) == [*chain]
 
     def release(self, slots: Sequence[int]) -> None:
         """Queue those that became evictable."""
