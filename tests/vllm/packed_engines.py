@@ -62,6 +62,7 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
             "stored_blocks": metrics.stored_blocks,
             "sunk_blocks": metrics.sunk_blocks,
             "fetched_blocks": metrics.fetched_blocks,
+            "not_loaded": {reason.value: count for reason, count in metrics.not_loaded.items() if count},
             "not_stored": {reason.value: count for reason, count in metrics.not_stored.items() if count},
             "put_bytes": sum(stats.bytes_put for stats in side._worker.tier_stats().values()),
         }
@@ -103,7 +104,9 @@ def let_nothing_pack() -> None:
 
 def main() -> None:
     model, folder, *turns = sys.argv[1:]
-    patch("kvtide.copy.packing.trial._RATE_SHARE_MIN", 0.0).start()  # how fast a busy machine packs is not in question
+    # How fast a busy machine packs and fetches is not in question.
+    patch("kvtide.copy.packing.trial._RATE_SHARE_MIN", 0.0).start()
+    patch("kvtide.core.below.fetch_break_even.FetchBreakEven.pays", lambda *_: True).start()
     if any("nothing-packs" in turn for turn in turns):
         let_nothing_pack()
     said = {turn: run(Path(model), Path(folder), turn) for turn in turns}
