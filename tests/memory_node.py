@@ -137,6 +137,8 @@ class MemoryLink:
         self.waited_s = 0.0
         self._out: list[Call] = []
         self._held_back: list[Reply] = []
+        self.hangs = False
+        """What is answered does not come."""
         self._in: list[Reply] = []
         self._comes = True
 
@@ -220,8 +222,9 @@ class MemoryLink:
 
     def let_in(self) -> None:
         """Let the engine have what has been answered by now."""
-        self._in += self._held_back
-        self._held_back = []
+        if not self.hangs:
+            self._in += self._held_back
+            self._held_back = []
 
     def come(self) -> None:
         """Begin a life, when the engine looks next."""

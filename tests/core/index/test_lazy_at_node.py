@@ -38,11 +38,11 @@ def take_all(world: World) -> list[int]:
 
 
 def hang(world: World) -> None:
-    link_of(world).let_in = lambda: None  # type: ignore[method-assign]
+    link_of(world).hangs = True
 
 
 def answer(world: World) -> None:
-    del link_of(world).__dict__["let_in"]
+    link_of(world).hangs = False
     link_of(world).let_in()
 
 
