@@ -110,8 +110,8 @@ def test_a_life_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert scheduler.welcome.more == {"slots": slots, "unlike": "", "room": ""}
         wait_until(lambda: status_of(path)["namespaces"][0]["ready_slots"] == slots)
         check_status(running, capsys, slots)
-        is_ready = re.compile(rf"kvtide: part 1 of \w+: {slots} of {slots} slots are ready, .*")
-        wait_until(lambda: any(map(is_ready.fullmatch, running.lines)))
+        is_ready = re.compile(rf"kvtide: part [01] of \w+: {slots} of {slots} slots are ready, .*")
+        wait_until(lambda: sum(map(bool, map(is_ready.fullmatch, running.lines))) == 2)  # nothing is said late
         close(*workers, scheduler)
         wait_until(lambda: status_of(path)["engines"][0]["state"] == "ending")  # this process goes on
         assert running.end(signal.SIGTERM) == 0
