@@ -234,7 +234,7 @@ class FakeGpu(Gpu):
             return FakeMemory(memory)
 
     def allocate_pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        memory = np.zeros(nbytes, np.uint8)
+        memory = np.full(nbytes, 0xB7, np.uint8)  # as a real one: with what was there before
         self.adopt(memory)
         return memory
 

@@ -66,6 +66,7 @@ class LaneMemory:
         self.tables = [self._make_table(columns, copies) for columns in tables]
         self.zeros = self._pinned(index_bytes // 2)
         """As many as there are flags, to begin with."""
+        self.zeros[:] = 0
         self.table_lost = False
         """GPU memory was given back, and taken again: the table has to be fetched before the next transfer."""
 
