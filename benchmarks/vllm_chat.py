@@ -14,8 +14,8 @@ a process of its own. What is measured, in milliseconds:
 - all done: seconds from the first request to the last token
 
 Every round has conversations of its own. The modes of a group (groups are separated by a slash) are there at the same
-time and are measured in turn, round by round, so that what the machine does otherwise meets all of them; two groups are
-compared by what they have in common. A mode may have options of its own: `kvtide-eager+host=8GiB`. Answers of all modes
+time and are measured in turn, round by round, so that what the machine does otherwise meets all of them; those that are
+not measured are paused. Two groups are compared by what they have in common. A mode may have options of its own: `kvtide-eager+host=8GiB`. Answers of all modes
 are compared. `kvtide-eager@turn-4` is kvtide with one thing changed (`vllm_steps.py` has them all), and `--steps` shows
 how long steps are, by what they compute. `kvtide-node` is at the node that was started before (`--node`), where it
 finds what others there have computed: `kvtide-node,kvtide-node+mode=eager` are two engines at one node.
@@ -186,6 +186,7 @@ class Users:
 
 def serve(mode: str, settings: Settings, folder: Path, orders: Any) -> None:
     """Start an engine of the model in a folder, say how long that took, and then do what is ordered."""
+    os.setpgid(0, 0)  # so that it can be paused with all its processes
     try:
         asyncio.run(serve_rounds(mode, settings, folder, orders))
     except BaseException:
@@ -239,11 +240,14 @@ class Comparison:
         starts = {mode: self._ask(mode, child.answer) for mode, child in children.items()}
         for number in range(self._settings.rounds + 1):
             for mode, child in children.items():
+                for other in children.values():
+                    other.go_on() if other is child else other.pause()
                 said = self._ask(mode, child.order, number)
                 if said is not None and number:
                     rounds[mode] += said
                     say(f"{mode}: round {number} done in {said[0].done_s:.1f} s")
         for mode, child in children.items():
+            child.go_on()
             counters = self._ask(mode, child.order, None)
             child.end()
             if mode not in self.failed:

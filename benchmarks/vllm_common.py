@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -233,6 +234,14 @@ class Child:
         self._process = context.Process(target=target, args=(*arguments, theirs))
         self._process.start()
         theirs.close()
+
+    def pause(self) -> None:
+        """Stop all its processes, so that what it does while it waits disturbs nobody."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let them run again."""
+        os.killpg(self._process.pid, signal.SIGCONT)
 
     def order(self, phase: str | None) -> Any:
         """Let it run a phase; None: let it come to its end."""

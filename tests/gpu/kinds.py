@@ -177,7 +177,7 @@ KINDS = {
 @contextmanager
 def running(kind: Kind) -> Iterator[Engine]:
     """Start vLLM with kvtide. The device cache holds less than half of the conversations."""
-    arguments = {"block_size": 64, "dtype": "bfloat16", "gpu_memory_utilization": 0.2, **kind.arguments}
+    arguments = {"block_size": 64, "dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 30, **kind.arguments}
     with tempfile.TemporaryDirectory() as folder:
         model = kind.write(Path(folder))
         with engine(

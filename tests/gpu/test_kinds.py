@@ -17,16 +17,16 @@ from tests.gpu.kinds import FIRST_TURNS, KINDS, Found, examine
 
 __all__ = ["on_vllm"]
 
-BOUND = 0.75
-"""bf16 in other batches moves logprobs by less; one wrong block or state by 1.4 or more, on vLLM's CPU build."""
 PATIENCE_S = 120.0
 
 
 def check(name: str, found: Found) -> None:
     print(f"{name}: {found}")  # noqa: T201 (how far from the bound it is, for those who ask with -s)
     assert found.loaded_tokens > sum(map(len, FIRST_TURNS)) // 2, "most of it was loaded"
-    assert found.right < BOUND
-    assert min(found.wrong_first, found.wrong_last) > BOUND, "the bound is one that a wrong block breaks"
+    # bf16 in batches of other shapes moves logprobs, on an H200 by up to 0.9, where a wrong block moves them by 3.5.
+    assert 2 * found.right < min(found.wrong_first, found.wrong_last), "as far apart as with a wrong block"
+    assert found.right < 1.5
+    assert min(found.wrong_first, found.wrong_last) > 1, "a wrong block would not show"
 
 
 @pytest.mark.parametrize("name", KINDS)

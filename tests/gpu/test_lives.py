@@ -76,6 +76,8 @@ def test_f28_each_life_of_a_node_is_pinned_and_given_back_while_the_gpu_computes
     kit = CopyKit(cache, route=route)
     kit.warm_up().join(PATIENCE_S)
     expected, compute = tensor.clone(), torch.randn(2048, 2048, device="cuda")
+    assert torch.equal(compute @ compute, compute @ compute)  # torch keeps the memory that this takes
+    assert torch.equal(tensor, expected)
     torch.cuda.synchronize()
     node, device_bytes, host_bytes = Node(), torch.cuda.memory_reserved(), available_bytes()
     engine = LivesCopyEngine(node, partial(CudaCopyEngine, cache, kit=kit), print)
