@@ -208,8 +208,8 @@ def test_the_defaults_are_eager_and_prefix_aware() -> None:
     assert config.min_fetch_tokens == 128
 
 
-@pytest.mark.parametrize(("step_tokens", "blocks"), [(4, 25), (16 * 25, 25), (16 * 40, 40), (16 * 90, 50)])
-def test_by_default_stores_may_pin_a_quarter_of_the_device_or_what_a_step_computes_up_to_half(
+@pytest.mark.parametrize(("step_tokens", "blocks"), [(4, 25), (16 * 12, 25), (16 * 20, 40), (16 * 45, 50)])
+def test_by_default_stores_may_pin_a_quarter_of_the_device_or_what_two_steps_compute_up_to_half(
     step_tokens: int, blocks: int
 ) -> None:
     assert build(step_tokens=step_tokens).pin_budget_blocks == blocks

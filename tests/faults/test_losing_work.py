@@ -144,6 +144,21 @@ def test_f4_blocks_that_waited_for_the_pin_budget_and_were_reused_meanwhile_are_
     assert metrics.not_stored[NotStored.EVICTED_FROM_DEVICE] > 0
 
 
+def test_f4_stores_keep_up_with_whole_steps_of_new_tokens_that_are_reported_a_step_later() -> None:
+    world = World(device_blocks=64, host_blocks=400, step_tokens=64)  # seen on a GPU: 16 blocks a step, 16 pinned
+    for number in range(20):
+        before = list(world.pending.values())
+        world.plan()
+        request = world.add(f"r{number}", text(f"document {number}", 64))
+        world.admit(request)
+        world.compute(request)
+        for pending in before:  # those of this step go on while it computes
+            world.run(pending.copy)
+        world.finish(request)
+    world.drain()
+    assert world.manager.metrics.not_stored == {}
+
+
 def test_f4_window_blocks_that_left_before_they_could_be_stored_are_counted() -> None:
     world = World(groups=(FullAttention(4), SlidingWindow(4, 9)), pin_budget=1)
     request = world.add("r", text("a", 32))

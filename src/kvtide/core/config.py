@@ -163,8 +163,8 @@ OPTIONS: Mapping[str, str] = {
     "mode": "eager: store blocks once they are computed (default); lazy: store blocks that are about to be evicted",
     "policy": f"which block leaves the host first: {', '.join(POLICIES)} (default: prefix)",
     "admission": "which blocks are stored: all, or second-use: those that a second request asks for (default: all)",
-    "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool, or what one "
-    "step computes if that is more, up to half)",
+    "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool, or what two "
+    "steps compute if that is more, up to half)",
     "min_load_tokens": "compute rather than load when fewer tokens than this would be loaded, or auto: when that has "
     "been faster so far (default: 0)",
     "min_fetch_tokens": "compute rather than ask the tiers below when fewer tokens than this are missing "
@@ -175,9 +175,13 @@ OPTIONS: Mapping[str, str] = {
 
 
 def _default_pin_budget(geometry: Geometry) -> int:
-    """Return a quarter of the device pool, or what one step computes if that is more: stores have to keep up."""
+    """Return a quarter of the device pool, or what two steps compute if that is more.
+
+    Stores have to keep up: what one step has computed is stored while the next one computes, and engines hear of the end
+    of a store another step later.
+    """
     step_blocks = sum(-(-geometry.step_tokens // group.block_tokens) for group in geometry.groups)
-    return max(1, geometry.device_blocks // 4, min(geometry.device_blocks // 2, step_blocks))
+    return max(1, geometry.device_blocks // 4, min(geometry.device_blocks // 2, 2 * step_blocks))
 
 
 def _min_load_tokens(value: object) -> int | None:

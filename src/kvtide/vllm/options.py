@@ -64,7 +64,7 @@ class ConnectorOptions(OptionsModel):
         default=None,
         description=meaning(OPTIONS["pin_budget"]),
         json_schema_extra={
-            "default_text": "a quarter of the device blocks, or what one step computes if that is more, up to half"
+            "default_text": "a quarter of the device blocks, or what two steps compute if that is more, up to half"
         },
     )
     tiers: Annotated[Sequence[object], Read(lambda _, value: value, {"type": "array"})] = Field(

@@ -282,7 +282,7 @@ def test_a_null_block_is_never_part_of_a_transfer() -> None:
 
 
 def test_groups_shrink_together_although_old_window_blocks_are_not_cached() -> None:
-    world = World(groups=HYBRID, host_blocks=16)
+    world = World(groups=HYBRID, host_blocks=16, pin_budget=8)
     request = running(world, text("a", 41))
     for upto in range(4, 41, 4):
         world.compute(request, upto)
