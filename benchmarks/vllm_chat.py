@@ -15,10 +15,11 @@ a process of its own. What is measured, in milliseconds:
 
 Every round has conversations of its own. The modes of a group (groups are separated by a slash) are there at the same
 time and are measured in turn, round by round, so that what the machine does otherwise meets all of them; those that are
-not measured are paused. Two groups are compared by what they have in common. A mode may have options of its own: `kvtide-eager+host=8GiB`. Answers of all modes
-are compared. `kvtide-eager@turn-4` is kvtide with one thing changed (`vllm_steps.py` has them all), and `--steps` shows
-how long steps are, by what they compute. `kvtide-node` is at the node that was started before (`--node`), where it
-finds what others there have computed: `kvtide-node,kvtide-node+mode=eager` are two engines at one node.
+not measured are paused. Two groups are compared by what they have in common. A mode may have options of its own:
+`kvtide-eager+host=8GiB`. Answers of all modes are compared. `kvtide-eager@turn-4` is kvtide with one thing changed
+(`vllm_steps.py` has them all), and `--steps` shows how long steps are, by what they compute. `kvtide-node` is at the
+node that was started before (`--node`), where it finds what others there have computed:
+`kvtide-node,kvtide-node+mode=eager` are two engines at one node.
 
 `--definition` takes the lengths from a file of vLLM's own multi-turn benchmark, and `--scale` makes them longer or
 shorter. `multi_turn.json` has the numbers that vLLM comes with: some 80,000 tokens in all. `--small` is a tiny model
@@ -55,6 +56,7 @@ from vllm_common import (
     randomise,
     read_counters,
     read_machine,
+    wait_for_host,
     write_model,
 )
 from vllm_steps import VARIANTS, read_steps, watch_steps
@@ -186,7 +188,6 @@ class Users:
 
 def serve(mode: str, settings: Settings, folder: Path, orders: Any) -> None:
     """Start an engine of the model in a folder, say how long that took, and then do what is ordered."""
-    os.setpgid(0, 0)  # so that it can be paused with all its processes
     try:
         asyncio.run(serve_rounds(mode, settings, folder, orders))
     except BaseException:
@@ -206,7 +207,10 @@ async def serve_rounds(mode: str, settings: Settings, folder: Path, orders: Any)
         await engine.collective_rpc(watch_steps)
     users = Users(engine, settings.at_once)
     while (number := orders.recv()) is not None:
-        orders.send([await users.run(settings.conversations(number))])
+        done = await users.run(settings.conversations(number))
+        if number == 0 and mode.startswith("kvtide"):
+            await engine.collective_rpc(wait_for_host)
+        orders.send([done])
     counters = (await engine.collective_rpc(read_counters))[0] if mode.startswith("kvtide") else {}
     if settings.steps:
         counters["steps_ms"] = (await engine.collective_rpc(read_steps))[0]
@@ -240,15 +244,12 @@ class Comparison:
         starts = {mode: self._ask(mode, child.answer) for mode, child in children.items()}
         for number in range(self._settings.rounds + 1):
             for mode, child in children.items():
-                for other in children.values():
-                    other.go_on() if other is child else other.pause()
-                said = self._ask(mode, child.order, number)
+                said = self._ask(mode, child.alone(children.values()).order, number)
                 if said is not None and number:
                     rounds[mode] += said
                     say(f"{mode}: round {number} done in {said[0].done_s:.1f} s")
         for mode, child in children.items():
-            child.go_on()
-            counters = self._ask(mode, child.order, None)
+            counters = self._ask(mode, child.alone(children.values()).order, None)
             child.end()
             if mode not in self.failed:
                 self._add_row(mode, starts[mode], rounds[mode], counters[0])

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,16 @@ def read_counters(_worker: Any) -> dict[str, Any]:
     return found
 
 
+def wait_for_host(_worker: Any) -> None:
+    """Wait until no more of kvtide's host memory becomes ready: it is pinned in the background."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415 (only where vLLM runs)
+
+    engine, before = get_kv_transfer_group()._worker._engine, -1
+    while (ready := engine.slots_ready() or 0) != before:
+        before = ready
+        time.sleep(1)
+
+
 def copy_gbps(orders: Any) -> None:
     """Say the GB/s of one large pinned copy to the GPU; 0 without one."""
     import torch  # noqa: PLC0415 (only in the processes that need it)
@@ -226,22 +236,29 @@ class FailedError(Exception):
     """A mode did not do what it was told."""
 
 
+def _in_own_group(target: Callable[..., None], *arguments: Any) -> None:
+    os.setpgid(0, 0)
+    target(*arguments)
+
+
 class Child:
-    """A process that runs one mode."""
+    """A process that runs one mode, with all processes that it starts."""
 
     def __init__(self, context: Any, target: Callable[..., None], *arguments: Any) -> None:
         self._orders, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(*arguments, theirs))
+        self._process = context.Process(target=_in_own_group, args=(target, *arguments, theirs))
         self._process.start()
         theirs.close()
 
-    def pause(self) -> None:
-        """Stop all its processes, so that what it does while it waits disturbs nobody."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
+    def _signal(self, number: int) -> None:
+        if self._process.is_alive():
+            os.killpg(self._process.pid, number)
 
-    def go_on(self) -> None:
-        """Let them run again."""
-        os.killpg(self._process.pid, signal.SIGCONT)
+    def alone(self, all_of_them: Iterable[Child]) -> Child:
+        """Pause all others: some are busy while they wait."""
+        for other in all_of_them:
+            other._signal(signal.SIGCONT if other is self else signal.SIGSTOP)
+        return self
 
     def order(self, phase: str | None) -> Any:
         """Let it run a phase; None: let it come to its end."""

@@ -14,7 +14,8 @@ Llama-3.1-8B's shape with random weights. What is measured:
 
 Each mode is a server of its own, in fresh processes. The modes of a group (groups are separated by a slash) are there
 at the same time and are measured in turn, phase by phase, so that what the machine does otherwise meets all of them;
-host and GPU memory have to suffice for the whole group. A mode may have options of its own: `kvtide-eager+host=8GiB`.
+those that are not measured are paused. Host and GPU memory have to suffice for the whole group. A mode may have options
+of its own: `kvtide-eager+host=8GiB`.
 
 The ratio behind a revisit is to the limit: what it takes with everything in the device cache, and one large pinned copy
 of the document's KV. Outputs of all modes are compared. Why blocks were not stored or tokens not loaded is printed for
@@ -51,6 +52,7 @@ from vllm_common import (
     engine_arguments,
     randomise,
     read_counters,
+    wait_for_host,
     write_model,
 )
 
@@ -197,7 +199,10 @@ def serve(mode: str, scale: Scale, orders: Any) -> None:
         engine.collective_rpc(randomise)
         visitor = Visitor(engine, scale)
         while (phase := orders.recv()) is not None:
-            orders.send(visitor.run(phase))
+            times = visitor.run(phase)
+            if phase == "warm_ms" and mode.startswith("kvtide"):
+                engine.collective_rpc(wait_for_host)
+            orders.send(times)
         counters = engine.collective_rpc(read_counters)[0] if mode.startswith("kvtide") else {}
         orders.send((visitor.outputs, counters))
         engine.llm_engine.engine_core.shutdown()
@@ -240,10 +245,9 @@ class Comparison:
             for mode, child in children.items():
                 if phase == "waves_s" and mode != "device-cache":
                     continue
-                self._try(mode, partial(child.order, phase), phase)
+                self._try(mode, partial(child.alone(children.values()).order, phase), phase)
         for mode, child in children.items():
-            self._try(mode, partial(child.order, None), "outputs")
-        for child in children.values():
+            self._try(mode, partial(child.alone(children.values()).order, None), "outputs")
             child.end()
 
     def start_up(self, modes: list[str]) -> None:

@@ -177,8 +177,8 @@ OPTIONS: Mapping[str, str] = {
 def _default_pin_budget(geometry: Geometry) -> int:
     """Return a quarter of the device pool, or what two steps compute if that is more.
 
-    Stores have to keep up: what one step has computed is stored while the next one computes, and engines hear of the end
-    of a store another step later.
+    Stores have to keep up: what one step has computed is stored while the next one computes, and engines hear of the
+    end of a store another step later.
     """
     step_blocks = sum(-(-geometry.step_tokens // group.block_tokens) for group in geometry.groups)
     return max(1, geometry.device_blocks // 4, min(geometry.device_blocks // 2, 2 * step_blocks))
