@@ -138,9 +138,13 @@ class World:
         below: BelowConfig | None = None,
         node: MemoryNode | None = None,
         later: bool = False,
+        slots_ready: int | None = None,
         **options: object,
     ) -> None:
-        """`node`: where host blocks are kept, if not by the manager itself; `later`: it answers in the next step."""
+        """`node`: where host blocks are kept, if not by the manager itself; `later`: it answers in the next step.
+
+        `slots_ready`: host slots that can be used at once, if not all of them.
+        """
         self.groups = tuple(groups)
         self.ranks = ranks
         self.step_tokens = step_tokens
@@ -151,7 +155,7 @@ class World:
         self.pool = BlockPool(device_blocks)
         self.link = None if node is None else MemoryLink(node, later=later)
         index = None if self.link is None else RemoteIndex(self.link, self.groups, remember_blocks=2 * device_blocks)
-        self.manager = OffloadManager(self.config, self.pool, index=index)
+        self.manager = OffloadManager(self.config, self.pool, slots_ready=slots_ready, index=index)
         self._mapped: Pool | None = None
         self.requests: dict[str, FakeRequest] = {}
         self.pending: dict[int, Pending] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.core import FullAttention, NotLoaded, NotStored, SlidingWindow
+from kvtide.core import FullAttention, NotLoaded, NotStored, Report, SlidingWindow
 from tests.support import World, text
 
 
@@ -157,6 +157,29 @@ def test_f4_stores_keep_up_with_whole_steps_of_new_tokens_that_are_reported_a_st
         world.finish(request)
     world.drain()
     assert world.manager.metrics.not_stored == {}
+
+
+def test_f4_the_first_request_waits_for_host_memory_that_is_reported_just_after_its_end() -> None:
+    world = World(slots_ready=0)
+    request = world.add("first", text("a", 32))
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    world.report(Report(0, slots_ready=64))  # vLLM hands reports over after the ends of requests
+    world.drain()
+    assert world.cached_blocks(text("a", 32)) == list(range(8))
+    assert world.manager.metrics.not_stored == {}
+
+
+def test_f4_host_memory_that_does_not_come_is_waited_for_once_and_what_it_costs_is_counted() -> None:
+    world = World(slots_ready=3)
+    request = world.add("first", text("a", 32))
+    world.admit(request)
+    world.compute(request)
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(text("a", 32)) == [0, 1, 2]
+    assert world.manager.metrics.not_stored == {NotStored.HOST_FULL: 5}
 
 
 def test_f4_window_blocks_that_left_before_they_could_be_stored_are_counted() -> None:

@@ -39,7 +39,7 @@ class Want:
     needs_prefix: bool
     """What follows a block that the index lacks is of no use."""
     touch: bool
-    """The prefix was in use until now."""
+    """The request has ended. The prefix was in use until now, and may wait for slots that are about to be there."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Grant:
     runs: list[Chain] = field(default_factory=list)
     """Parts that have slots now: to be written, and then committed or abandoned."""
     left: list[Chain] = field(default_factory=list)
-    """Parts that the index lacks, and for which `room_blocks` had no room."""
+    """Parts that the index lacks, and that can be asked for again: `room_blocks` had no room, or slots are to come."""
     refused: Counter[NotStored] = field(default_factory=Counter)
     """Blocks that the index lacks and does not take, by reason."""
     gone: list[int] = field(default_factory=list)

@@ -240,10 +240,10 @@ class LocalIndex(Index):
         if granted == len(run):
             return
         grant.reached = min(grant.reached, position + granted)
-        if grant.blocks < room_blocks:
-            grant.refused[NotStored.HOST_FULL] += len(run) - granted
-        else:
+        if grant.blocks >= room_blocks or (want.touch and self.host.slots < self.host.slots_max):
             grant.left.append(self._part(run, granted, len(run)))
+        else:
+            grant.refused[NotStored.HOST_FULL] += len(run) - granted
 
     def _begin(self, run: Chain) -> Chain | None:
         """Let the first blocks be written, as many as there are slots; None: there is none."""
