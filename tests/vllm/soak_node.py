@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,9 @@ class Soak:
         if victim == "worker":
             for worker in workers:
                 os.kill(worker, signal.SIGKILL)
-            engine.process.wait(60)  # vLLM gives up when a worker has died
+            with suppress(BrokenPipeError):  # it has noticed
+                engine.begin(PROMPTS[0])  # an engine that has nothing to do does not
+            engine.process.wait(60)
         engine.kill()
         wait_until(lambda: not any(map(is_alive, family)), "nothing of the engine is left")
 
