@@ -215,6 +215,15 @@ def test_by_default_stores_may_pin_a_quarter_of_the_device_or_what_two_steps_com
     assert build(step_tokens=step_tokens).pin_budget_blocks == blocks
 
 
+def test_blocks_that_are_packed_take_less_of_the_host() -> None:
+    plain = build()
+    packed = build(host_block_bytes=plain.geometry.block_bytes // 2)
+    assert packed.slots == 2 * plain.slots
+    assert packed.host_bytes == plain.host_bytes
+    with pytest.raises(ConfigError, match="host_block_bytes"):
+        geometry(host_block_bytes=0)
+
+
 @pytest.mark.parametrize("device_blocks", [1, 3])
 def test_a_tiny_device_still_has_a_pin_budget(device_blocks: int) -> None:
     assert build(device_blocks=device_blocks).pin_budget_blocks == 1

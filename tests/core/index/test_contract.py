@@ -478,6 +478,13 @@ def test_after_a_reset_nothing_of_before_is_found(bench: Bench) -> None:
     assert bench.fill() == (14, 2, 0)
 
 
+def test_of_a_request_that_has_ended_nothing_waits_for_slots_that_do_not_come(kind: str) -> None:
+    bench = bench_of(kind, FULL, slots=1)
+    (grant,) = bench.ask(bench.chain("a", 0, 2), touch=True)
+    assert (sum(map(len, grant.runs)), grant.left, grant.refused) == (1, [], {NotStored.HOST_FULL: 1})
+    bench.index.settle(grant.runs, kept=True)
+
+
 def test_slots_are_used_as_they_become_ready(kind: str) -> None:
     if kind == "local":
         bench = Bench(local_index(config_of(FULL, 4), slots_ready=0), FULL)
