@@ -51,9 +51,19 @@ def test_everything_wrong_is_told_by_name_without_secrets_and_is_2(
     code, out, err = run(capsys, "check", json.dumps(config))
     assert (code, err) == (2, "")
     assert [line.partition("=")[0] for line in out.splitlines()[:-1]] == NAMES
-    assert out.endswith("a server would refuse it: 8 wrong\n")
+    assert out.endswith("a server would refuse it: 8 options are wrong\n")
     assert "hots='1GiB': expected a known option; did you mean \"host\"?" in out
     assert "hunter2" not in out
+
+
+@pytest.mark.parametrize("option", ["host", "host_per_rank"])
+def test_a_size_without_its_unit_is_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    code, out, err = run(capsys, "check", json.dumps({option: 64}))
+    assert (code, err) == (2, "")
+    assert out.splitlines() == [
+        f'{option}=64: expected at least one block, 4096 bytes; a number alone is bytes, not GiB: "64GiB"',
+        "a server would refuse it: 1 option is wrong",
+    ]
 
 
 def test_for_programs_there_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
