@@ -102,6 +102,10 @@ def test_a_store_in_use_can_be_inspected_and_nothing_more(capsys: pytest.Capture
     ("argv", "message"),
     [
         ("tier inspect /no/such/place", "PLACE='/no/such/place': expected a folder that exists"),
+        (
+            "tier inspect cache.example:6379",
+            "PLACE='cache.example:6379': expected a folder that exists, or a URL, such as valkey://HOST:6379",
+        ),
         ("tier clear --yes /etc", "PLACE='/etc': expected the folder of a disk tier"),
         ("tier inspect gopher://cache", "PLACE='gopher://…': expected a folder, or a URL that begins with one of"),
         ("tier inspect null://x", "PLACE='null://…': expected a folder, or a URL that begins with one of"),

@@ -160,6 +160,8 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("replay", "--policy", "best"), "--policy='best'"),
         (("replay", "--mode", "never"), "--mode='never'"),
         (("replay", "--gpu", "abacus"), "--gpu='abacus'"),
+        (("plan", "--gpu", "B200"), "for another GPU leave --gpu out, and give --device"),
+        (("replay", "--link", "25"), "--link='25': expected bytes per second, such as \"25GB/s\"; a number alone is"),
         (("plan", "--prefill", "-1"), "--prefill='-1'"),
         (("plan", "--decode", "0"), "--decode='0'"),
         (("plan", "--link", "fast"), "--link='fast'"),

@@ -106,7 +106,7 @@ def _root(place: str) -> Path:
     root = named_folder("PLACE", place)
     if not root.is_dir():
         # It may be a URL with a typing error.
-        raise ConfigError("PLACE", redacted(place), "a folder that exists")
+        raise ConfigError("PLACE", redacted(place), "a folder that exists, or a URL, such as valkey://HOST:6379")
     if stored_format("PLACE", root) is None:
         raise ConfigError("PLACE", place, f"the folder of a disk tier, and there is no {FORMAT_NAME} in it")
     return root.resolve()

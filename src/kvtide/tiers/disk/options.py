@@ -61,7 +61,9 @@ class DiskConfig(TierConfig):
         with usable("path", str(self.path)):
             left = room(self.path) + sum(map(used_bytes, stores_inside(self.path)))
         if self.size > left:
-            raise ConfigError("size", self.size, f"at most the {left} bytes that the disk of {self.path} has left")
+            raise ConfigError(
+                "size", self.size, f"at most the {left} bytes ({size_text(left)}) that the disk of {self.path} has left"
+            )
         return self
 
     @property
