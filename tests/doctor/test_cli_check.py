@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -110,6 +112,23 @@ def test_a_node_that_is_not_there_yet_is_no_error_but_a_line(
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         assert run(capsys, "check", json.dumps({"node": str(path)}))[:2] == (0, "a server would take it\n")
+
+
+def test_a_node_in_a_folder_that_is_not_for_this_user_is_a_line_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, stat = tmp_path / "node.sock", Path.stat
+
+    def denied(self: Path, **options: bool) -> os.stat_result:
+        if self == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    code, out, err = run(capsys, "check", json.dumps({"node": str(path)}))
+    assert (code, err) == (0, "")
+    line = f"this user cannot get at {path} (Permission denied): its server would serve without a node"
+    assert out.splitlines() == ["a server would take it", line]
 
 
 def test_what_means_nothing_beside_a_node_is_refused_each_with_its_reason(

@@ -114,7 +114,7 @@ def test_what_is_wrong_with_one_tier_hides_neither_the_others_nor_what_is_wrong_
 def test_the_number_of_an_engine_in_a_path_is_that_of_the_first(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tier,) = wanted_of(
-        json.dumps({"tiers": [{"type": "disk", "path": f"{tmp_path}/{{dp_rank}}", "size": 4096}]})
+        json.dumps({"tiers": [{"type": "disk", "path": f"{tmp_path}/{{dp_rank}}", "size": "1MiB"}]})
     ).tiers
     assert tier.place == str(tmp_path / "0")
 

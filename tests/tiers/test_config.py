@@ -66,6 +66,7 @@ def test_no_tiers_are_tiers_too() -> None:
         ({"size": "much"}, "tiers[0].size='much': expected a size in bytes above 0"),
         ({"size": None}, "tiers[0].size=None: expected a size in bytes above 0"),
         ({"size": "900TB"}, "tiers[0].size='900TB': expected at most the "),
+        ({"size": "500"}, "tiers[0].size='500': expected at least "),
         ({"path": ""}, "tiers[0].path='': expected the path of a folder"),
         ({"path": 7}, "tiers[0].path=7: expected the path of a folder"),
         ({"path": "/no/such/folder"}, "tiers[0].path='/no/such/folder': expected a folder that exists: mkdir -p"),
@@ -146,7 +147,7 @@ def test_a_size_below_one_block_is_refused(tmp_path: Path) -> None:
 def test_when_one_tier_cannot_be_opened_those_before_it_are_closed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    configs = parse_tiers([disk(tmp_path / "a"), disk(tmp_path / "b", size=70_000)])
+    configs = parse_tiers([disk(tmp_path / "a"), disk(tmp_path / "b", size=81_920)])
     with pytest.raises(ConfigError, match=r"tiers\[1\].size"):
         open_tiers(configs, NAMESPACE, rank=0, slot_bytes_max=8192)
     (tier,) = open_tiers(configs[:1], NAMESPACE, rank=0, slot_bytes_max=8192)

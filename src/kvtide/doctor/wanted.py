@@ -64,8 +64,14 @@ def check_config(wanted: Wanted) -> Finding:
 
 
 def node_note(path: Path) -> str:
-    """Say that a node is not there yet. Empty if something is."""
-    return "" if path.exists() else f"nothing is at {path} yet: a server serves without a node until it comes"
+    """Say that a node is not there yet, or not for this user. Empty if something is there."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return f"nothing is at {path} yet: a server serves without a node until it comes"
+    except OSError as error:
+        return f"this user cannot get at {path} ({error.strerror}): its server would serve without a node"
+    return ""
 
 
 def _value_text(value: object) -> str:
