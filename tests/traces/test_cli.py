@@ -166,6 +166,7 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("plan", "--decode", "0"), "--decode='0'"),
         (("plan", "--link", "fast"), "--link='fast'"),
         (("plan", "--parameters", "many"), "--parameters='many'"),
+        (("plan", "--parameters", "70"), "--parameters='70': expected at least a million, such as \"70B\""),
         (("plan", "--gpu", "l4", "--parameters", "70B"), "--gpus=1: expected at least 8 of the L4"),
         (("plan", "--gpu-hour", "-1"), "--gpu-hour='-1'"),
         (("plan", "--gib-hour", "nan"), "--gib-hour='nan'"),
