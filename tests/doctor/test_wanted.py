@@ -95,6 +95,20 @@ def test_what_a_server_would_refuse_is_bad_with_what_it_expects(
     assert is_bad(check_config(wanted_of(json.dumps(extra))), found, advice)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("host", "64GiB", "inside kv_connector_extra_config"),
+        ("tiers", [{"type": "valkey", "url": "valkey://me:hunter2@host"}], "inside kv_connector_extra_config"),
+        ("kv_connector_extra_confg", {"host": "1GiB"}, '"kv_connector_extra_config"'),
+    ],
+)
+def test_options_beside_those_of_vllm_are_bad(name: str, value: object, expected: str) -> None:
+    finding = check_config(wanted_of(whole({}, **{name: value})))
+    assert is_bad(finding, f"{name}='…'", expected)
+    assert "hunter2" not in str(finding)
+
+
 def test_what_the_other_checks_assume_of_a_configuration_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     disk = {"type": "disk", "path": str(tmp_path), "size": "1MiB"}
     finding = check_config(wanted_of(json.dumps({"host": "1GiB", "nod": 3, "tiers": [disk]})))
