@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.errors import ConfigError
-from kvtide.tiers import open_tiers, parse_tiers
+from kvtide.tiers import encryption, open_tiers, parse_tiers
 from kvtide.tiers.disk.options import DiskConfig
 from tests.tiers.disk.test_faults import forbid
 from tests.tiers.support import NAMESPACE, disk_config, disk_store
@@ -93,6 +93,15 @@ def test_no_tiers_are_tiers_too() -> None:
 )
 def test_f22_what_cannot_work_is_refused_by_name(tmp_path: Path, options: dict[str, object], message: str) -> None:
     assert refusal([disk(tmp_path, **options)]).startswith(message)
+
+
+def test_f22_a_key_without_the_package_that_encrypts_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "ab" * 32)
+    monkeypatch.setattr(encryption, "find_spec", lambda _: None)
+    message = "tiers[0].encryption_key_env='KEY': expected the package cryptography: pip install"
+    assert refusal([disk(tmp_path, encryption_key_env="KEY")]).startswith(message)
 
 
 @pytest.mark.parametrize("option", ["disk", {"type": "disk"}, None, 3, b"disk"])

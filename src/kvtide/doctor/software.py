@@ -68,7 +68,7 @@ def check_vllm(machine: Machine) -> Finding:
     if vllm is None:
         return bad(
             f"not in this Python ({sys.executable})",
-            "run the doctor with vLLM's own Python, which has kvtide too: PYTHON -m kvtide doctor",
+            "run the doctor with vLLM's own Python (PYTHON -m kvtide doctor), or pip install 'kvtide[vllm]'",
         )
     found = f"{vllm.version or 'unknown version'} in {vllm.folder}"
     if not is_tested(vllm.version):
