@@ -40,6 +40,15 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "kvtide tier verify /var/cache/kvtide" in out
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "clear --yes"])
+def test_in_the_folder_of_a_node_its_stores_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    (store := tmp_path / "namespace-0123456789abcdef").mkdir()
+    message = f"PLACE='{tmp_path}': expected one of the stores of this node's folder, each of one model: {store}\n"
+    check_refused(capsys, f"tier {command} {tmp_path}", message)
+
+
 def test_inspect_says_what_is_there_and_who_made_it(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
     code, out, err = run(capsys, "tier", "inspect", filled)
     assert (code, err) == (0, "")
