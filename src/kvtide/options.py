@@ -20,7 +20,7 @@ for _power, _letter in enumerate("kmgt", start=1):
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.ASCII)
 
 
-def parse_size(option: str, value: object) -> int:
+def parse_size(option: str, value: object, *, minimum: int = 1) -> int:
     """Read a number of bytes: an integer, or text such as "64GiB", "64G", which is the same, or "500 MB"."""
     expected = 'a size in bytes above 0, such as 4096 or "64GiB"'
     if isinstance(value, str):
@@ -34,6 +34,8 @@ def parse_size(option: str, value: object) -> int:
         raise ConfigError(option, value, expected)
     if size <= 0:
         raise ConfigError(option, value, expected)
+    if size < minimum:
+        raise ConfigError(option, value, f'at least {minimum} bytes; a number alone is bytes, not GiB: "64GiB"')
     return size
 
 

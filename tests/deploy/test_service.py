@@ -12,6 +12,7 @@ from kvtide.node import settings
 from kvtide.node.cli import COMMAND
 from kvtide.node.node import STOP_S
 from kvtide.node.settings import OPTIONS, options_of, read_settings
+from kvtide.node.tiers.last_sinks import SINK_S
 
 UNIT = Path(__file__).parents[2] / "deploy" / "kvtide-node.service"
 
@@ -44,7 +45,7 @@ def test_a_node_understands_its_command_line(
 
 def test_systemd_waits_for_its_start_and_for_its_stop(service: configparser.SectionProxy) -> None:
     assert service["Type"] == "notify"
-    assert int(service["TimeoutStopSec"]) > STOP_S
+    assert int(service["TimeoutStopSec"]) > STOP_S + SINK_S
     assert service["RuntimeDirectoryPreserve"] == "yes", "containers keep the folder that they have mounted"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -51,9 +53,19 @@ def test_everything_wrong_is_told_by_name_without_secrets_and_is_2(
     code, out, err = run(capsys, "check", json.dumps(config))
     assert (code, err) == (2, "")
     assert [line.partition("=")[0] for line in out.splitlines()[:-1]] == NAMES
-    assert out.endswith("a server would refuse it: 8 wrong\n")
+    assert out.endswith("a server would refuse it: 8 options are wrong\n")
     assert "hots='1GiB': expected a known option; did you mean \"host\"?" in out
     assert "hunter2" not in out
+
+
+@pytest.mark.parametrize("option", ["host", "host_per_rank"])
+def test_a_size_without_its_unit_is_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    code, out, err = run(capsys, "check", json.dumps({option: 64}))
+    assert (code, err) == (2, "")
+    assert out.splitlines() == [
+        f'{option}=64: expected at least one block, 4096 bytes; a number alone is bytes, not GiB: "64GiB"',
+        "a server would refuse it: 1 option is wrong",
+    ]
 
 
 def test_for_programs_there_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +112,23 @@ def test_a_node_that_is_not_there_yet_is_no_error_but_a_line(
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         assert run(capsys, "check", json.dumps({"node": str(path)}))[:2] == (0, "a server would take it\n")
+
+
+def test_a_node_in_a_folder_that_is_not_for_this_user_is_a_line_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, stat = tmp_path / "node.sock", Path.stat
+
+    def denied(self: Path, **options: bool) -> os.stat_result:
+        if self == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    code, out, err = run(capsys, "check", json.dumps({"node": str(path)}))
+    assert (code, err) == (0, "")
+    line = f"this user cannot get at {path} (Permission denied): its server would serve without a node"
+    assert out.splitlines() == ["a server would take it", line]
 
 
 def test_what_means_nothing_beside_a_node_is_refused_each_with_its_reason(

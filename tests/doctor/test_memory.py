@@ -98,6 +98,7 @@ def test_huge_pages_that_are_reserved_and_used_by_nobody_are_a_warning_when_they
     some, many = (huge_pages(tmp_path / str(free), "[madvise]", free=free) for free in (512, 16384))
     assert is_ok(check_huge_pages(some), "1 GiB of it unused")
     assert is_warning(check_huge_pages(many), "32 GiB of it unused", "nr_hugepages=0")
+    assert is_warning(check_huge_pages(many), "reserved: 32 GiB", "unless a kvtide node is to start here")
 
 
 def test_memory_of_a_node_is_not_taken_by_the_server(tmp_path: Path) -> None:

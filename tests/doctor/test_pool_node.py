@@ -24,7 +24,7 @@ def test_a_node_that_answers_is_well_and_one_of_somebody_else_is_not(
     with node(tmp_path / "node.sock"):
         found = check_pool_node(tmp_path / "node.sock")
         assert found.health is Health.OK
-        assert "0 engines, 1 MiB of 1 MiB for nobody yet" in found.found
+        assert "0 engines, 1 MiB of 1 MiB free" in found.found
         monkeypatch.setattr(client_module, "credentials_of", lambda _: Credentials(1, 54321, frozenset()))
         found = check_pool_node(tmp_path / "node.sock")
     assert found.health is Health.BAD

@@ -82,6 +82,7 @@ def test_another_connector_is_bad() -> None:
         ({"hots": "1GiB"}, "hots='1GiB'", 'did you mean "host"'),
         ({"mode": "easy"}, "mode='easy'", "one of eager, lazy"),
         ({"host": "much"}, "host='much'", "a size in bytes"),
+        ({"host": 64}, "host=64", "a number alone is bytes, not GiB"),
         ({"tiers": [{"type": "floppy"}]}, "tiers[0].type='floppy'", "known are disk"),
         ({"tiers": [{"type": "disk", "path": "/nowhere/at/all", "size": 1}]}, "tiers[0].path", "mkdir -p"),
         ({"tiers": ["disk"]}, "tiers[0]", "an object such as"),
@@ -92,6 +93,28 @@ def test_what_a_server_would_refuse_is_bad_with_what_it_expects(
     extra: dict[str, object], found: str, advice: str
 ) -> None:
     assert is_bad(check_config(wanted_of(json.dumps(extra))), found, advice)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("host", "64GiB", "inside kv_connector_extra_config"),
+        ("tiers", [{"type": "valkey", "url": "valkey://me:hunter2@host"}], "inside kv_connector_extra_config"),
+        ("kv_connector_extra_confg", {"host": "1GiB"}, '"kv_connector_extra_config"'),
+    ],
+)
+def test_options_beside_those_of_vllm_are_bad(name: str, value: object, expected: str) -> None:
+    finding = check_config(wanted_of(whole({}, **{name: value})))
+    assert is_bad(finding, f"{name}='…'", expected)
+    assert "hunter2" not in str(finding)
+
+
+def test_what_the_other_checks_assume_of_a_configuration_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    disk = {"type": "disk", "path": str(tmp_path), "size": "1MiB"}
+    finding = check_config(wanted_of(json.dumps({"host": "1GiB", "nod": 3, "tiers": [disk]})))
+    assert is_bad(finding, f"nod=3; what follows assumes 8 GiB of host memory, tiers: disk at {tmp_path}", '"node"')
+    finding = check_config(wanted_of(whole({"host": "1GiB"}, kv_role="both")))
+    assert is_bad(finding, "kv_role='both'; what follows assumes 1 GiB of host memory, tiers: none", "kv_both")
 
 
 def test_what_is_wrong_with_one_tier_hides_neither_the_others_nor_what_is_wrong_with_them(tmp_path: Path) -> None:
@@ -105,7 +128,7 @@ def test_what_is_wrong_with_one_tier_hides_neither_the_others_nor_what_is_wrong_
 def test_the_number_of_an_engine_in_a_path_is_that_of_the_first(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tier,) = wanted_of(
-        json.dumps({"tiers": [{"type": "disk", "path": f"{tmp_path}/{{dp_rank}}", "size": 4096}]})
+        json.dumps({"tiers": [{"type": "disk", "path": f"{tmp_path}/{{dp_rank}}", "size": "1MiB"}]})
     ).tiers
     assert tier.place == str(tmp_path / "0")
 

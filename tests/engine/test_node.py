@@ -59,7 +59,7 @@ def own_node(tmp_path: Path) -> Iterator[RealNode]:
         ({"events": True}, "events=True: expected no such option beside node"),
         ({"min_fetch_tokens": 5}, "min_fetch_tokens=5: expected no such option beside node"),
         ({"node": 5}, "node=5: expected the path of the socket of a node"),
-        ({"node": "/no/such/folder/node.sock"}, "a path in a folder that is there"),
+        ({"node": "/no/such/folder/node.sock"}, "a path in a folder that exists"),
         ({"modes": "lazy"}, "did you mean .mode"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_memory_limit_of_the_container_below_memory(
 
 
 def test_two_nodes_on_one_socket(running: NodeProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    why = f"a socket of its own for each node: process {running.process.pid} is a node that listens there"
+    why = f"a path of its own for each node: process {running.process.pid} is a node that listens there; stop it,"
     check_refused(capsys, f"node --memory 1MiB --socket {running.path}", f"--socket='{running.path}': expected {why}")
 
 

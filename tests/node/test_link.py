@@ -162,35 +162,3 @@ def test_a_node_that_does_not_answer_a_hello_is_not_waited_for(tmp_path: Path) -
         linked.poll(1.0)
         assert linked.lines[0].endswith(f"it did not answer a hello within {HELLO_S:g} s")
     linked.link.close()
-
-
-def test_copies_of_an_earlier_connection_are_reported_in_the_next_one_of_the_same_node(tmp_path: Path) -> None:
-    with serving(tmp_path) as rig:
-        scheduler = rig.scheduler()
-        assert scheduler.welcome is not None
-        linked = Linked(tmp_path, Hello(Role.WORKER, epoch="this-epoch", owner=scheduler.welcome.owner))
-        linked.poll()
-        linked.attach()
-        assert linked.link.client is not None
-        (arena,) = linked.link.client.arenas
-        arena.close()
-        linked.link.lost(Gone("whatever"), linked.now_s)
-        ((epoch, member),) = linked.link.left
-        assert epoch == "this-epoch"
-        linked.link.drained()
-        assert linked.link.left, "nobody was there to be told"
-        wait_until(lambda: rig.handler.told == [("ending", "engine")])
-        again = rig.scheduler("again")
-        assert again.welcome is not None
-        other = Link(rig.path, Hello(Role.WORKER, epoch="this-epoch", owner=again.welcome.owner), linked.lines.append)
-        other.left = [("another-epoch", 99), *linked.link.left]
-        wait_until(lambda: other.poll(0.0) or other.client is not None)
-        assert other.left == linked.link.left, "what was of another epoch is forgotten"
-        other.drained()
-        assert other.left == []
-        wait_until(lambda: rig.handler.told == [("ending", "engine"), ("over", "engine")])
-        assert other.client is not None
-        (arena,) = other.client.arenas
-        arena.close()
-        other.close()
-        assert member > 0

@@ -84,7 +84,9 @@ def test_two_nodes_at_one_path_are_refused_by_the_process_that_is_there(tmp_path
     other = python(LISTEN, path)
     assert other.stdout is not None
     assert other.stdout.readline() == "listens\n"
-    with pytest.raises(ConfigError, match=rf"socket=.*node.sock.*: process {other.pid} is a node that listens there"):
+    with pytest.raises(
+        ConfigError, match=rf"socket=.*node.sock.*: process {other.pid} is a node that listens there; stop it, or"
+    ):
         Listening(path)
     other.kill()  # it cannot tidy up
     other.communicate()
@@ -133,7 +135,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     else:
         path.symlink_to("elsewhere")
-    with pytest.raises(ConfigError, match="expected a path at which nothing is"):
+    with pytest.raises(ConfigError, match="expected a path where nothing is yet"):
         Listening(path)
     assert path.is_symlink() or path.exists()
 
@@ -149,7 +151,7 @@ def test_a_socket_of_somebody_else_is_left_alone(tmp_path: Path, monkeypatch: py
 
 
 def test_a_path_in_no_folder_and_a_path_that_is_too_long_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a path in a folder that is there"):
+    with pytest.raises(ConfigError, match="a path in a folder that exists"):
         Listening(tmp_path / "missing" / "node.sock")
     with pytest.raises(ConfigError, match="a path of at most 107 bytes"):
         Listening(tmp_path / ("x" * 120))

@@ -33,6 +33,7 @@ def test_settings_are_read_as_people_write_them() -> None:
     ("option", "value", "expected"),
     [
         ("memory", "much", "a size in bytes above 0"),
+        ("memory", "64", "at least 4096 bytes; a number alone is bytes, not GiB"),
         ("socket", 7, "a path"),
         ("socket", "", "a path"),
         ("policy", "lur", 'did you mean "lru"'),

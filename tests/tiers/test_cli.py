@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import sys
 from itertools import product
 from pathlib import Path
@@ -39,11 +40,20 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "kvtide tier verify /var/cache/kvtide" in out
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "clear --yes"])
+def test_in_the_folder_of_a_node_its_stores_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    (store := tmp_path / "namespace-0123456789abcdef").mkdir()
+    message = f"PLACE='{tmp_path}': expected one of the stores of this node's folder, each of one model: {store}\n"
+    check_refused(capsys, f"tier {command} {tmp_path}", message)
+
+
 def test_inspect_says_what_is_there_and_who_made_it(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
     code, out, err = run(capsys, "tier", "inspect", filled)
     assert (code, err) == (0, "")
     assert "records: 10\n" in out
-    assert "rank 0 of 1: " in out
+    assert re.search(r"^rank 0 of 1: \d+ segments, [\d.]+ [KM]iB, in use by nobody$", out, re.MULTILINE)
     assert "  dtype: float32\n" in out
     code, out, _ = run(capsys, "tier", "inspect", "--json", filled)
     shown = json.loads(out)
@@ -102,6 +112,10 @@ def test_a_store_in_use_can_be_inspected_and_nothing_more(capsys: pytest.Capture
     ("argv", "message"),
     [
         ("tier inspect /no/such/place", "PLACE='/no/such/place': expected a folder that exists"),
+        (
+            "tier inspect cache.example:6379",
+            "PLACE='cache.example:6379': expected a folder that exists, or a URL, such as valkey://HOST:6379",
+        ),
         ("tier clear --yes /etc", "PLACE='/etc': expected the folder of a disk tier"),
         ("tier inspect gopher://cache", "PLACE='gopher://…': expected a folder, or a URL that begins with one of"),
         ("tier inspect null://x", "PLACE='null://…': expected a folder, or a URL that begins with one of"),

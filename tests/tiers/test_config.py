@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.errors import ConfigError
-from kvtide.tiers import open_tiers, parse_tiers
+from kvtide.tiers import encryption, open_tiers, parse_tiers
 from kvtide.tiers.disk.options import DiskConfig
 from tests.tiers.disk.test_faults import forbid
 from tests.tiers.support import NAMESPACE, disk_config, disk_store
@@ -66,6 +66,7 @@ def test_no_tiers_are_tiers_too() -> None:
         ({"size": "much"}, "tiers[0].size='much': expected a size in bytes above 0"),
         ({"size": None}, "tiers[0].size=None: expected a size in bytes above 0"),
         ({"size": "900TB"}, "tiers[0].size='900TB': expected at most the "),
+        ({"size": "500"}, "tiers[0].size='500': expected at least "),
         ({"path": ""}, "tiers[0].path='': expected the path of a folder"),
         ({"path": 7}, "tiers[0].path=7: expected the path of a folder"),
         ({"path": "/no/such/folder"}, "tiers[0].path='/no/such/folder': expected a folder that exists: mkdir -p"),
@@ -92,6 +93,15 @@ def test_no_tiers_are_tiers_too() -> None:
 )
 def test_f22_what_cannot_work_is_refused_by_name(tmp_path: Path, options: dict[str, object], message: str) -> None:
     assert refusal([disk(tmp_path, **options)]).startswith(message)
+
+
+def test_f22_a_key_without_the_package_that_encrypts_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "ab" * 32)
+    monkeypatch.setattr(encryption, "find_spec", lambda _: None)
+    message = "tiers[0].encryption_key_env='KEY': expected the package cryptography: pip install"
+    assert refusal([disk(tmp_path, encryption_key_env="KEY")]).startswith(message)
 
 
 @pytest.mark.parametrize("option", ["disk", {"type": "disk"}, None, 3, b"disk"])
@@ -146,7 +156,7 @@ def test_a_size_below_one_block_is_refused(tmp_path: Path) -> None:
 def test_when_one_tier_cannot_be_opened_those_before_it_are_closed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    configs = parse_tiers([disk(tmp_path / "a"), disk(tmp_path / "b", size=70_000)])
+    configs = parse_tiers([disk(tmp_path / "a"), disk(tmp_path / "b", size=81_920)])
     with pytest.raises(ConfigError, match=r"tiers\[1\].size"):
         open_tiers(configs, NAMESPACE, rank=0, slot_bytes_max=8192)
     (tier,) = open_tiers(configs[:1], NAMESPACE, rank=0, slot_bytes_max=8192)

@@ -54,7 +54,7 @@ def test_a_server_that_does_not_answer_is_in_the_result_and_in_the_exit_code(
         code, out, _ = run(capsys, "top", server.url, other.url, "--once", "--json")
     assert code == 1
     up, down = json.loads(out)["servers"]
-    assert (up["state"], down["state"], down["why"]) == ("up", "down", "nobody listens there")
+    assert (up["state"], down["state"], down["why"]) == ("up", "down", f"nobody listens at port {other.port}")
     assert down["since_start"] is None
 
 

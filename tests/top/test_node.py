@@ -127,7 +127,7 @@ def test_a_node_is_drawn_in_80_columns_beside_servers(machine: Machine) -> None:
     lines = picture(seen(machine), watched())
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    assert "127.0.0.1:9400  up, a node: 1 engines, 0 B of 19.53 KiB for nobody yet" in text
+    assert "127.0.0.1:9400  up, a node: 1 engines, 0 B of 19.53 KiB free" in text
     assert "org/small-mod" in text
     assert "not loaded (tokens, since start): not_cached 32" in text
 

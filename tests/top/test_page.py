@@ -90,7 +90,7 @@ def test_it_updates_itself_while_a_server_grows_goes_away_and_comes_back(browser
         page.wait_for_function("() => document.body.innerText.includes('41 + 1')")
         server.stop()
         page.wait_for_selector("section.down")
-        page.wait_for_function("() => document.querySelector('.alarms').innerText.includes('nobody listens there')")
+        page.wait_for_function("() => document.querySelector('.alarms').innerText.includes('nobody listens at port')")
         server.text = metrics(**BUSY)
         server.start()
         page.wait_for_selector("section.up")

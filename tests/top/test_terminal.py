@@ -158,7 +158,7 @@ def test_a_server_that_goes_away_comes_back_and_was_restarted_is_shown_all_the_w
     server.text = metrics(**grown(BUSY, 2))
     terminal.wait_for("50.0%       50.0%")  # the window, and since the start
     server.stop()
-    terminal.wait_for("nobody listens there")
+    terminal.wait_for("nobody listens at port")
     server.text = metrics(**{**BUSY, "num_requests_running": 7})
     server.start()
     terminal.wait_for("up, 7 running")

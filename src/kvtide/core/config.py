@@ -202,5 +202,7 @@ def _slots(geometry: Geometry, options: Mapping[str, object]) -> int:
     slots = parse_size(name, options[name]) * shares // geometry.slot_bytes
     if not slots:
         needed = -(-geometry.slot_bytes // shares)
-        raise ConfigError(name, options[name], f"at least one block, {needed} bytes")
+        raise ConfigError(
+            name, options[name], f'at least one block, {needed} bytes; a number alone is bytes, not GiB: "64GiB"'
+        )
     return slots

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from kvtide.errors import ConfigError
 from kvtide.json_option import object_of
+from kvtide.vllm.options import ConnectorOptions
 
 CONNECTOR, SEVERAL, MODULE, ROLE = "KVTideConnector", "MultiConnector", "kvtide.vllm", "kv_both"
 _EXTRA = "kv_connector_extra_config"
@@ -41,7 +43,17 @@ def read_asked(config: str | None, option: str = "--config") -> Asked:
     problems = [
         ConfigError(name, ours.get(name), f'"{value}"') for name, value in expected.items() if ours.get(name) != value
     ]
+    problems += _misplaced(ours)
     return Asked(True, extra, ours.get("kv_connector_module_path") == MODULE, tuple(problems))
+
+
+def _misplaced(outer: Mapping[str, object]) -> Iterator[ConfigError]:
+    """Find options of kvtide beside those of vLLM, which vLLM refuses."""
+    for name in outer:
+        if name in ConnectorOptions.model_fields:
+            yield ConfigError(name, "…", f"to be inside {_EXTRA}, as all options of kvtide")
+        elif name != _EXTRA and get_close_matches(name, [_EXTRA], cutoff=0.9):
+            yield ConfigError(name, "…", f'the name "{_EXTRA}"')
 
 
 def _among_several(outer: Mapping[str, object]) -> Mapping[str, object] | None:

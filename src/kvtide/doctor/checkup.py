@@ -49,7 +49,9 @@ def all_checks(machine: Machine, asked: Asked) -> Iterator[Check]:
     yield Check("vllm", lambda: check_vllm(machine))
     yield Check("plugin", lambda: check_plugin(machine, asked.named_module))
     yield Check("config", config)
-    yield Check("hash_seed", lambda: check_hash_seed(machine, bool(wanted.tiers or wanted.node)))
+    yield Check(
+        "hash_seed", lambda: check_hash_seed(machine, bool(asked.extra.get("tiers") or asked.extra.get("node")))
+    )
     yield Check("gpu", lambda: check_gpus(gpus(), on_cpu=_is_on_cpu(machine)), deadline_s=COMMAND_TIMEOUT_S + 5.0)
     yield Check("link", lambda: check_links(gpus()))
     yield Check("memory", lambda: check_memory(machine, wanted))

@@ -41,7 +41,8 @@ def run(args: Arguments) -> int:
     else:
         for error in errors:
             put(str(error))
-        put(f"a server would refuse it: {len(errors)} wrong" if errors else "a server would take it")
+        wrong = "1 option is wrong" if len(errors) == 1 else f"{len(errors)} options are wrong"
+        put(f"a server would refuse it: {wrong}" if errors else "a server would take it")
         if not errors and (note := _note(asked)):
             put(note)
     return EXIT_REFUSED if errors else 0
@@ -54,8 +55,8 @@ def _errors(asked: Asked) -> Iterator[ConfigError]:
     if options is not None:
         try:
             options.build(ANY_GEOMETRY)
-        except ConfigError as too_much:  # memory that this machine does not have
-            yield too_much
+        except ConfigError as error:  # memory for no block, or more than this machine has
+            yield error
 
 
 def _note(asked: Asked) -> str:

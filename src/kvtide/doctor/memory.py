@@ -48,7 +48,7 @@ def check_pinning(machine: Machine, wanted: Wanted, limit_bytes: int | None = No
 
 
 def check_huge_pages(machine: Machine) -> Finding:
-    """Say whether memory comes in huge pages: what reads or pins them is faster. kvtide uses transparent ones only."""
+    """Say whether memory comes in huge pages: what reads or pins them is faster. Only a node uses reserved ones."""
     chosen = re.search(r"\[(\w+)\]", machine.read(_TRANSPARENT) or "")
     mode = chosen[1] if chosen else "unknown to this kernel"
     total, free, size = (machine.meminfo(name) or 0 for name in ("HugePages_Total", "HugePages_Free", "Hugepagesize"))
@@ -57,6 +57,8 @@ def check_huge_pages(machine: Machine) -> Finding:
         return warning(found, f"let programs ask for them: echo madvise > /{_TRANSPARENT} (as root, on the host)")
     if free * size > _RESERVED_SHARE_MAX * (machine.meminfo("MemTotal") or float("inf")):
         return warning(
-            found, "give back what nobody uses (sysctl vm.nr_hugepages=0): kvtide cannot use pages that are reserved"
+            found,
+            "give back what nobody uses (sysctl vm.nr_hugepages=0), unless a kvtide node is to start here: only nodes "
+            "use pages that are reserved",
         )
     return ok(found)

@@ -21,5 +21,5 @@ def check_pool_node(path: Path) -> Finding:
         return warning(str(error), f"{start}; a server starts without it, and attaches when it comes")
     except NodeError as error:
         return bad(str(error), "run servers as the user of the node or as members of its --group, with the same kvtide")
-    memory = f"{size_text(status['free_bytes'])} of {size_text(status['memory_bytes'])} for nobody yet"
+    memory = f"{size_text(status['free_bytes'])} of {size_text(status['memory_bytes'])} free"
     return ok(f"{path} is a node (kvtide {status['kvtide']}): {len(status['engines'])} engines, {memory}")

@@ -12,10 +12,11 @@ from kvtide.errors import ConfigError
 from kvtide.options import parse_size
 from kvtide.tiers import TierConfig
 from kvtide.tiers.config import read_tiers
+from kvtide.units import size_text
 from kvtide.vllm.options import DEFAULT_HOST, DP_RANK, check_options
 
-ANY_GEOMETRY = Geometry(groups=(FullAttention(16),), block_bytes=1, device_blocks=2**40)
-"""The model is not known here, so sizes are compared with nothing."""
+ANY_GEOMETRY = Geometry(groups=(FullAttention(16),), block_bytes=4096, device_blocks=2**40)
+"""The model is not known here. What is too small for these blocks is too small for any, as "64" where GiB are meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +53,25 @@ def check_config(wanted: Wanted) -> Finding:
     """Say whether a server would take the configuration."""
     if not wanted.given:
         return ok(f"none given (--config): {DEFAULT_HOST} of host memory and no tiers are assumed")
+    tiers = ", ".join(f"{tier.type} at {tier.place}" for tier in wanted.tiers) or "none"
     if wanted.problems:
         wrong = "; ".join(f"{problem.option}={_value_text(problem.value)}" for problem in wanted.problems)
         expected = "; ".join(f"{problem.option}: {problem.expected}" for problem in wanted.problems)
-        return bad(f"a server would refuse {wrong}", f"expected are: {expected}")
-    tiers = ", ".join(f"{tier.type} at {tier.place}" for tier in wanted.tiers)
+        assumed = f"{size_text(wanted.host_bytes)} of host memory, tiers: {tiers}"
+        return bad(f"a server would refuse {wrong}; what follows assumes {assumed}", f"expected are: {expected}")
     note = "" if wanted.node is None else node_note(wanted.node)
-    return ok(f"a server would take it; tiers: {tiers or 'none'}{note and f'; {note}'}")
+    return ok(f"a server would take it; tiers: {tiers}{note and f'; {note}'}")
 
 
 def node_note(path: Path) -> str:
-    """Say that a node is not there yet. Empty if something is."""
-    return "" if path.exists() else f"nothing is at {path} yet: a server serves without a node until it comes"
+    """Say that a node is not there yet, or not for this user. Empty if something is there."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return f"nothing is at {path} yet: a server serves without a node until it comes"
+    except OSError as error:
+        return f"this user cannot get at {path} ({error.strerror}): its server would serve without a node"
+    return ""
 
 
 def _value_text(value: object) -> str:
@@ -79,7 +87,11 @@ def _host_of(asked: Asked, problems: list[ConfigError]) -> tuple[int, bool, Path
         return parse_size("host", DEFAULT_HOST), False, None
     if options.node is not None:
         return 0, False, options.node
-    config = options.build_unchecked(ANY_GEOMETRY)
+    try:
+        config = options.build_unchecked(ANY_GEOMETRY)
+    except ConfigError as too_small:
+        problems.append(too_small)
+        return parse_size("host", DEFAULT_HOST), False, None
     return config.host_bytes, "host_per_rank" in options.core, None
 
 

@@ -34,10 +34,10 @@ class Handler(Protocol):
         """
 
     def ending(self, owner: Owner) -> None:
-        """An owner sends nothing any more. What it read is free; what it was writing is not."""
+        """An owner sends nothing any more. What it holds is in quarantine."""
 
     def over(self, owner: Owner) -> None:
-        """None of its copies can run any more. What it was writing is free."""
+        """None of its copies can run any more. What it held is free."""
 
     def clear(self, name: str) -> int:
         """Forget all blocks of a namespace; return how many there were. Raises `Refused`."""

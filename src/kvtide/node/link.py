@@ -34,8 +34,6 @@ class Link:
         self._try_s = float("-inf")
         """When to try again, or until when to wait for the answer to a hello."""
         self.client: Client | None = None
-        self.left: list[tuple[str, int]] = []
-        """Epochs and members of connections that have ended. Copies that were begun with them may still run."""
 
     def poll(self, now_s: float) -> list[Frame]:
         """Connect if there is a node, notice if it is gone; return the frames that came unasked, or late."""
@@ -63,18 +61,10 @@ class Link:
 
     def lost(self, error: NodeError, now_s: float) -> None:
         """The node is of no use any more, as whoever talks to it has found out. It is tried again later."""
-        if self.client is not None and self.client.welcome is not None:
-            self.left.append((self.client.welcome.epoch, self.client.welcome.member))
         self._close()
         for_good = isinstance(error, Refused) and error.for_good
         self._try_s = now_s + (RETRY_REFUSED_S if for_good else RETRY_S)
         self._tell(f"serving without the node at {self._path}: {error}")
-
-    def drained(self) -> None:
-        """Say that no copy is under way that was begun with an earlier connection. The node frees what waits for it."""
-        if self.client is not None and self.client.welcome is not None and self.left:
-            self.client.drained(member for _, member in self.left)
-            self.left.clear()
 
     def close(self) -> None:
         """Let go. What is mapped stays, until its owner closes it."""
@@ -94,7 +84,6 @@ class Link:
         client.poll()
         if client.welcome is not None:
             self.client, self._greeting = client, None
-            self.left = [one for one in self.left if one[0] == client.welcome.epoch]  # others are forgotten there, too
             self._tell(f"attached to the node at {self._path} ({client.welcome.epoch}){_notes(client.welcome)}")
         elif now_s >= self._try_s:
             raise NoNode(f"it did not answer a hello within {HELLO_S:g} s")

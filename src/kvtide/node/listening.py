@@ -83,7 +83,9 @@ class _Lock:
             os.close(found)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
-            why = f"a socket of its own for each node: process {who} is a node that listens there"
+            why = (
+                f"a path of its own for each node: process {who} is a node that listens there; stop it, or name another"
+            )
             raise ConfigError("socket", str(socket_path), why) from None
         if _identity(self._path) != _identity(found):
             os.close(found)
@@ -108,7 +110,11 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise ConfigError("socket", str(path), "a path at which nothing is, or the socket of a node that is gone")
+        raise ConfigError(
+            "socket",
+            str(path),
+            "a path where nothing is yet, or the socket of a node that has ended; remove what is there",
+        )
     if found.st_uid != os.geteuid():
         raise ConfigError("socket", str(path), f"a path of your own; user {found.st_uid} has a socket there")
     if _somebody_listens(path):

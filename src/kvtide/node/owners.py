@@ -65,11 +65,11 @@ class Changes:
     """What follows from an event."""
 
     ending: list[Owner] = field(default_factory=list)
-    """They are ending from now on: what they only read is free again."""
+    """They are ending from now on: what they hold is in quarantine."""
     hang_up: list[Member] = field(default_factory=list)
     """Their connections have to be closed, and count as closed already."""
     over: list[Owner] = field(default_factory=list)
-    """They cannot touch anything any more: what they were writing is free again."""
+    """They cannot touch anything any more: what they held is free again."""
     gone: list[Member] = field(default_factory=list)
     """Their processes need not be watched any more."""
 

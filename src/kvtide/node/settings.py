@@ -21,6 +21,7 @@ OPTIONS = ("memory", "socket", "tier", "policy", "share", "group", "metrics")
 """Of the command line, and of a file."""
 DEFAULT_POLICY = "prefix"
 PORT_MAX = 65535
+PAGE_BYTES = 4096
 _EXAMPLE = '{"memory": "64GiB", "socket": "/run/kvtide/node.sock"}'
 
 
@@ -50,7 +51,7 @@ def options_of(config: str | None, written: Mapping[str, object]) -> dict[str, o
 def read_settings(options: Mapping[str, object]) -> NodeSettings:
     """Read what people wrote. Raises `ConfigError`."""
     memory, group, metrics = options.get("memory"), options.get("group"), options.get("metrics")
-    memory_bytes = parse_size("memory", memory)
+    memory_bytes = parse_size("memory", memory, minimum=PAGE_BYTES)
     settings = NodeSettings(
         socket=Path(_text("socket", options.get("socket"), "a path")).absolute(),
         memory_bytes=memory_bytes,

@@ -17,7 +17,7 @@ _NAMES = 10
 def described(status: Mapping[str, Any]) -> Iterator[str]:
     """Say it in lines."""
     for line in _lines(status):
-        indent = " " * (len(line) - len(line.lstrip()) + (2 + _NAMES if line.startswith("  ") else 2))
+        indent = " " * (len(line) - len(line.lstrip()) + (1 + _NAMES if line.startswith("  ") else 2))
         yield from textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
@@ -31,7 +31,7 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
             of = f"{size_text(share['bytes'])}, {size_text(share['free_bytes'])} free"
             yield _named("share", f"{share['model']}: {of}")
     peers = f"{status['connections']} of {status['connections_max']} connections"
-    yield _named("peers", f"{peers}, {status['refused']} refused, {status['closed']} closed for what they sent")
+    yield _named("peers", f"{peers}, {status['refused']} refused, {status['closed']} closed for bad messages")
     for namespace in status["namespaces"]:
         yield ""
         yield from _namespace(namespace)

@@ -66,7 +66,7 @@ def canary_names() -> list[str]:
 
 
 def _faults() -> list[str]:
-    return list(dict.fromkeys(entry.fault for entry in CANARIES))
+    return sorted({entry.fault for entry in CANARIES}, key=lambda fault: int(fault[1:]))
 
 
 def guards_by_fault() -> dict[str, list[str]]:

@@ -152,7 +152,8 @@ def _described(found: dict[str, object]) -> Iterator[str]:
     for rank in _dicts(found.get("ranks")):
         used_by = rank.get("used_by")
         who = "in use by nobody" if used_by is None else f"in use by process {used_by or '?'}"
-        yield f"rank {rank['rank']} of {rank['world']}: {rank['segments']} segments, {rank['disk_bytes']} bytes, {who}"
+        taken = size_text(int(str(rank["disk_bytes"])))
+        yield f"rank {rank['rank']} of {rank['world']}: {rank['segments']} segments, {taken}, {who}"
         if rank.get("unreadable_segments"):
             yield f"  segments that cannot be read: {rank['unreadable_segments']}"
     for namespace in _dicts(found.get("namespaces")):

@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from kvtide.errors import ConfigError
@@ -22,13 +23,9 @@ class Cipher:
     """Encrypts bodies. No nonce is used twice: each is a random prefix of this object's own and a running number."""
 
     def __init__(self, secret: bytes) -> None:
-        try:
-            from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional, and slow to import
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigError(
-                "encryption", "AES-GCM", "the package cryptography: pip install 'kvtide[encryption]'"
-            ) from error
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional, and slow to import
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+
         self._aes = AESGCM(secret)
         self._invalid = InvalidTag
         self._lock = threading.Lock()
@@ -74,6 +71,8 @@ class SecretSource:
 
     def read(self) -> bytes:
         """Return the key, or refuse with what is wrong about it, not with what it is."""
+        if find_spec("cryptography") is None:
+            raise ConfigError(self.option, self._where, "the package cryptography: pip install 'kvtide[encryption]'")
         text = self._read_file(self.file) if self.file is not None else self._read_variable()
         try:
             secret = bytes.fromhex(text.strip())

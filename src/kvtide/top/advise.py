@@ -107,32 +107,31 @@ def _tiers(shown: Figures, now: State) -> Iterator[Advice]:
             )
 
 
+_LOST = (
+    (
+        "evicted_from_device",
+        "Store with `mode=eager`, or raise `pin_budget`.",
+        "had left the device before their turn came",
+    ),
+    ("queue_full", "Raise `pin_budget`.", "were given up because too many waited"),
+    (
+        "unpacked_full",
+        "Write `packing=auto`, which looks at the first blocks before it packs, or `off`.",
+        "do not pack, and there was no place for them",
+    ),
+)
+"""Reasons why blocks are not stored: what to do, and what became of them."""
+
+
 def _policy(shown: Figures, now: State) -> Iterator[Advice]:
     """What is stored is not what is asked for."""
     stored, loaded = shown.blocks["stored"], shown.blocks["loaded"]
     lost = {why: count / (stored + count) for why, count in shown.not_stored.items()}
     fill, evicted = now.pool.fill or 0.0, shown.blocks["evicted"]
-    if (share := lost.get("evicted_from_device", 0.0)) >= NOTABLE:
-        yield Advice(
-            "policy",
-            "Store with `mode=eager`, or raise `pin_budget`.",
-            f"{percent_text(share)} of the blocks to store had left the device before their turn came.",
-            {"evicted_from_device_share": share},
-        )
-    if (share := lost.get("queue_full", 0.0)) >= NOTABLE:
-        yield Advice(
-            "policy",
-            "Raise `pin_budget`.",
-            f"{percent_text(share)} of the blocks to store were given up because too many waited.",
-            {"queue_full_share": share},
-        )
-    if (share := lost.get("unpacked_full", 0.0)) >= NOTABLE:
-        yield Advice(
-            "policy",
-            "Write `packing=auto`, which looks at the first blocks before it packs, or `off`.",
-            f"{percent_text(share)} of the blocks to store do not pack, and there was no place for them.",
-            {"unpacked_full_share": share},
-        )
+    for why, what, became in _LOST:
+        if (share := lost.get(why, 0.0)) >= NOTABLE:
+            numbers = f"{percent_text(share)} of the blocks to store {became}."
+            yield Advice("policy", what, numbers, {f"{why}_share": share})
     if (share := lost.get("not_admitted", 0.0)) >= NOTABLE and fill < FULL:
         yield Advice(
             "policy",

@@ -37,6 +37,7 @@ OF_VLLM = (
 """What is used of vLLM's own metrics."""
 SUMMED = ("engine", "model_name", "le")
 """Labels that are added up, or (buckets of histograms) not used."""
+_WHOSE_ADDRESS = "give the address of vLLM or of a node, not that of Prometheus or Grafana"
 
 
 class CannotRead(Exception):
@@ -115,12 +116,12 @@ def _get(url: str, timeout_s: float) -> str:
         with connection.getresponse() as response:
             body = response.read(BYTES_MAX + 1)
     except (OSError, HTTPException) as error:
-        raise CannotRead(_why(error, late.is_set(), timeout_s)) from None
+        raise CannotRead(_why(error, late.is_set(), timeout_s, connection.port)) from None
     finally:
         deadline.cancel()
         connection.close()
     if late.is_set():
-        raise CannotRead(_why(None, True, timeout_s))
+        raise CannotRead(_why(None, True, timeout_s, connection.port))
     if response.status != OK:
         raise CannotRead(f"it answers {response.status} {response.reason}".rstrip())
     if len(body) > BYTES_MAX:
@@ -128,11 +129,11 @@ def _get(url: str, timeout_s: float) -> str:
     return body.decode("utf-8", "replace")
 
 
-def _why(error: BaseException | None, late: bool, timeout_s: float) -> str:
+def _why(error: BaseException | None, late: bool, timeout_s: float, port: int) -> str:
     if late or isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return f"nobody listens at port {port}"
     if isinstance(error, ConnectionError):
         return "it ended the connection"
     if isinstance(error, socket.gaierror):
@@ -145,6 +146,8 @@ def _why(error: BaseException | None, late: bool, timeout_s: float) -> str:
 def parse(text: str) -> Reading:
     """Take what is used out of a text in Prometheus' format; raise `CannotRead` if it is not one."""
     counters, gauges, models = Counts(), Counts(), set[str]()
+    if text.lstrip().startswith("<"):
+        raise CannotRead(f"its answer is a web page: {_WHOSE_ADDRESS}")
     try:
         for family in text_string_to_metric_families(text):
             if not family.name.startswith((KVTIDE, NODE)) and family.name not in OF_VLLM:
@@ -160,7 +163,7 @@ def parse(text: str) -> Reading:
     except (ValueError, KeyError, IndexError) as error:
         raise CannotRead(f"its answer is not in Prometheus' format ({error})") from None
     if not counters and not gauges:
-        raise CannotRead("no metrics of vLLM, or of a node, in its answer")
+        raise CannotRead(f"no metrics of vLLM, or of a node, in its answer: {_WHOSE_ADDRESS}")
     life = life_of(gauges)
     if life:
         translate(counters, gauges)

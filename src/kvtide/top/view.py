@@ -104,7 +104,7 @@ def _working(now: State) -> str:
         return f", {now.running:.0f} running, {now.waiting:.0f} waiting"
     ending = now.node.engines.get("ending", 0.0)
     engines = f"{now.node.engines.get('open', 0.0):.0f} engines" + (f", {ending:.0f} ending" if ending else "")
-    free = f"{bytes_text(now.node.free_bytes)} of {bytes_text(now.node.memory_bytes)} for nobody yet"
+    free = f"{bytes_text(now.node.free_bytes)} of {bytes_text(now.node.memory_bytes)} free"
     return f", a node: {engines}, {free}"
 
 

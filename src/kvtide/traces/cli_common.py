@@ -15,6 +15,7 @@ from kvtide.options import parse_size
 _PER_SECOND = re.compile(r"\s*(/\s*s|ps)$")
 _BITS = re.compile(r"bit|[0-9KMGT]i?b(/\s*s|ps)?$")
 """A small b behind a large letter is a bit: 200Gb/s are 25GB/s."""
+_RATE_MIN = 10**6
 
 
 def admission_option() -> click.Option:
@@ -34,6 +35,9 @@ def rate(name: str, text: str) -> int:
     if _BITS.search(text):
         raise ConfigError(name, text, f"{expected}; these are bits, of which eight are a byte")
     try:
-        return size(name, _PER_SECOND.sub("", text))
+        found = size(name, _PER_SECOND.sub("", text))
     except ConfigError:
         raise ConfigError(name, text, expected) from None
+    if found < _RATE_MIN:
+        raise ConfigError(name, text, f"{expected}; a number alone is bytes, and this is less than 1 MB/s")
+    return found

@@ -25,6 +25,7 @@ NO_DEVICE = "none"
 PACKED_TIMES = 1 / (TILE_BYTES / PLAIN_TILE_BYTES + 1 / SLOTS_PER_ROW)
 _PARAMETERS = re.compile(r"([0-9.]+(?:e[0-9]+)?)\s*([mbt]?)", re.IGNORECASE)
 _TIMES = {"": 1.0, "m": 1e6, "b": 1e9, "t": 1e12}
+_PARAMETERS_MIN = 10**6
 
 
 def machine_options() -> list[click.Option]:
@@ -124,6 +125,6 @@ def _parameters(text: str) -> float:
         count = float(match[1]) * _TIMES[match[2].lower()] if match else 0.0
     except ValueError:
         count = 0.0
-    if count <= 0:
-        raise ConfigError("--parameters", text, 'a number above 0, such as "70B"')
+    if count < _PARAMETERS_MIN:
+        raise ConfigError("--parameters", text, 'at least a million, such as "70B"')
     return count

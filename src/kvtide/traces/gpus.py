@@ -51,4 +51,5 @@ def gpu_named(name: str) -> Gpu:
     for known, gpu in GPUS.items():
         if known in words:
             return gpu
-    raise ConfigError("--gpu", name, one_of(name, GPUS))
+    other = "for another GPU leave --gpu out, and give --device, --prefill, --decode, --link and --gpu-hour"
+    raise ConfigError("--gpu", name, f"{one_of(name, GPUS)}; {other}")

@@ -56,8 +56,11 @@ class Lines:
                 packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
                 for line in gzip.GzipFile(fileobj=file) if packed else file:
                     yield line.decode("utf-8", errors="replace")
-        except (OSError, EOFError, zlib.error) as error:
-            raise TraceError(f"{self.name}: {getattr(error, 'strerror', None) or error}") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            rest = "zcat unpacks what can still be read, for standard input (-)"
+            raise TraceError(f"{self.name}: what gzip has packed is cut off or damaged ({error}); {rest}") from None
+        except OSError as error:
+            raise TraceError(f"{self.name}: {error.strerror or error}") from None
 
     def _open(self) -> io.BufferedReader:
         if self._standard_input:

@@ -14,6 +14,7 @@ from kvtide.tiers.disk.file_io import read_all
 from kvtide.tiers.disk.lock import FolderLock, Held, holder
 from kvtide.tiers.disk.manifests import read_manifests
 from kvtide.tiers.disk.segments import Found, find_segments
+from kvtide.tiers.disk.shared_folder import stores_inside
 from kvtide.tiers.disk.store_folder import (
     FORMAT_NAME,
     RankFolder,
@@ -106,9 +107,13 @@ def _root(place: str) -> Path:
     root = named_folder("PLACE", place)
     if not root.is_dir():
         # It may be a URL with a typing error.
-        raise ConfigError("PLACE", redacted(place), "a folder that exists")
+        raise ConfigError("PLACE", redacted(place), "a folder that exists, or a URL, such as valkey://HOST:6379")
     if stored_format("PLACE", root) is None:
-        raise ConfigError("PLACE", place, f"the folder of a disk tier, and there is no {FORMAT_NAME} in it")
+        with usable("PLACE", place):
+            stores = ", ".join(map(str, stores_inside(root)))
+        of_node = f"one of the stores of this node's folder, each of one model: {stores}"
+        neither = f"the folder of a disk tier, and there is no {FORMAT_NAME} in it"
+        raise ConfigError("PLACE", place, of_node if stores else neither)
     return root.resolve()
 
 
