@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +17,14 @@ class Piece(NamedTuple):
     group: int
     first_block: int
     slots: list[int]
+
+
+def all_slots(pieces: Iterable[Piece]) -> list[int]:
+    """Return the slots of all of them."""
+    slots: list[int] = []
+    for piece in pieces:
+        slots += piece.slots
+    return slots
 
 
 @dataclass(slots=True, eq=False)
@@ -52,10 +60,7 @@ class Match:
     @property
     def slots(self) -> list[int]:
         """All slots of all pieces."""
-        slots: list[int] = []
-        for piece in self.pieces:
-            slots += piece.slots
-        return slots
+        return all_slots(self.pieces)
 
 
 class Matcher:

@@ -41,6 +41,8 @@ class Space:
     arenas: dict[int, NodeArena] = field(default_factory=dict)
     known: dict[int, Mapping[str, object]] = field(default_factory=dict)
     """What the worker that was first in each part has said of its bytes."""
+    _usable_slots: int = 0
+    """That the index knows to be ready."""
 
     @property
     def nbytes(self) -> int:
@@ -53,6 +55,12 @@ class Space:
         if len(self.arenas) < len(self.parts):
             return 0
         return min(arena.ready_slots for arena in self.arenas.values())
+
+    def grow(self) -> None:
+        """Let the index use what is ready by now."""
+        if self._usable_slots < self.slots:
+            self._usable_slots = self.ready_slots
+            self.index.grow(self._usable_slots)
 
     def check(self, hello: Hello) -> None:
         """Refuse a worker whose bytes of a block are not those that the others have in this part."""

@@ -78,7 +78,7 @@ class Spaces:
     def handle(self, owner: Owner, frame: Frame) -> Iterable[Frame]:
         """Let the index answer."""
         space = self._spaces[owner.namespace]
-        space.index.grow(space.ready_slots)
+        space.grow()
         try:
             reply = space.index.handle(owner.number, read_call(frame))
         except ProtocolError as error:

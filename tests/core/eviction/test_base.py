@@ -21,6 +21,15 @@ def test_a_policy_that_knows_parents_knows_the_prefix_of_a_slot(policy: type[Evi
 
 
 @pytest.mark.parametrize("policy", [PrefixAware, Forecast])
+def test_nothing_is_known_before_the_beginning_of_a_prefix_that_has_all_slots(policy: type[EvictionPolicy]) -> None:
+    pool = Pool(policy)
+    chain = pool.add(SLOTS)
+    assert pool.policy.ancestors(chain[-1], SLOTS) == chain
+    for more in (1, 2, 3):
+        assert pool.policy.ancestors(chain[-1], SLOTS + more) is None
+
+
+@pytest.mark.parametrize("policy", [PrefixAware, Forecast])
 def test_the_prefix_of_an_orphan_is_known_when_it_is_adopted(policy: type[EvictionPolicy]) -> None:
     pool = Pool(policy)
     orphan = pool.add(2, depth=2)

@@ -6,7 +6,7 @@ import pytest
 
 from kvtide.core import FullAttention, Match, NotLoaded, NotStored
 from kvtide.core.chain import Chain
-from kvtide.core.index.calls import Call, LookUp, Ready, Release, Reserve
+from kvtide.core.index.calls import Call, LookUp, Ready, Release, Reply, Reserve
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.lives import ATTACH_S, STEP_S_MAX
 from kvtide.core.index.look_ups import LATE_S
@@ -530,6 +530,21 @@ def test_a_step_in_which_nothing_happens_costs_no_message(bench: Remote) -> None
         bench.step()
         bench.index.passed(0.01)
     assert len(bench.way.sent) == sent
+
+
+def test_a_look_up_is_sent_before_what_has_come_is_taken(bench: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    receive = bench.way.receive
+
+    def received() -> list[Reply]:
+        asked.append(len(bench.sent(LookUp)))
+        return receive()
+
+    monkeypatch.setattr(bench.way, "receive", received)
+    bench.look()
+    bench.look(3)
+    assert asked[0] == 1
+    assert asked[-1] == len(bench.sent(LookUp)) == 2, "and only once"
 
 
 def test_a_reservation_that_still_holds_is_not_looked_up_again(bench: Remote) -> None:

@@ -10,16 +10,17 @@ from kvtide.core.groups import Key
 NO_PARENT = -1
 
 
+def no_parents(slots: int) -> list[int]:
+    """Return the parents of so many slots, which have none; nor has NO_PARENT, which is one more."""
+    return [NO_PARENT] * (slots + 1)
+
+
 def follow_parents(parents: Sequence[int], slot: int, count: int) -> list[int] | None:
     """Return the `count` slots that end with `slot`, head first; None when one of them has no parent."""
-    slots = [slot]
-    for _ in range(count - 1):
-        slot = parents[slot]
-        if slot == NO_PARENT:
-            return None
-        slots.append(slot)
-    slots.reverse()
-    return slots
+    slots = [slot] * count
+    for position in range(count - 2, -1, -1):
+        slots[position] = slot = parents[slot]
+    return slots if slot != NO_PARENT else None
 
 
 def is_below(parents: Sequence[int], slot: int, above: int) -> bool:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents, is_below
+from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents, is_below, no_parents
 from kvtide.core.groups import Key
 
 _TICK = 1 << 24
@@ -32,7 +32,7 @@ class PrefixAware(EvictionPolicy):
 
     def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
         super().__init__(slots, pins, keys)
-        self._parent = [NO_PARENT] * slots
+        self._parent = no_parents(slots)
         self._children = [0] * slots
         self._stamp = array("q", bytes(8 * slots))
         self._heap: list[int] = []

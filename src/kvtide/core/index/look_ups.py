@@ -9,7 +9,7 @@ from kvtide.core.groups import Group
 from kvtide.core.index import calls
 from kvtide.core.index.calls import Found
 from kvtide.core.index.lives import Lives
-from kvtide.core.match import Lease, Match, Piece
+from kvtide.core.match import Lease, Match, Piece, all_slots
 from kvtide.core.reasons import NotLoaded
 from kvtide.core.requests import Request
 
@@ -178,14 +178,15 @@ class LookUps:
         return sum(each.leased for each in asked.values())
 
     def _match(self, request: Request, asked: LookedUp, found: Found, pays: Callable[[int], bool]) -> Match:
-        match = Match(request.id, asked.device_tokens, found.tokens, found.pieces, found.missed, asked.num_tokens)
+        id_, device_tokens, num_tokens = request.id, asked.device_tokens, asked.num_tokens
         if found.tokens and not pays(found.tokens):
             missed = {**found.missed, NotLoaded.BELOW_BREAK_EVEN: found.tokens}
-            return replace(match, tokens=0, pieces=(), missed=missed)
-        if found.lease is None:
-            return match
-        assert self._lives.now is not None
-        return replace(match, lease=Lease(match.slots, found.lease, self._lives.now))
+            return Match(id_, device_tokens, 0, (), missed, num_tokens)
+        lease = None
+        if found.lease is not None:
+            assert self._lives.now is not None
+            lease = Lease(all_slots(found.pieces), found.lease, self._lives.now)
+        return Match(id_, device_tokens, found.tokens, found.pieces, found.missed, num_tokens, lease=lease)
 
     def _return(self, found: Found | None) -> None:
         """Release what was found in this life and is not wanted."""

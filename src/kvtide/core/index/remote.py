@@ -53,15 +53,14 @@ class RemoteIndex(Index):
 
     def look_up(self, request: Request, device_tokens: int, num_tokens: int, pays: Callable[[int], bool]) -> Match:
         """See `Index`. What is found is leased: it is released if nobody asks for the lease."""
+        lives = self._lives
+        can_ask = lives.is_here(lives.now) and lives.has_memory
+        if can_ask and self._kept(request, device_tokens, num_tokens) is None:
+            self._look_ups.ask(request, device_tokens, num_tokens)  # what has come is taken while the node looks
         self._take()
-        lives, kept = self._lives, request.reservation
-        if (
-            kept is not None
-            and kept.lease is not None
-            and kept.lease.life == lives.now
-            and (kept.device_tokens, kept.num_tokens) == (device_tokens, num_tokens)
-        ):
-            return kept  # it still holds: nothing has to be asked
+        kept = self._kept(request, device_tokens, num_tokens)
+        if kept is not None:
+            return kept  # nothing has to be asked
         if lives.now is None:
             return self._look_ups.miss(request, device_tokens, num_tokens, NotLoaded.NODE_AWAY)
         if not lives.has_memory:  # nothing could be loaded, whatever is there
@@ -77,6 +76,13 @@ class RemoteIndex(Index):
         for group, first, slots in match.pieces:
             self._reservations.known.add(group, request.keys[group][first : first + len(slots)])
         return match
+
+    def _kept(self, request: Request, device_tokens: int, num_tokens: int) -> Match | None:
+        """Return what is reserved for a request, if it is what is looked for and still holds."""
+        kept = request.reservation
+        if kept is None or kept.lease is None or kept.lease.life != self._lives.now:
+            return None
+        return kept if (kept.device_tokens, kept.num_tokens) == (device_tokens, num_tokens) else None
 
     def lease(self, match: Match) -> Lease:
         """See `Index`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents, is_below
+from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents, is_below, no_parents
 from kvtide.core.eviction.forecast.holders import Holders
 from kvtide.core.eviction.forecast.kinds import KINDS, RUNNING, is_shared
 from kvtide.core.eviction.forecast.visits import NOTHING
@@ -30,7 +30,7 @@ class Forecast(EvictionPolicy):
 
     def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
         super().__init__(slots, pins, keys)
-        self._parent = [NO_PARENT] * slots
+        self._parent = no_parents(slots)
         self._children = [0] * slots
         self._branches = [0] * slots
         """How often a block was continued since it is cached."""
