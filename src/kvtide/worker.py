@@ -154,6 +154,11 @@ class Worker:
         self._over = self._over or why
 
     @property
+    def busy(self) -> bool:
+        """Whether transfers are under way, or were when it was last looked."""
+        return bool(self._in_flight)
+
+    @property
     def over(self) -> str | None:
         """Why no transfer is taken any more, ever; None as long as they are."""
         return self._over

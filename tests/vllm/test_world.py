@@ -60,7 +60,8 @@ def make(
         groups=LAYOUTS[layout](),
         blocks=40 if layout == "full" else 72,
         host_blocks=60,
-        asynchronous=scheduling == "async",
+        asynchronous=scheduling in {"async", "one process"},
+        one_process=scheduling == "one process",
         old_worker=scheduling == "0.24",
         control=control,
         monkeypatch=monkeypatch,
@@ -81,6 +82,19 @@ def test_random_workloads_read_and_store_the_right_bytes(
     world.check_at_rest()
     metrics = world.manager.metrics
     assert metrics.loaded_tokens > 0
+    assert metrics.stored_blocks > 0
+    assert metrics.reports_unknown == metrics.reports_repeated == 0
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_scheduler_that_asks_its_worker_reads_and_stores_the_right_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, mode: str, seed: int
+) -> None:
+    world = make(tmp_path, monkeypatch, seed, mode=mode, scheduling="one process")
+    drive(world, seed, steps=600)
+    world.check_at_rest()
+    metrics = world.manager.metrics
     assert metrics.stored_blocks > 0
     assert metrics.reports_unknown == metrics.reports_repeated == 0
 

@@ -124,6 +124,7 @@ class World:
         max_running: int = 8,
         asynchronous: bool = False,
         old_worker: bool = False,
+        one_process: bool = False,
         context_parallel: int = 1,
         tensor_parallel: int = 1,
         control: Control | None = None,
@@ -137,6 +138,8 @@ class World:
         self.asynchronous = asynchronous
         self.old_worker = old_worker
         """Call the worker's half as vLLM 0.24 does."""
+        self.one_process = one_process
+        """The worker is where the scheduler is, as vLLM has it for one rank: what it says goes through no pipe."""
         if old_worker:
             monkeypatch.setattr(versions, "FAILS_BY_REQUEST", False)
         model = write_llama(path / "world-model", layers=1)
@@ -352,7 +355,8 @@ class World:
             output.failed_recving = results.failed_recving
         output.invalid_block_ids = worker.get_block_ids_with_load_errors()
         output.kv_connector_stats = worker.get_kv_connector_stats()
-        output.kv_connector_worker_meta = _through_a_pipe(worker.build_connector_worker_meta())
+        said = worker.build_connector_worker_meta()
+        output.kv_connector_worker_meta = said if self.one_process else _through_a_pipe(said)
         worker.clear_connector_metadata()
         return output
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kvtide.core import Match, OffloadConfig, OffloadManager
+from kvtide.core import Match, OffloadConfig, OffloadManager, Report
 from kvtide.vllm import versions
 from kvtide.vllm.at_node import IndexAtNode
 from kvtide.vllm.device_pool import VLLMDevicePool
@@ -60,6 +60,8 @@ class SchedulerSide:
         """Whether the core knows how much time has passed since the last step."""
         self._stats = CoreStats()
         self._idle = False
+        self._look: Callable[[], tuple[Report, ...]] = tuple
+        """Asks a worker in this process what has ended since it last spoke."""
         self._is_reset = False
         """Whether nothing was planned since the last reset, so that there is nothing to forget."""
         watch_resets(pool, cache_manager, self.device_resets)
@@ -151,7 +153,8 @@ class SchedulerSide:
         if not isinstance(said, WorkerMetadata):
             said = NOTHING_SAID
         self._times.end(said.timed)
-        self._loads.report(self.manager.report(*said.reports), output)
+        self._look = said.look or self._look
+        self._loads.report(self.manager.report(*said.reports, *self._look()), output)
         if said.off and not self._requests.stopped:
             self._requests.stopped = True
             self.manager.stop()  # what the host has cannot be had any more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
@@ -38,6 +39,12 @@ class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM h
     """This rank cannot copy any more, ever: its device is lost, or its copy engine is broken."""
     timed: int = 0
     """The number of the step that is over, if that was asked for."""
+    look: Callable[[], tuple[Report, ...]] | None = None
+    """Says what has ended by now. None where the worker has a process of its own."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Leave behind what no other process can call."""
+        return WorkerMetadata, (self.reports, self.off, self.timed)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Join with what another rank says."""

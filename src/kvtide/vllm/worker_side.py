@@ -222,8 +222,22 @@ class WorkerSide:
         if not self._reports and not timed and self._off == self._off_said:
             return None
         self._off_said = self._off
+        return WorkerMetadata(self._take_reports(), self._off, timed, self.look)
+
+    def look(self) -> tuple[Report, ...]:
+        """Return what has ended since the last step was issued, for a scheduler in this process.
+
+        With asynchronous scheduling it would hear of that two steps later, and as long would the blocks be pinned. Not
+        while there are loads: vLLM has to hear of them when the scheduler does.
+        """
+        if self.loads.untold or self.loads.certain or not self._worker.busy:
+            return ()
+        self.poll()
+        return self._take_reports()
+
+    def _take_reports(self) -> tuple[Report, ...]:
         reports, self._reports = tuple(self._reports), []
-        return WorkerMetadata(reports, self._off, timed)
+        return reports
 
     def take_stats(self) -> StepStats | None:
         """Return bytes and times of transfers since the last call, and what the tiers did."""
