@@ -15,7 +15,8 @@ Llama-3.1-8B's shape with random weights. What is measured:
 Each mode is a server of its own, in fresh processes. The modes of a group (groups are separated by a slash) are there
 at the same time and are measured in turn, phase by phase, so that what the machine does otherwise meets all of them;
 those that are not measured are paused. Host and GPU memory have to suffice for the whole group. A mode may have options
-of its own: `kvtide-eager+host=8GiB`.
+of its own: `kvtide-eager+host=8GiB`. `kvtide-eager@report-late` is kvtide with one thing changed (`vllm_steps.py` has
+them all), and `--steps` shows how long the steps of each phase are, by what they compute.
 
 The ratio behind a revisit is to the limit: what it takes with everything in the device cache, and one large pinned copy
 of the document's KV. Outputs of all modes are compared. Why blocks were not stored or tokens not loaded is printed for
@@ -55,6 +56,7 @@ from vllm_common import (
     wait_for_host,
     write_model,
 )
+from vllm_steps import VARIANTS, read_steps, watch_steps
 
 BLOCK_TOKENS = 16
 MODES = "none,device-cache,kvtide-eager/kvtide-lazy,offloading/simple-eager,simple-lazy"
@@ -72,6 +74,7 @@ class Scale:
     host_bytes: int = 40 << 30
     model: Model = field(default_factory=Model)
     small: bool = False
+    steps: bool = False
 
     @property
     def document_bytes(self) -> int:
@@ -114,7 +117,12 @@ def make_engine(mode: str, scale: Scale, folder: Path) -> Any:
 
     tokens = scale.device_tokens if mode != "device-cache" else scale.documents * (scale.document_tokens + 64)
     arguments = engine_arguments(
-        mode, scale.model, folder, device_tokens=tokens, host_bytes=scale.host_bytes, small=scale.small
+        mode.partition("@")[0],
+        scale.model,
+        folder,
+        device_tokens=tokens,
+        host_bytes=scale.host_bytes,
+        small=scale.small,
     )
     return LLM(
         **arguments,
@@ -197,13 +205,21 @@ def serve(mode: str, scale: Scale, orders: Any) -> None:
             engine = make_engine(mode, scale, Path(folder))
             orders.send([time.perf_counter() - begin_s])
         engine.collective_rpc(randomise)
+        for variant in mode.split("@")[1:]:
+            engine.collective_rpc(VARIANTS[variant])
         visitor = Visitor(engine, scale)
+        steps_ms = {}
         while (phase := orders.recv()) is not None:
+            if scale.steps:
+                engine.collective_rpc(watch_steps)
             times = visitor.run(phase)
+            if scale.steps:
+                steps_ms[phase] = engine.collective_rpc(read_steps)[0]
             if phase == "warm_ms" and mode.startswith("kvtide"):
                 engine.collective_rpc(wait_for_host)
             orders.send(times)
         counters = engine.collective_rpc(read_counters)[0] if mode.startswith("kvtide") else {}
+        counters |= {"steps_ms": steps_ms} if steps_ms else {}
         orders.send((visitor.outputs, counters))
         engine.llm_engine.engine_core.shutdown()
     except BaseException:
@@ -372,12 +388,15 @@ def main() -> int:
     parser.add_argument("--start", action="store_true", help="measure the start with a large host tier instead")
     parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each phase")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--steps", action="store_true", help="show how long steps take; the last round of each phase")
     parser.add_argument("--small", action="store_true", help="a tiny model, for vLLM's CPU build")
     arguments = parser.parse_args()
     arguments.modes = arguments.modes or ("none,kvtide-eager" if arguments.start else MODES)
-    names = {mode.split("+")[0] for group in arguments.modes.split("/") for mode in group.split(",")}
-    if unknown := names - CONNECTORS.keys():
+    modes = [mode.split("@") for group in arguments.modes.split("/") for mode in group.split(",")]
+    if unknown := {mode.split("+")[0] for mode, *_ in modes} - CONNECTORS.keys():
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(CONNECTORS)}")
+    if unknown := {variant for _, *variants in modes for variant in variants} - VARIANTS.keys():
+        parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(VARIANTS)} behind the @")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     scale = (
@@ -385,6 +404,7 @@ def main() -> int:
         if arguments.small
         else Scale(model=Model(kv_heads=arguments.kv_heads), host_bytes=arguments.host_gib * GIB)
     )
+    scale = replace(scale, steps=arguments.steps)
     if arguments.start:
         return start_up(arguments, scale if scale.small else replace(scale, host_bytes=START_HOST_BYTES))
     return compare(arguments, scale)

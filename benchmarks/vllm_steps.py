@@ -15,28 +15,46 @@ from typing import Any
 
 
 def watch_steps(worker: Any) -> None:
-    """Take down when each step begins, and what it computes."""
+    """Take down when each step begins, what it computes, and whether kvtide copies beside it. Begins anew if called."""
     runner = worker.model_runner
+    is_watched = hasattr(worker, "watched_steps")
     worker.watched_steps = []
+    if is_watched:
+        return
     execute = runner.execute_model
 
     def watched(scheduled: Any, *rest: Any, **named: Any) -> Any:
-        tokens = scheduled.total_num_scheduled_tokens
-        worker.watched_steps.append((time.perf_counter(), tokens, len(scheduled.num_scheduled_tokens)))
-        return execute(scheduled, *rest, **named)
+        begin_s, tokens, requests = (
+            time.perf_counter(),
+            scheduled.total_num_scheduled_tokens,
+            scheduled.num_scheduled_tokens,
+        )
+        done = execute(scheduled, *rest, **named)
+        worker.watched_steps.append((begin_s, tokens, len(requests), _is_copying()))
+        return done
 
     runner.execute_model = watched
+
+
+def _is_copying() -> bool:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group  # noqa: PLC0415 (see below)
+
+    side = getattr(get_kv_transfer_group(), "_worker", None) if has_kv_transfer_group() else None
+    return bool(getattr(getattr(side, "_worker", None), "busy", False))
 
 
 def read_steps(worker: Any) -> dict[str, Any]:
     """Return how long it took from one step to the next, in ms, by what the first of the two computed."""
     steps = [step for step in worker.watched_steps if step[1]]
-    kinds: dict[str, list[float]] = {"decode": [], "with up to 1024 new tokens": [], "with more": []}
-    for (begin_s, tokens, requests), (end_s, *_) in pairwise(steps):
+    names = ("decode", "decode beside copies", "with up to 1024 new tokens", "with more")
+    kinds: dict[str, list[float]] = {name: [] for name in names}
+    for (begin_s, tokens, requests, copying), (end_s, *_) in pairwise(steps):
         if end_s - begin_s > 1.0:
             continue  # nobody was there
         name = "decode" if tokens == requests else "with more" if tokens > 1024 else "with up to 1024 new tokens"
         kinds[name].append(1e3 * (end_s - begin_s))
+        if name == "decode" and copying:
+            kinds["decode beside copies"].append(1e3 * (end_s - begin_s))
     return {name: _summary(values) for name, values in kinds.items() if len(values) > 1}
 
 
@@ -65,6 +83,47 @@ def wait_at_once(_worker: Any) -> None:
 def announce_late(_worker: Any) -> None:
     """Announce loads when their bytes are there."""
     _worker_side()._announces_early = False
+
+
+def report_late(_worker: Any) -> None:
+    """Let the scheduler hear of stores by reports alone, as from a worker in another process."""
+    _worker_side().look = tuple
+
+
+def store_beside_prompts(_worker: Any) -> None:
+    """Hold stores of running requests back while steps only decode, at most so many of them in a row."""
+    held_max = 64
+    side = _scheduler_side()
+    planner = side.manager._planner
+    plan_step, plan_stores = side.plan, planner.plan
+    held, only_decodes = 0, False
+
+    def plan(step: Any) -> Any:
+        nonlocal only_decodes
+        only_decodes = 0 < step.total_num_scheduled_tokens == len(step.num_scheduled_tokens)
+        return plan_step(step)
+
+    def plan_or_hold(loading_blocks: int) -> None:
+        nonlocal held
+        if only_decodes and planner.waiting and held < held_max:
+            held += 1
+        else:
+            held = 0
+            plan_stores(loading_blocks)
+
+    side.plan, planner.plan = plan, plan_or_hold
+
+
+def _scheduler_side() -> Any:
+    import gc  # noqa: PLC0415 (only in the processes that run vLLM)
+
+    from kvtide.vllm.scheduler_side import SchedulerSide  # noqa: PLC0415 (only where kvtide is used)
+
+    gc.unfreeze()  # vLLM hides what it has made at start
+    found = [thing for thing in gc.get_objects() if isinstance(thing, SchedulerSide)]
+    if not found:
+        raise RuntimeError("the scheduler is in another process, as it is with vLLM's CPU build")
+    return found[0]
 
 
 def load_after_forward(_worker: Any) -> None:
@@ -107,6 +166,8 @@ VARIANTS: dict[str, Callable[..., None]] = {
     "wait-at-once": wait_at_once,
     "announce-late": announce_late,
     "load-after-forward": load_after_forward,
+    "report-late": report_late,
+    "store-beside-prompts": store_beside_prompts,
     **{f"turn-{mib}": turns_of(mib) for mib in (2, 4, 8)},
 }
 """By what stands behind the `@` of a mode."""
