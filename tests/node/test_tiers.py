@@ -174,7 +174,7 @@ def test_what_cannot_be_used_is_refused_before_the_node_is_there(
     refused(f"type=disk,path={tmp_path}/nowhere,size=1MiB", "tiers[0].path", "mkdir -p")
     refused(f"type=disk,path={tmp_path}/file,size=1MiB", "tiers[0].path", "this is a file")
     refused("disk", "names and values, such as type=disk")
-    refused('{"type": ', "JSON, and this is none")
+    refused('{"type": ', "JSON, and this is not")
     refused("password=secret,secret", "names and values")
     with FolderLock(folder):
         refused(f"type=disk,path={folder},size=1MiB", "tiers[0].path", "a folder that no other server uses")

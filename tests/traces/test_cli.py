@@ -154,7 +154,7 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("plan", "--policies", "lru,best"), "--policies='best'"),
         (("plan", "--sizes", "64GiB,much"), "--sizes='much'"),
         (("plan", "--sizes", "1MiB"), "at least one block"),
-        (("plan", "--html", "/nowhere/plan.html"), "existing directory"),
+        (("plan", "--html", "/nowhere/plan.html"), "a file in a folder that exists: mkdir -p /nowhere"),
         (("replay", "--host", "1MiB"), "--host='1MiB': expected at least one block"),
         (("replay", "--device", "1MiB"), "--device=1048576: expected at least one block"),
         (("replay", "--policy", "best"), "--policy='best'"),
@@ -185,7 +185,7 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("replay", "--model-config", "/nowhere"), "--model-config"),
         (("replay", "--model-config", "x", "--bytes-per-token", "1"), "not to be used with"),
         (("replay", "/nowhere"), "No such file"),
-        (("trace", "make", "/nowhere/t.jsonl"), "existing directory"),
+        (("trace", "make", "/nowhere/t.jsonl"), "a file in a folder that exists: mkdir -p /nowhere"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(arguments: tuple[str, ...], why: str) -> None:

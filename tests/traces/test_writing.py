@@ -58,7 +58,7 @@ def test_a_link_keeps_pointing_to_the_file_that_is_written(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("none/p.png", "existing directory"), ("p.jpg", "ends in .png"), ("", "ends in")]
+    ("name", "why"), [("none/p.png", "a folder that exists"), ("p.jpg", "ends in .png"), ("", "ends in")]
 )
 def test_a_path_that_cannot_be_written_is_refused_beforehand(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):

@@ -31,5 +31,5 @@ def read_node_path(option: str, value: object) -> Path:
     except OSError:  # it is not there, or not to be seen: whoever connects says which
         return path
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(option, value, "the socket of a node; what is there is none")
+        raise ConfigError(option, value, "the socket of a node; what is there is no socket")
     return path

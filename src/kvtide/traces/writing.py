@@ -23,7 +23,7 @@ def check_writable(option: str, path: str, suffixes: tuple[str, ...] = ()) -> No
         return  # a device or a pipe: who opens it hears what is wrong with it
     folder = target.parent
     if not folder.is_dir():
-        raise ConfigError(option, path, f"a file in an existing directory ({folder} is none)")
+        raise ConfigError(option, path, f"a file in a folder that exists: mkdir -p {folder}")
     if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
         raise ConfigError(option, path, "a file that may be written")
 

@@ -308,6 +308,19 @@ def test_the_log_says_once_why_blocks_are_not_kept_or_read_and_when_they_are_aga
     store.close()
 
 
+def test_a_disk_that_is_full_is_named_once_in_the_log(
+    tmp_path: Path, broken: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = disk_store(tmp_path, 3 << 20)
+    store.put(items(range(10)))
+    broken("posix_fallocate", errno.ENOSPC)
+    for first in range(100, 400, 10):
+        store.put(items(range(first, first + 10)))
+    said = f"kvtide: the disk of {tmp_path}/rank-0-of-1 has less room than the tier's size: the tier goes on with what"
+    assert [said in record.getMessage() for record in caplog.records] == [True]
+    store.close()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_errors_now_and_then_never_bring_wrong_bytes_or_more_than_the_budget(
     tmp_path: Path, seed: int, broken: Callable[..., None]

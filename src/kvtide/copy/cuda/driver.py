@@ -41,7 +41,8 @@ class Driver:
         """Issue from Python from now on, because C does not work, and say so."""
         self._issue, self.in_c = self._issue_from_python, False
         _LOG.warning(
-            "copies are issued from Python, which slows down whoever launches kernels: C cannot, %s", describe(error)
+            "copies are issued from Python, which slows down the launches of kernels, because C cannot: %s",
+            describe(error),
         )
 
     def current_context(self) -> int:

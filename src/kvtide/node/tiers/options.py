@@ -26,7 +26,7 @@ def _tier(option: str, written: object) -> object:
         try:
             return json.loads(written)
         except ValueError as error:
-            raise ConfigError(option, "…", f"JSON, and this is none ({error})") from None  # it may have a password
+            raise ConfigError(option, "…", f"JSON, and this is not ({error})") from None  # it may have a password
     pairs = [pair.partition("=") for pair in written.split(",")]
     if not all(name.strip() and separator for name, separator, _ in pairs):
         example = f"names and values, such as {EXAMPLE}, or JSON"

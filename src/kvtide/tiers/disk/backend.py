@@ -232,7 +232,9 @@ class DiskBackend(Backend):
         if not self._complained:
             self._complained = True
             _log.warning(
-                "kvtide: the disk has less room than the tier's size, which goes on with what it has: %s", error
+                "kvtide: the disk of %s has less room than the tier's size: the tier goes on with what it has (%s)",
+                self.sealer.where,
+                error,
             )
 
 

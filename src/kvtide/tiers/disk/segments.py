@@ -200,4 +200,4 @@ def _tell_unreadable(folder: Path, names: list[str]) -> None:
     """Say which files are skipped, in one line however many there are."""
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        _log.warning("kvtide: skipped what is no segment that can be read: %s%s in %s", names[0], more, folder)
+        _log.warning("kvtide: skipped files that cannot be read as segments: %s%s in %s", names[0], more, folder)

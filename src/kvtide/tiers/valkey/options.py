@@ -145,7 +145,7 @@ def parse_access(url: object, options: Mapping[str, str]) -> Access:
     password = _password(options)
     if parts.password is not None:
         if password is not None:
-            raise ConfigError("url", redacted(str(url)), "no password in the URL, for an option names another")
+            raise ConfigError("url", redacted(str(url)), "no password in the URL beside password_file or password_env")
         password = unquote(parts.password)
     username = options.get("username") or (unquote(parts.username) if parts.username else None)
     if username is not None and password is None:
