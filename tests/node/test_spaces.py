@@ -20,6 +20,7 @@ from kvtide.node.hello import Hello, Role
 from kvtide.node.namespaces import name_of, parts_of, unlike
 from kvtide.node.owners import Owner
 from kvtide.node.shares import Share
+from kvtide.node.space import Space
 from kvtide.node.spaces import Spaces
 from tests.node.support import wait_until
 
@@ -214,6 +215,16 @@ def test_what_was_given_back_is_found_when_the_next_namespace_comes() -> None:
     assert gc.get_freeze_count(), "what is there for long is not looked through"
     attached(spaces, 2)
     assert gone() is None
+
+
+def test_slots_can_be_used_as_soon_as_every_part_has_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces = Spaces(9000, lambda _: None)
+    owner = attached(spaces)
+    space = spaces._spaces[owner.namespace]
+    for ready in (0, 1, 4, 4, space.slots, space.slots):
+        monkeypatch.setattr(Space, "ready_slots", ready)
+        spaces.handle(owner, call_frame(calls.Ready(ready)))
+        assert space.index.counts()["free"] == ready
 
 
 def test_an_engine_that_is_found_to_be_gone_is_told_nothing_more() -> None:

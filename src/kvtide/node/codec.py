@@ -41,16 +41,16 @@ _STEP_S_MAX = 3600.0
 _LOOK_UP = Struct("<QQQIdI")
 _RELEASE = Struct("<Q?")
 _RESERVE = Struct("<QI")
-_OFFER = Struct("<BQ???")
+_OFFER = Struct("<BQ???I")
 _SETTLE = Struct("<?")
 _RUN_ID = Struct("<Q")
 _CUT = Struct("<QI")
-_FOUND = Struct("<QQQ?")
-_PIECE = Struct("<BI")
-_RUN = Struct("<QI")
+_FOUND = Struct("<QQQ?II")
+_PIECE = Struct("<BII")
+_RUN = Struct("<QII")
 _SPAN = Struct("<II")
 _WHY = Struct("<BQ")
-_TAKEN = Struct("<I")
+_TAKEN = Struct("<IIIII")
 _ID = Struct("<Q")
 _CHAIN = Struct("<BQ?")
 
@@ -95,7 +95,8 @@ def read_call(frame: Frame) -> Call:
 
 def _pack_offer(offer: Offer) -> bytes:
     has_parent = offer.parent is not None
-    head = _OFFER.pack(offer.group, offer.end_tokens, has_parent, offer.needs_prefix, offer.touch)
+    gone = len(offer.gone)
+    head = _OFFER.pack(offer.group, offer.end_tokens, has_parent, offer.needs_prefix, offer.touch, gone)
     parent = pack_keys([offer.parent]) if offer.parent is not None else b""
     return head + parent + pack_slots(offer.gone) + pack_keys(offer.keys)
 
@@ -127,10 +128,10 @@ def _read_reserve(reader: Reader) -> Call:
 
 
 def _read_offer(reader: Reader) -> Offer:
-    group, end_tokens, has_parent, needs_prefix, touch = reader.numbers(_OFFER)
+    group, end_tokens, has_parent, needs_prefix, touch, gone = reader.numbers(_OFFER)
     parent = _only(reader.keys()) if has_parent else None
-    gone = reader.slots()
-    return Offer(group, reader.keys(), parent, end_tokens, gone, needs_prefix, touch)
+    positions = reader.slots(gone)
+    return Offer(group, reader.keys(), parent, end_tokens, positions, needs_prefix, touch)
 
 
 def _read_settle(reader: Reader) -> Call:
@@ -164,10 +165,12 @@ def reply_frame(reply: Reply) -> Frame:
     """Return a reply as it is sent."""
     match reply:
         case Found():
-            head = _FOUND.pack(reply.id, reply.tokens, reply.lease or 0, reply.waits)
-            head += _pack_reasons(_NOT_LOADED, reply.missed)
-            pieces = [_PIECE.pack(group, first) + pack_slots(slots) for group, first, slots in reply.pieces]
-            return Frame(Kind.FOUND, head + _COUNT.pack(len(pieces)) + b"".join(pieces))
+            missed = _pack_reasons(_NOT_LOADED, reply.missed)
+            counts = len(missed), len(reply.pieces)
+            parts = [_FOUND.pack(reply.id, reply.tokens, reply.lease or 0, reply.waits, *counts), *missed]
+            for group, first, slots in reply.pieces:
+                parts += _PIECE.pack(group, first, len(slots)), pack_slots(slots)
+            return Frame(Kind.FOUND, b"".join(parts))
         case Reserved():
             head = _ID.pack(reply.id) + _COUNT.pack(len(reply.taken))
             return Frame(Kind.RESERVED, head + b"".join(map(_pack_taken, reply.taken)))
@@ -187,28 +190,20 @@ def read_reply(frame: Frame) -> Reply:
 
 
 def _pack_taken(taken: Taken) -> bytes:
-    runs = [_RUN.pack(run.id, run.first) + pack_slots(run.slots) for run in taken.runs]
+    runs = [_RUN.pack(run.id, run.first, len(run.slots)) + pack_slots(run.slots) for run in taken.runs]
     left = [_SPAN.pack(*span) for span in taken.left]
-    return b"".join(
-        [
-            _COUNT.pack(len(runs)),
-            *runs,
-            _COUNT.pack(len(left)),
-            *left,
-            _pack_reasons(_NOT_STORED, taken.refused),
-            pack_slots(taken.gone),
-            _TAKEN.pack(taken.reached),
-        ]
-    )
+    refused = _pack_reasons(_NOT_STORED, taken.refused)
+    head = _TAKEN.pack(len(runs), len(left), len(refused), len(taken.gone), taken.reached)
+    return b"".join([head, *runs, *left, *refused, pack_slots(taken.gone)])
 
 
 def _read_found(reader: Reader) -> Reply:
-    id_, tokens, lease, waits = reader.numbers(_FOUND)
-    missed = _read_reasons(_NOT_LOADED, reader)
+    id_, tokens, lease, waits, reasons, groups = reader.numbers(_FOUND)
+    missed = _read_reasons(_NOT_LOADED, reasons, reader)
     pieces = []
-    for _ in range(reader.count()):
-        group, first = reader.numbers(_PIECE)
-        pieces.append(Piece(group, first, reader.slots()))
+    for _ in range(groups):
+        group, first, slots = reader.numbers(_PIECE)
+        pieces.append(Piece(group, first, reader.slots(slots)))
     return Found(id_, tokens, tuple(pieces), missed, lease or None, waits)
 
 
@@ -218,15 +213,14 @@ def _read_reserved(reader: Reader) -> Reply:
 
 
 def _read_taken(reader: Reader) -> Taken:
+    num_runs, num_left, reasons, num_gone, reached = reader.numbers(_TAKEN)
     runs = []
-    for _ in range(reader.count()):
-        id_, first = reader.numbers(_RUN)
-        runs.append(Run(id_, first, reader.slots()))
-    left = [reader.numbers(_SPAN) for _ in range(reader.count())]
-    refused = _read_reasons(_NOT_STORED, reader)
-    gone = reader.slots()
-    (reached,) = reader.numbers(_TAKEN)
-    return Taken(runs, [(first, last) for first, last in left], refused, gone, reached)
+    for _ in range(num_runs):
+        id_, first, slots = reader.numbers(_RUN)
+        runs.append(Run(id_, first, reader.slots(slots)))
+    left = [reader.numbers(_SPAN) for _ in range(num_left)]
+    refused = _read_reasons(_NOT_STORED, reasons, reader)
+    return Taken(runs, [(first, last) for first, last in left], refused, reader.slots(num_gone), reached)
 
 
 def _read_unkept(reader: Reader) -> Reply:
@@ -273,14 +267,13 @@ def _only(keys: Keys) -> bytes:
 _NOT_LOADED, _NOT_STORED = tuple(NotLoaded), tuple(NotStored)
 
 
-def _pack_reasons(order: Sequence[Why], counts: Mapping[Why, int]) -> bytes:
-    pairs = [_WHY.pack(order.index(why), count) for why, count in counts.items() if count]
-    return _COUNT.pack(len(pairs)) + b"".join(pairs)
+def _pack_reasons(order: Sequence[Why], counts: Mapping[Why, int]) -> list[bytes]:
+    return [_WHY.pack(order.index(why), count) for why, count in counts.items() if count]
 
 
-def _read_reasons(order: Sequence[Why], reader: Reader) -> dict[Why, int]:
+def _read_reasons(order: Sequence[Why], reasons: int, reader: Reader) -> dict[Why, int]:
     counts = {}
-    for _ in range(reader.count()):
+    for _ in range(reasons):
         position, count = reader.numbers(_WHY)
         if position >= len(order):
             raise BadFrame("a reason that is not known")

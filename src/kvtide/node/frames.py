@@ -121,9 +121,12 @@ class Decoder:
                 return
             frames.append(Frame(kind, data[body:following], tag, self._taken(descriptors) if descriptors else ()))
             begin = following
+        if begin == end:
+            self._half_bytes, self._half_descriptors = HEADER_BYTES, 0
+            return
         if not MAGIC.startswith(data[begin : begin + len(MAGIC)]):
             raise BadFrame(_why(data[begin:end], 0, 0, 0))
-        self._keep(data, begin, HEADER_BYTES, DESCRIPTORS_MAX if begin < end else 0)
+        self._keep(data, begin, HEADER_BYTES, DESCRIPTORS_MAX)
 
     def _keep(self, data: bytes, begin: int, nbytes: int, descriptors: int) -> None:
         self._half += memoryview(data)[begin:]

@@ -65,8 +65,8 @@ def pack_keys(keys: Sequence[bytes], first: int = 0) -> bytes:
 
 
 def pack_slots(slots: Sequence[int]) -> bytes:
-    """Return slots, or positions."""
-    return pack(f"<I{len(slots)}i", len(slots), *slots)
+    """Return slots, or positions. How many there are is told before."""
+    return pack(f"<{len(slots)}i", *slots)
 
 
 class Reader:
@@ -103,9 +103,9 @@ class Reader:
         self._at += count * key_bytes
         return Keys(self._body, begin, key_bytes, count, first)
 
-    def slots(self) -> list[int]:
-        """Return slots, or positions."""
-        return list(self.numbers(Struct(f"<{self.count()}i")))
+    def slots(self, count: int) -> list[int]:
+        """Return so many slots, or positions."""
+        return list(self.numbers(Struct(f"<{count}i"))) if count else []
 
     def end(self) -> None:
         """There must be nothing more."""

@@ -562,6 +562,15 @@ def test_a_reservation_that_still_holds_is_not_looked_up_again(bench: Remote) ->
     bench.check_at_rest()
 
 
+def test_a_reservation_of_nothing_is_looked_up_again(bench: Remote) -> None:
+    request = bench.request("a", 2)
+    request.reservation = bench.index.look_up(request, 0, 2 * SIZE + 1, lambda _: True)
+    request.lease = bench.index.lease(request.reservation)
+    bench.store("a", 0, 2)
+    bench.index.passed(LATE_S)
+    assert bench.index.look_up(request, 0, 2 * SIZE + 1, lambda _: True).tokens == 2 * SIZE
+
+
 def test_whoever_has_something_to_say_is_not_at_rest(bench: Remote) -> None:
     assert not RemoteIndex(bench.way, FULL).waiting
     runs = bench.write("a", 1)

@@ -149,11 +149,11 @@ def _not_lacking(chain: Chain, taken: Taken) -> list[Key]:
     """Return the keys that the node has, or somebody writes. Which it has refused it does not say."""
     if taken.refused:
         return []
-    if not (taken.gone or taken.runs or taken.left):
-        return chain.keys  # as usual when a request ends that has loaded
     lacking = set(taken.gone)
     for run in taken.runs:
         lacking.update(range(run.first, run.first + len(run.slots)))
     for first, last in taken.left:
         lacking.update(range(first, last))
+    if not lacking:
+        return chain.keys  # as usual when a request ends that has loaded
     return [key for position, key in enumerate(chain.keys) if position not in lacking]
