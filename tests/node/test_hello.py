@@ -13,7 +13,7 @@ from kvtide import __version__
 from kvtide.node import hello as hello_module
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame, Kind
-from kvtide.node.hello import ArenaDescription, Hello, Role, Welcome, read_hello, read_welcome, refusal
+from kvtide.node.hello import PROTOCOL, ArenaDescription, Hello, Role, Welcome, read_hello, read_welcome, refusal
 
 WORKER = Hello(
     Role.WORKER,
@@ -49,7 +49,7 @@ def test_a_refusal_is_raised_where_it_arrives() -> None:
 
 
 def test_an_older_engine_is_told_to_upgrade_by_a_newer_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = changed(SCHEDULER.frame(), kvtide="0.8")
+    said = changed(SCHEDULER.frame(), kvtide="0.8", protocol=1)
     monkeypatch.setattr(hello_module, "PROTOCOL", 3)
     with pytest.raises(Refused) as refused:
         read_hello(said)
@@ -60,17 +60,17 @@ def test_an_older_engine_is_told_to_upgrade_by_a_newer_node(monkeypatch: pytest.
 
 @pytest.mark.parametrize("answer", [WELCOME.frame((5,)), refusal(Refused("whatever", for_good=False))])
 def test_an_engine_says_by_itself_that_the_node_is_of_another_version(answer: Frame) -> None:
-    with pytest.raises(
-        Refused, match=r"this node speaks protocol 3 \(kvtide 0.9\), the engine speaks 1 .*of the engine"
-    ):
-        read_welcome(changed(answer, protocol=3, kvtide="0.9"))
+    newer = PROTOCOL + 2
+    why = rf"this node speaks protocol {newer} \(kvtide 0.9\), the engine speaks {PROTOCOL} .*of the engine"
+    with pytest.raises(Refused, match=why):
+        read_welcome(changed(answer, protocol=newer, kvtide="0.9"))
     with pytest.raises(Refused, match="upgrade kvtide of this node"):
         read_welcome(changed(answer, protocol=0, kvtide="0.1"))
 
 
 def test_what_another_version_says_beside_its_version_is_not_looked_at() -> None:
-    with pytest.raises(Refused, match="protocol 2"):
-        read_hello(Frame(Kind.HELLO, b'{"protocol": 2, "kvtide": "0.9", "role": {"new": "things"}}'))
+    with pytest.raises(Refused, match="protocol 99"):
+        read_hello(Frame(Kind.HELLO, b'{"protocol": 99, "kvtide": "0.9", "role": {"new": "things"}}'))
 
 
 @pytest.mark.parametrize(

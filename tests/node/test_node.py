@@ -21,7 +21,7 @@ import pytest
 from kvtide.node.ask import status_of
 from kvtide.node.client import Client
 from kvtide.node.errors import Gone, NoNode, Refused
-from kvtide.node.hello import Hello, Role
+from kvtide.node.hello import PROTOCOL, Hello, Role
 from tests.command_line import check_refused, run
 from tests.left_behind import Before
 from tests.node.support import SOON_S, SOURCE, wait_to_read, wait_until
@@ -101,7 +101,7 @@ def test_a_life_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     path = tmp_path / "node.sock"
     with node(path) as running:
         assert re.fullmatch(
-            rf"kvtide: node \w+ listens at {path}: 1 MiB for all engines .*protocol 1\)", running.lines[0]
+            rf"kvtide: node \w+ listens at {path}: 1 MiB for all engines .*protocol {PROTOCOL}\)", running.lines[0]
         )
         scheduler, workers = attached(path)
         assert [arena.description.slot_bytes for worker in workers for arena in worker.arenas] == [1000, 500]

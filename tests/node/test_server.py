@@ -19,7 +19,7 @@ from kvtide.node.client import Client
 from kvtide.node.credentials import Access
 from kvtide.node.errors import Gone, NodeError, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, MAGIC, Decoder, Frame, Kind, header
-from kvtide.node.hello import HELLO_BYTES_MAX, Hello, Role
+from kvtide.node.hello import HELLO_BYTES_MAX, PROTOCOL, Hello, Role
 from kvtide.node.peers import Limits
 from tests.left_behind import Before
 from tests.node.support import (
@@ -149,7 +149,7 @@ def test_a_member_of_the_group_is_allowed(tmp_path: Path) -> None:
 
 def test_another_protocol_is_refused_by_name_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path) as rig:
-        old = Hello(Role.OPERATOR).frame().body.replace(b'"protocol": 1', b'"protocol": 0')
+        old = Hello(Role.OPERATOR).frame().body.replace(b'"protocol": %d' % PROTOCOL, b'"protocol": 0')
         sock = bare(rig)
         sock.sendall(header(Frame(Kind.HELLO, old)) + old)
         (frame,) = Decoder().feed(check_closed(sock))
@@ -307,7 +307,7 @@ CHUNKS = st.lists(
         st.builds(
             lambda kind, body, tag: header(Frame(kind, body, tag)) + body,
             st.sampled_from([*Kind, ECHO, NONSENSE, 255]),
-            st.one_of(st.binary(max_size=40), st.sampled_from([b"{}", b'{"protocol": 1, "kvtide": ""}'])),
+            st.one_of(st.binary(max_size=40), st.sampled_from([b"{}", b'{"protocol": %d, "kvtide": ""}' % PROTOCOL])),
             st.integers(0, 9),
         ),
     ),

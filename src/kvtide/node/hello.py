@@ -15,7 +15,8 @@ from kvtide import __version__
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame, Kind
 
-PROTOCOL = 1
+PROTOCOL = 2
+"""One more with every change of what frames hold."""
 HELLO_BYTES_MAX = 1 << 16
 NAME_CHARS_MAX = 256
 _NUMA_NODES = 1024  # the most that Linux knows
