@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +26,7 @@ os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415 (the environment has to be set)
 
+    from tests.node.real_node import be_patient  # noqa: PLC0415
     from tests.vllm.fixtures import PROMPTS  # noqa: PLC0415
     from tests.vllm.llm import engine  # noqa: PLC0415
 
@@ -40,7 +42,10 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": options,
     }
-    with engine(model, dtype="bfloat16", kv_transfer_config=connector) as offloading:
+    with (
+        contextmanager(be_patient)(),
+        engine(model, dtype="bfloat16", kv_transfer_config=connector) as offloading,
+    ):
         said["lines"] = lines_about_packing()  # vLLM sets its loggers up when an engine is made
         for turn in ("computed", "loaded"):
             results = []
