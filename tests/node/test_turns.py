@@ -22,12 +22,14 @@ from tests.node.support import ECHO, NOTE, SOON_S, Rig, serving, wait_until
 @contextmanager
 def held(rig: Rig) -> Iterator[None]:
     """Keep a server from doing anything meanwhile."""
-    go = threading.Event()
+    is_held, go = threading.Event(), threading.Event()
 
     def hold() -> None:
+        is_held.set()
         assert go.wait(SOON_S)
 
     rig.loop.post(hold)
+    assert is_held.wait(SOON_S)
     try:
         yield
     finally:
