@@ -54,12 +54,14 @@ def pool_of(scheduler: Client, life: int = 1) -> Pool:
 
 def held(rig: Rig) -> threading.Event:
     """Let the node do nothing until the event is set."""
-    gate = threading.Event()
+    is_held, gate = threading.Event(), threading.Event()
 
     def wait() -> None:
+        is_held.set()
         gate.wait(SOON_S)
 
     rig.loop.post(wait)
+    assert is_held.wait(SOON_S)
     return gate
 
 
