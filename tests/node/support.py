@@ -173,6 +173,19 @@ class Rig:
 MANY_CONNECTIONS = Limits(connections=100)
 
 
+def held(rig: Rig) -> threading.Event:
+    """Let the node do nothing until the event is set."""
+    is_held, gate = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_held.set()
+        gate.wait(SOON_S)
+
+    rig.loop.post(wait)
+    assert is_held.wait(SOON_S)
+    return gate
+
+
 @contextmanager
 def serving(
     folder: Path, limits: Limits = MANY_CONNECTIONS, access: Access | None = None, grace_s: float = 30.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from kvtide.node.hello import Hello, Role
 from kvtide.node.index_link import IndexLink
 from kvtide.node.memory import NodeMemory
 from tests.left_behind import Before
-from tests.node.support import MANY_CONNECTIONS, SOON_S, Rig, serving, wait_until
+from tests.node.support import MANY_CONNECTIONS, Rig, held, serving, wait_until
 
 
 class Worker:
@@ -50,19 +49,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def pool_of(scheduler: Client, life: int = 1) -> Pool:
     assert scheduler.welcome is not None
     return Pool(life, scheduler.welcome.epoch, scheduler.welcome.owner)
-
-
-def held(rig: Rig) -> threading.Event:
-    """Let the node do nothing until the event is set."""
-    is_held, gate = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        is_held.set()
-        gate.wait(SOON_S)
-
-    rig.loop.post(wait)
-    assert is_held.wait(SOON_S)
-    return gate
 
 
 def test_ranks_of_one_part_have_the_same_memory(rig: Rig) -> None:

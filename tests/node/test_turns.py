@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from socket import socketpair
 
@@ -16,24 +14,7 @@ from kvtide.node.credentials import Credentials
 from kvtide.node.frames import Frame
 from kvtide.node.peers import Peer
 from kvtide.node.turns import Turns
-from tests.node.support import ECHO, NOTE, SOON_S, Rig, serving, wait_until
-
-
-@contextmanager
-def held(rig: Rig) -> Iterator[None]:
-    """Keep a server from doing anything meanwhile."""
-    is_held, go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        is_held.set()
-        assert go.wait(SOON_S)
-
-    rig.loop.post(hold)
-    assert is_held.wait(SOON_S)
-    try:
-        yield
-    finally:
-        go.set()
+from tests.node.support import ECHO, NOTE, held, serving, wait_until
 
 
 class Waiting:
@@ -87,10 +68,11 @@ def test_however_many_look_something_up_one_of_the_others_comes_every_time(waiti
 def test_an_engine_that_looks_something_up_does_not_wait_for_what_others_have_said_before(tmp_path: Path) -> None:
     with serving(tmp_path) as rig:
         storing, looking_up = rig.scheduler("storing"), rig.scheduler("looking up")
-        with held(rig):
-            for _ in range(3):
-                storing.send(NOTE)
-            looking_up.send(ECHO)
+        gate = held(rig)
+        for _ in range(3):
+            storing.send(NOTE)
+        looking_up.send(ECHO)
+        gate.set()
         wait_until(lambda: len(rig.handler.heard) == 4)
         assert rig.handler.heard == ["looking up", "storing", "storing", "storing"]
 
@@ -99,9 +81,10 @@ def test_what_an_engine_has_said_is_heard_before_it_is_over(tmp_path: Path) -> N
     with serving(tmp_path) as rig:
         scheduler = rig.scheduler()
         worker = rig.worker(scheduler)
-        with held(rig):
-            for _ in range(3):
-                scheduler.send(NOTE)
-            worker.close()  # with copies under way: its life is over
+        gate = held(rig)
+        for _ in range(3):
+            scheduler.send(NOTE)
+        worker.close()  # with copies under way: its life is over
+        gate.set()
         wait_until(lambda: ("ending", "engine") in rig.handler.told)
         assert rig.handler.heard == ["engine"] * 3
