@@ -218,11 +218,11 @@ def node(memory_bytes: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "node.sock"
         command = [sys.executable, "-m", "kvtide", "node", "--memory", str(memory_bytes), "--socket", str(socket)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603 (ours)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 (ours)
         try:
             end_s = time.monotonic() + TIMEOUT_S
             while not socket.exists():
-                assert time.monotonic() < end_s, "the node does not start"
+                assert process.poll() is None and time.monotonic() < end_s, "the node does not start"
                 time.sleep(0.01)
             yield socket
         finally:

@@ -241,7 +241,7 @@ def node(settings: Settings) -> Iterator[Path]:
     socket = settings.folder / "node.sock"
     command = [sys.executable, "-m", "kvtide", "node", "--memory", str(settings.memory_bytes), "--socket", str(socket)]
     command += ["--tier", json.dumps(settings.tier("node"))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603 (ours)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 (ours)
     try:
         until(socket.exists)
         yield socket

@@ -5,8 +5,9 @@
 
 32 conversations of four turns come at random; each begins with 4,000 to 12,000 tokens, and its user thinks before
 asking again. The device cache holds a third of them. At most six requests are in the engine at a time; the others queue
-in front of it, which is not counted. Llama-3.1-8B's shape with random weights, CUDA graphs for decoding, the engine in
-a process of its own. What is measured, in milliseconds:
+in front of it, which is not counted. Llama-3.1-8B's shape with random weights, CUDA graphs for steps of up to 512
+tokens (`--graphs decode`: only for those without prompts), the engine in a process of its own. What is measured, in
+milliseconds:
 
 - first, follow-up: from sending a request to its first token, for first turns and for later ones (p50, p90, p99)
 - between tokens: from each token of an answer to the next one (mean, p99), for answers of later turns: what decoding
@@ -66,6 +67,12 @@ MODES = (
 )
 """On one GPU of 140 GB beside 128 GiB of host memory: no group has more than two host tiers."""
 
+GRAPHS: dict[str, dict[str, Any]] = {
+    "all": {"mode": 0, "cudagraph_mode": "FULL", "max_cudagraph_capture_size": 512},
+    "decode": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+}
+"""What runs as CUDA graphs. Nothing is compiled: that takes a minute, and changes neither copies nor their order."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -81,6 +88,7 @@ class Settings:
     small: bool = False
     steps: bool = False
     rounds: int = 2
+    graphs: str = "all"
     node: str | None = None
 
     def conversations(self, round_number: int) -> list[list[Turn]]:
@@ -122,7 +130,7 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
     if settings.small:
         arguments["enforce_eager"] = True
     else:
-        arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+        arguments["compilation_config"] = GRAPHS[settings.graphs]
     longest = max(map(longest_tokens, rounds)) + 64
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(**arguments, max_model_len=longest, max_num_batched_tokens=8192, disable_log_stats=True)
@@ -322,7 +330,7 @@ def say(line: str) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return what all modes have in common."""
-    more = {"steps": arguments.steps, "rounds": arguments.rounds, "node": arguments.node}
+    more = {name: getattr(arguments, name) for name in ("steps", "rounds", "graphs", "node")}
     if arguments.small:
         settings = Settings(SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True, **more)
     else:
@@ -342,6 +350,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=6, help="requests in the engine at a time (default: 6)")
     parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
+    parser.add_argument("--graphs", choices=GRAPHS, default="all", help="steps that run as CUDA graphs (default: all)")
     parser.add_argument("--node", help="the socket of the node for the mode kvtide-node")
     parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
     parser.add_argument("--scale", type=float, default=1.0, help="times the tokens of a definition (default: 1)")
