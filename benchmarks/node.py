@@ -222,7 +222,8 @@ def node(memory_bytes: int) -> Iterator[Path]:
         try:
             end_s = time.monotonic() + TIMEOUT_S
             while not socket.exists():
-                assert process.poll() is None and time.monotonic() < end_s, "the node does not start"
+                assert process.poll() is None, "the node does not start"
+                assert time.monotonic() < end_s, "the node takes too long to start"
                 time.sleep(0.01)
             yield socket
         finally:
