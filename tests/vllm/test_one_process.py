@@ -1,4 +1,4 @@
-"""Scheduler and worker in one process, as vLLM has them for one rank: the end of a store is known without a message."""
+"""Scheduler and worker in one process, as vLLM has them for one rank: the end of a copy is known without a message."""
 
 from __future__ import annotations
 
@@ -107,7 +107,35 @@ def test_stores_do_not_wait_for_steps_that_only_decode_where_a_copy_costs_most(
     assert world.stored_beside_decoding <= 3 * DOCUMENT_BLOCKS
 
 
-def test_the_end_of_a_load_is_said_together_with_what_vllm_hears(
+def steps_until_loaded_runs(path: Path, monkeypatch: pytest.MonkeyPatch, *, one_process: bool) -> int:
+    """Return how many steps are issued from the end of a load on, up to the one in which its request runs."""
+    world = World(path, control=Control(), monkeypatch=monkeypatch, asynchronous=True, one_process=one_process)
+    world.generate("first", text(1, 100))
+    world.evict_device()
+    world.add("other", text(2, 40), 60)
+    world.step()
+    world.control.engine.held = {Direction.LOAD}
+    world.add("again", text(1, 100))
+    for _ in range(4):
+        world.step()
+    world.control.engine.held = set()
+    steps = 1
+    while "again" not in world.step().num_scheduled_tokens:
+        steps += 1
+    world.run()
+    world.check_at_rest()
+    assert world.hits["again"] == 96
+    return steps
+
+
+def test_a_request_runs_in_the_next_step_that_is_planned_after_its_load_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert steps_until_loaded_runs(tmp_path, monkeypatch, one_process=True) == 2, "one was planned already"
+    assert steps_until_loaded_runs(tmp_path, monkeypatch, one_process=False) == 3
+
+
+def test_f8_a_load_that_failed_is_not_among_those_that_are_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, control=Control(), monkeypatch=monkeypatch, asynchronous=True, one_process=True)
@@ -116,15 +144,13 @@ def test_the_end_of_a_load_is_said_together_with_what_vllm_hears(
     world.control.engine.held = {Direction.LOAD}
     world.add("again", text(1, 100))
     world.step()
+    world.control.engine.held, world.control.engine.failing = set(), {Direction.LOAD}
     side = world.workers[0]._worker
     assert isinstance(side, WorkerSide)
-    assert side.loads.untold
-    world.control.engine.held = set()
-    assert side.look() == ()
-    assert side.loads.untold, "it is still to be told"
+    assert side.look() == ((), set()), "vLLM hears of it with the next step, and so does the core"
     world.run()
     world.check_at_rest()
-    assert world.hits["again"] == 96
+    assert world.hits["again"] == 0, "it was computed"
 
 
 def test_what_can_be_asked_in_one_process_does_not_go_through_a_pipe(

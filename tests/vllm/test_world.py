@@ -72,7 +72,7 @@ def make(
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("scheduling", ["sync", "async", "0.24", "priority"])
+@pytest.mark.parametrize("scheduling", ["sync", "async", "one process", "0.24", "priority"])
 @pytest.mark.parametrize("seed", range(2))
 def test_random_workloads_read_and_store_the_right_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, mode: str, layout: str, scheduling: str, seed: int
@@ -82,19 +82,6 @@ def test_random_workloads_read_and_store_the_right_bytes(
     world.check_at_rest()
     metrics = world.manager.metrics
     assert metrics.loaded_tokens > 0
-    assert metrics.stored_blocks > 0
-    assert metrics.reports_unknown == metrics.reports_repeated == 0
-
-
-@pytest.mark.parametrize("mode", ["eager", "lazy"])
-@pytest.mark.parametrize("seed", range(2))
-def test_a_scheduler_that_asks_its_worker_reads_and_stores_the_right_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, mode: str, seed: int
-) -> None:
-    world = make(tmp_path, monkeypatch, seed, mode=mode, scheduling="one process")
-    drive(world, seed, steps=600)
-    world.check_at_rest()
-    metrics = world.manager.metrics
     assert metrics.stored_blocks > 0
     assert metrics.reports_unknown == metrics.reports_repeated == 0
 

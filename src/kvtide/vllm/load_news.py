@@ -21,9 +21,26 @@ class LoadNews:
         Steps that were scheduled before do not know of the request. vLLM schedules one step while another computes, and
         requests that decode there need not wait for somebody else's load (F31).
         """
+        self._is_asked = False
+        """The scheduler is in this process, and asks which loads are over."""
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._unfilled: set[int] = set()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether vLLM has heard of all loads, and all are over."""
+        return not (self._untold or self.certain or self._finished)
+
+    @property
+    def is_to_be_asked(self) -> bool:
+        """Whether loads are over which the scheduler has to ask for."""
+        return self._is_asked and bool(self._finished)
+
+    @property
+    def is_news_under_way(self) -> bool:
+        """Whether the scheduler is about to hear of a load, so that its request can run."""
+        return not self.certain.keys() <= self.heard
 
     @property
     def untold(self) -> tuple[int, ...]:
@@ -69,10 +86,21 @@ class LoadNews:
             self._failed.add(request_id)
             self._unfilled.update(blocks)
 
+    def take_loaded(self) -> set[str]:
+        """Return the requests whose loads are over or certain, to a scheduler that will ask again."""
+        self._is_asked = True
+        loaded = self._finished - self._failed
+        self._finished -= loaded
+        return loaded
+
     def take_finished(self) -> tuple[set[str], set[str]]:
-        """Return the requests whose loads are over, and those among them whose loads failed."""
-        finished, self._finished = self._finished, set()
+        """Return the requests whose loads are over, and those among them whose loads failed.
+
+        Only the latter, if the scheduler asks for the others: it does so before vLLM looks at this step.
+        """
         failed, self._failed = self._failed, set()
+        finished = set(failed) if self._is_asked else self._finished
+        self._finished = self._finished - finished
         return finished, failed
 
     def take_unfilled(self) -> set[int]:

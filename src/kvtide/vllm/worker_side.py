@@ -18,7 +18,7 @@ from kvtide.vllm.memory_at_node import MemoryAtNode
 from kvtide.vllm.options import Copying
 from kvtide.vllm.sharing import ALONE, Sharing
 from kvtide.vllm.stats import RankStats, StepStats
-from kvtide.vllm.step_messages import StepMetadata, WorkerMetadata
+from kvtide.vllm.step_messages import Looked, StepMetadata, WorkerMetadata
 from kvtide.vllm.tiers import OpenTiers, no_tiers
 from kvtide.worker import Worker, WorkerStats
 
@@ -152,10 +152,12 @@ class WorkerSide:
 
     def _wait(self, plan: Plan) -> None:
         """Wait a moment for copies: there is nothing to compute."""
+        if self.loads.is_news_under_way:
+            return  # a request is about to run
         if untold := self.loads.untold:
             wait = self._engine.wait_certain if self._announces_early else self._engine.wait
             wait(untold, LOAD_WAIT_S)
-        elif not self.loads.certain:  # otherwise a request is about to run
+        elif not self.loads.certain:
             self._worker.start(Plan(plan.step, wait_for=plan.wait_for))
 
     def forward_issued(self) -> None:
@@ -219,21 +221,23 @@ class WorkerSide:
     def take_report(self) -> WorkerMetadata | None:
         """Return what the scheduler side has to hear."""
         timed, self._timed = self._timed, 0
-        if not self._reports and not timed and self._off == self._off_said:
+        nothing_new = not self._reports and not timed and self._off == self._off_said
+        if nothing_new and not self.loads.is_to_be_asked:
             return None
         self._off_said = self._off
         return WorkerMetadata(self._take_reports(), self._off, timed, self.look)
 
-    def look(self) -> tuple[Report, ...]:
-        """Return what has ended since the last step was issued, for a scheduler in this process.
+    def look(self) -> Looked:
+        """Return what has ended or become certain since this was last asked for, to a scheduler in this process.
 
-        With asynchronous scheduling it would hear of that two steps later, and as long would the blocks be pinned. Not
-        while there are loads: vLLM has to hear of them when the scheduler does.
+        With asynchronous scheduling it would hear of that one or two steps later. As long would a request wait whose
+        load is over, and blocks be pinned that are stored. Reports come later while there are loads: vLLM has to hear
+        of their end when the core does, or before.
         """
-        if self.loads.untold or self.loads.certain or not self._worker.busy:
-            return ()
-        self.poll()
-        return self._take_reports()
+        if self._worker.busy:
+            self.poll()
+        loaded = self.loads.take_loaded()
+        return Looked(self._take_reports() if self.loads.is_quiet else (), loaded)
 
     def _take_reports(self) -> tuple[Report, ...]:
         reports, self._reports = tuple(self._reports), []
