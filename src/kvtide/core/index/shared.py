@@ -227,6 +227,7 @@ class SharedIndex:
         known = max(len(keys) * size for keys, size in zip(call.keys, sizes, strict=True))
         num_tokens = min(call.num_tokens, max(known, call.device_tokens) + max(sizes))
         match = self._index.look_up(request, call.device_tokens, num_tokens, lambda _: True)
+        self._check(not match.waits or _are_different(call))  # a key that comes up twice would be in two slots
         if self._waiting.begin((owner, call.id), request, match):
             return self._look_again(owner, call.id)
         return self._found(owner, call.id, match)
@@ -375,6 +376,12 @@ class SharedIndex:
             last = first + len(list(alike))
             self._notices += [(owner, Unkept(run.part(first, last, size))) for owner in owners]
             first = last
+
+
+def _are_different(call: calls.LookUp) -> bool:
+    """Whether no key of a group is there twice."""
+    firsts = call.firsts or [0] * len(call.keys)
+    return all(len(set(keys[first:])) == len(keys[first:]) for keys, first in zip(call.keys, firsts, strict=True))
 
 
 def _refuse_left(grants: list[Grant]) -> None:
