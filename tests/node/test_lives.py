@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from kvtide.node import processes
 from kvtide.node.client import Client
-from kvtide.node.errors import Gone
+from kvtide.node.errors import Gone, Refused
 from tests.node.support import ECHO, SOON_S, Rig, python, serving, wait_to_read, wait_until
 
 CLIENT = """
@@ -212,6 +213,27 @@ def test_a_process_that_cannot_be_seen_gets_its_time(tmp_path: Path, monkeypatch
         worker.close()
         scheduler.close()
         wait_until(lambda: rig.handler.told == [("ending", "engine"), ("over", "engine")])
+
+
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_f28_nobody_is_taken_who_cannot_be_watched_for_lack_of_descriptors(
+    monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    if kernel == "old":
+        monkeypatch.setattr(processes, "_SO_PEERPIDFD", 9999)
+    ours, theirs = socket.socketpair()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ours, theirs:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            with pytest.raises(Refused, match="cannot watch this process") as refused:
+                processes.process_of(ours, os.getpid())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert not refused.value.for_good
+        found = processes.process_of(ours, os.getpid())
+        assert found is not None
+        os.close(found)
 
 
 def test_a_process_that_has_gone_is_not_mistaken_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
