@@ -28,7 +28,7 @@ from tests.core.index.bench import SIZE
 from tests.core.index.deep import RANKS, deep_config
 from tests.left_behind import Before
 from tests.memory_node import local_index
-from tests.node.support import SOON_S, wait_until
+from tests.node.support import SOON_S, no_threads, wait_until
 from tests.support import keys_of, text
 from tests.tiers.test_stack import ScriptedTier
 
@@ -238,6 +238,24 @@ def test_a_stop_waits_for_what_sinks_but_not_for_ever() -> None:
     assert LastSinks(tiers, lines.append).are_over(113.0)
     assert len(lines) == 3
     loop.close()
+
+
+def test_f29_a_node_that_can_start_no_thread_has_no_tiers_and_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Before()
+    lines: list[str] = []
+    loop = Loop()
+    tiers = NodeTiers(parse_tiers([{"type": "null"}]), loop, lines.append)
+    arena = NodeArena(0, SLOTS, 4)
+    with monkeypatch.context() as patched:
+        no_threads(patched)
+        tiers.add("x", Space().index, {}, [(arena, {})], 1.0)
+        assert lines == ["namespace x has no tiers: the system has no thread for them"]
+        assert tiers.status("x")[0]["failure"] == "the system has no thread for them"
+        tiers.remove("x")
+    tiers.close()
+    arena.close()
+    loop.close()
+    before.check()
 
 
 # ---------------------------------------------------------------------- words

@@ -23,6 +23,7 @@ TICK_S = 0.01
 """While something is under way, deadlines are looked at so often."""
 CLOSE_S = 5.0
 _OPEN_TIMEOUT_S = 20.0
+_NO_THREAD = "the system has no thread for them"
 Known = Mapping[str, object]
 """What a worker says of its bytes."""
 
@@ -65,13 +66,14 @@ class NodeTiers:
             return
         deadline_s = max(config.deadline_ms for config in self._configs) / 1000
         space = self._spaces[name] = SpaceTiers(index, len(parts), deadline_s)
-        self._begin(name, lambda: self._open(space, name, described, parts, share))
+        if not self._begin(name, lambda: self._open(space, name, described, parts, share)):
+            self._opened(space, name, (), _NO_THREAD)
 
     def remove(self, name: str) -> None:
         """A namespace is given up. Its tiers are closed in a thread; its memory goes when they let go of it."""
         space = self._spaces.pop(name, None)
-        if space is not None:
-            self._begin(name, lambda: self._close(space, name))
+        if space is not None and not self._begin(name, lambda: self._close(space, name)):
+            self._close(space, name)
 
     def due(self) -> None:
         """There may be something to do. From any thread."""
@@ -142,8 +144,8 @@ class NodeTiers:
 
     # ------------------------------------------------------------------ in threads
 
-    def _begin(self, name: str, work: Callable[[], None]) -> None:
-        """Do something that blocks, after what was begun before for the same namespace."""
+    def _begin(self, name: str, work: Callable[[], None]) -> bool:
+        """Do something that blocks, after what was begun before for the same namespace. False: there is no thread."""
         before = self._threads.get(name)
 
         def run() -> None:
@@ -151,8 +153,13 @@ class NodeTiers:
                 before.join(_OPEN_TIMEOUT_S)
             work()
 
-        thread = self._threads[name] = threading.Thread(target=run, name=f"kvtide-tiers-{name}", daemon=True)
-        thread.start()
+        thread = threading.Thread(target=run, name=f"kvtide-tiers-{name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._threads[name] = thread
+        return True
 
     def _open(
         self,
