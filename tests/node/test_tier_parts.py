@@ -13,6 +13,7 @@ import pytest
 from kvtide.core import FullAttention, NotLoaded
 from kvtide.core.index.calls import Again, Found, LookUp, Offer, Reserve, Reserved, Settle
 from kvtide.core.index.shared import SharedIndex
+from kvtide.core.index.waiting import UNASKED_S
 from kvtide.errors import ConfigError
 from kvtide.node.arenas import NodeArena
 from kvtide.node.loop import Loop
@@ -105,6 +106,17 @@ def test_nobody_waits_longer_than_a_deadline_for_tiers_that_are_being_opened() -
     space.tiers.opened(space.stacks())
     drive(space.tiers, 2 * DEADLINE_S)
     assert space.index.counts()["leased"] == 0
+
+
+def test_f29_time_passes_for_an_engine_that_does_not_ask_again_though_no_tier_has_anything_to_do() -> None:
+    space = Space()
+    space.tiers.opened(space.stacks())
+    space.look_up("b", 2)
+    drive(space.tiers, 0.0)
+    for second in range(int(UNASKED_S)):
+        assert (space.tiers.time_counts, space.tiers.busy, space.tiers.at_rest) == (True, False, True)
+        drive(space.tiers, second + 1.0)
+    assert (space.tiers.time_counts, space.index.counts()["waiting"]) == (False, 0)
 
 
 def test_without_tiers_that_can_be_opened_all_is_a_miss_and_nothing_is_kept_up() -> None:

@@ -132,9 +132,15 @@ class SharedIndex:
             self._answered(errand)
 
     def passed(self, seconds: float) -> None:
-        """So much time has passed: nobody waits for ever for a tier that does not answer."""
+        """So much time has passed: nobody waits for ever for a tier, or for an engine, that does not answer."""
+        self._waiting.passed(seconds)
         for errand in self._index.ledger.passed(seconds):
             self._index.late(errand.id)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are look-ups that are not over, or not asked for since."""
+        return bool(len(self._waiting))
 
     @property
     def has_tiers(self) -> bool:

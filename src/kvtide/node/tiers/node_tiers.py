@@ -125,7 +125,7 @@ class NodeTiers:
                 self.after(name)
         if more:
             self.due()
-        elif not self._is_ticking and any(space.busy for space in self._spaces.values()):
+        elif not self._is_ticking and any(space.time_counts for space in self._spaces.values()):
             self._is_ticking = True
             self._loop.later(TICK_S, self._tick)
 
