@@ -272,7 +272,7 @@ class SharedIndex:
         return holder.slots_ready >= self._index.host.slots or max(match.slots) < holder.slots_ready
 
     def _release(self, holder: Owner, call: calls.Release) -> None:
-        held = holder.leases.pop(call.lease, None)
+        held = holder.give_back(call.lease)
         if held is None:
             self.calls_unknown += 1
             return
