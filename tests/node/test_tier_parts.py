@@ -16,7 +16,12 @@ from kvtide.core.index.shared import SharedIndex
 from kvtide.core.index.waiting import UNASKED_S
 from kvtide.errors import ConfigError
 from kvtide.node.arenas import NodeArena
+from kvtide.node.described_groups import described
+from kvtide.node.errors import Refused
+from kvtide.node.hello import Hello, Role
 from kvtide.node.loop import Loop
+from kvtide.node.owners import Owner
+from kvtide.node.spaces import Spaces
 from kvtide.node.tiers.last_sinks import LastSinks
 from kvtide.node.tiers.namespace import tier_namespace
 from kvtide.node.tiers.node_tiers import NodeTiers
@@ -198,6 +203,22 @@ def test_tiers_that_cannot_be_opened_are_a_line_and_the_engine_serves(tmp_path: 
     assert looping.tiers.status("1" * 16) == []
     looping.close()
     arena.close()
+
+
+def test_f9_a_clear_says_that_tiers_which_are_not_open_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeTiers, "_begin", lambda *_: False)
+    loop = Loop()
+    spaces = Spaces(1000, lambda _: None, tiers=NodeTiers(parse_tiers([{"type": "null"}]), loop, lambda _: None))
+    owner = Owner(1, "engine", "")
+    hello = Hello(Role.SCHEDULER, namespace={"parts": [100], "groups": described(FULL)})
+    spaces.attach(owner, hello)
+    spaces.join(owner, hello)
+    with pytest.raises(
+        Refused, match="0 blocks in memory are forgotten, but not what its tiers hold, which are not open"
+    ):
+        spaces.clear(owner.namespace)
+    spaces.close()
+    loop.close()
 
 
 def test_a_namespace_that_is_given_up_lets_go_of_its_tiers_and_its_memory(tmp_path: Path) -> None:

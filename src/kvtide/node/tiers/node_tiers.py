@@ -98,6 +98,11 @@ class NodeTiers:
             space.drain()
         self._drive()
 
+    def failure(self, name: str) -> str:
+        """Return why the tiers of a namespace could not be opened; empty if they could, or may be soon."""
+        space = self._spaces.get(name)
+        return "" if space is None else space.failure
+
     def status(self, name: str) -> list[dict[str, object]]:
         """Return the tiers of a namespace, as JSON."""
         space = self._spaces.get(name)
