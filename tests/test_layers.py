@@ -106,7 +106,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "lines": "",
         "loop": "",
         "exported": "",
-        "processes": "",
+        "processes": "errors",
         "systemd": "",
         "pages": "",
         "touching": "pages",

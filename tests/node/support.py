@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvtide.node.arenas import NodeArena
 from kvtide.node.client import Client
 from kvtide.node.credentials import Access
@@ -171,6 +173,15 @@ class Rig:
 
 
 MANY_CONNECTIONS = Limits(connections=100)
+
+
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system have no thread left, as with `ulimit -u`."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
 def held(rig: Rig) -> threading.Event:

@@ -22,7 +22,7 @@ from kvtide.node.hello import ArenaDescription
 from kvtide.node.mapped import MappedArena
 from tests.copy.cuda.fake_gpu import FakeGpu
 from tests.left_behind import Before
-from tests.node.support import python, wait_until
+from tests.node.support import no_threads, python, wait_until
 
 
 def resident_bytes(descriptor: int) -> int:
@@ -98,6 +98,16 @@ def test_a_node_that_can_start_no_process_has_no_memory(monkeypatch: pytest.Monk
     arena = NodeArena(0, 10, 1000)
     with pytest.raises(OSError, match="No such file"):
         arena.touch(lambda: None)
+    before.check()
+
+
+def test_f29_a_node_that_can_start_no_thread_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Before()
+    arena = NodeArena(0, 10, 1000)
+    with monkeypatch.context() as patched:
+        no_threads(patched)
+        with pytest.raises(OSError, match="can't start new thread"):
+            arena.touch(lambda: None)
     before.check()
 
 

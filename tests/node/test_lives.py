@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from kvtide.node import processes
 from kvtide.node.client import Client
-from kvtide.node.errors import Gone
+from kvtide.node.errors import Gone, Refused
 from tests.node.support import ECHO, SOON_S, Rig, python, serving, wait_to_read, wait_until
 
 CLIENT = """
@@ -23,8 +24,10 @@ from kvtide.node.hello import Hello, Role
 path, role, owner, with_child = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "True"
 client = Client(path, Hello(Role(role), engine="killed", namespace={"parts": [1000]}, epoch="this-epoch", owner=owner))
 welcome = client.wait(20)
+kept = os.dup(client.fileno())
 child = os.fork() if with_child else -1
 if child:
+    os.close(kept)
     print(welcome.owner, child, flush=True)
 sys.stdin.read()
 """
@@ -96,6 +99,46 @@ def test_a_child_that_holds_the_connection_does_not_keep_a_dead_engine_alive(tmp
         wait_until(lambda: states(rig) == {})
         os.kill(scheduler.child, signal.SIGKILL)
         scheduler.process.communicate()
+
+
+FORKED = """
+import os, sys
+from pathlib import Path
+from kvtide.node.client import Client
+from kvtide.node.errors import NodeError
+from kvtide.node.hello import Hello, Role
+scheduler = Client(Path(sys.argv[1]), Hello(Role.SCHEDULER, engine="forked", namespace={"parts": [1000]}))
+welcome = scheduler.wait(20)
+worker = Client(Path(sys.argv[1]), Hello(Role.WORKER, epoch=welcome.epoch, owner=welcome.owner))
+member = worker.wait(20).member
+lives, parent = os.pipe()
+if os.fork() == 0:
+    os.close(parent)
+    try:
+        worker.drained([member])
+        print("the child was heard", flush=True)
+    except NodeError:
+        print("the child is not heard", flush=True)
+    os.read(lives, 1)
+    os._exit(0)
+sys.stdin.readline()
+scheduler.close()
+sys.stdin.read()
+"""
+
+
+def test_f28_what_a_forked_child_has_and_says_is_not_its_parents(tmp_path: Path) -> None:
+    with serving(tmp_path) as rig:
+        process = python(FORKED, rig.path)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "the child is not heard\n"
+        assert states(rig) == {"forked": "open"}
+        process.stdin.write("let go\n")
+        process.stdin.flush()
+        wait_until(lambda: states(rig) == {"forked": "ending"})
+        process.communicate()
+        wait_until(lambda: states(rig) == {})
 
 
 def drain(client: Client) -> None:
@@ -170,6 +213,27 @@ def test_a_process_that_cannot_be_seen_gets_its_time(tmp_path: Path, monkeypatch
         worker.close()
         scheduler.close()
         wait_until(lambda: rig.handler.told == [("ending", "engine"), ("over", "engine")])
+
+
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_f28_nobody_is_taken_who_cannot_be_watched_for_lack_of_descriptors(
+    monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    if kernel == "old":
+        monkeypatch.setattr(processes, "_SO_PEERPIDFD", 9999)
+    ours, theirs = socket.socketpair()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ours, theirs:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            with pytest.raises(Refused, match="cannot watch this process") as refused:
+                processes.process_of(ours, os.getpid())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert not refused.value.for_good
+        found = processes.process_of(ours, os.getpid())
+        assert found is not None
+        os.close(found)
 
 
 def test_a_process_that_has_gone_is_not_mistaken_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ def test_somebody_at_a_terminal_is_asked(
 
 
 def test_a_namespace_that_is_not_there_is_not_cleared(running: NodeProcess) -> None:
-    with pytest.raises(NodeError, match=r"has cleared nothing: this node has no namespace 'no-such\\n'"):
+    with pytest.raises(NodeError, match=r"says: this node has no namespace 'no-such\\n'"):
         clear(running.path, "no-such\n")
 
 

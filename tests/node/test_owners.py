@@ -17,8 +17,8 @@ def opened(owners: Owners, engine: str = "engine", *, is_watched: bool = True) -
     return owners.open(engine, "", pid=1, is_watched=is_watched)
 
 
-def joined(owners: Owners, scheduler: Member, rank: int = 0, *, is_watched: bool = True) -> Member:
-    return owners.join(scheduler.owner.number, rank=rank, pid=2, is_watched=is_watched)
+def joined(owners: Owners, scheduler: Member, rank: int = 0, *, pid: int = 2, is_watched: bool = True) -> Member:
+    return owners.join(scheduler.owner.number, rank=rank, pid=pid, is_watched=is_watched)
 
 
 def seen(changes: Changes) -> tuple[list[Owner], list[Member], list[Owner]]:
@@ -60,7 +60,7 @@ def test_a_worker_that_ends_takes_its_scheduler_with_it_but_not_other_workers() 
     first, second = joined(owners, scheduler, 0), joined(owners, scheduler, 1)
     assert seen(owners.exited(first.number, 0.0)) == ([scheduler.owner], [scheduler], [])
     assert second.is_connected
-    assert seen(owners.drained(second.number, second.pid)) == ([], [second], [scheduler.owner])
+    assert seen(owners.drained(second.number, second)) == ([], [second], [scheduler.owner])
 
 
 def test_an_exit_counts_before_the_connection_has_ended() -> None:
@@ -76,16 +76,25 @@ def test_an_exit_counts_before_the_connection_has_ended() -> None:
 def test_what_another_process_says_of_a_workers_copies_means_nothing() -> None:
     owners = Owners()
     scheduler = opened(owners)
-    worker = joined(owners, scheduler)
+    worker, other = joined(owners, scheduler), joined(owners, opened(owners), pid=3)
     owners.closed(scheduler.number, 0.0)
-    assert seen(owners.drained(worker.number, worker.pid + 1)) == ([], [], [])
-    assert seen(owners.drained(worker.number, worker.pid)) == ([], [worker], [scheduler.owner])
+    assert seen(owners.drained(worker.number, other)) == ([], [], [])
+    assert seen(owners.drained(worker.number, worker)) == ([], [worker], [scheduler.owner])
+
+
+def test_f28_of_processes_out_of_sight_which_all_have_one_number_each_speaks_for_itself() -> None:
+    owners = Owners()
+    scheduler = opened(owners)
+    worker, other = joined(owners, scheduler, pid=0), joined(owners, opened(owners), pid=0)
+    owners.closed(scheduler.number, 0.0)
+    assert seen(owners.drained(worker.number, other)) == ([], [], [])
+    assert seen(owners.drained(worker.number, worker)) == ([], [worker], [scheduler.owner])
 
 
 def test_what_a_scheduler_says_of_its_copies_means_nothing() -> None:
     owners = Owners()
     scheduler = opened(owners)
-    assert seen(owners.drained(scheduler.number, scheduler.pid)) == ([], [], [])
+    assert seen(owners.drained(scheduler.number, scheduler)) == ([], [], [])
     assert not scheduler.is_quiet
 
 
@@ -175,7 +184,7 @@ class WhateverHappens(RuleBasedStateMachine):
         member = data.draw(st.sampled_from(self.members))
         if event == "drained":
             self.can_write.pop(member.number, None)
-            self.apply(self.owners.drained(member.number, member.pid))
+            self.apply(self.owners.drained(member.number, member))
             return
         self.silent_since_s.setdefault(member.number, self.now_s)
         if event == "closed":

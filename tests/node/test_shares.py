@@ -16,7 +16,7 @@ from kvtide.node.owners import Owner
 from kvtide.node.shares import Budgets, Share, read_shares
 from kvtide.node.spaces import Spaces
 from tests.left_behind import Before
-from tests.node.support import SOON_S, wait_until
+from tests.node.support import SOON_S, no_threads, wait_until
 
 BLOCK = 1000
 GROUPS = [{"kind": "FullAttention", "block_tokens": 16}]
@@ -73,6 +73,14 @@ def rig() -> Iterator[Rig]:
     yield rig
     rig.spaces.close()
     before.check()
+
+
+def test_f29_memory_is_given_back_by_a_node_that_can_start_no_thread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, _ = rig.come("a", private="1")
+    with monkeypatch.context() as patched:
+        no_threads(patched)
+        rig.go(owner)
+    assert rig.status["free_bytes"] == 10 * BLOCK
 
 
 # ---------------------------------------------------------------------- what people write

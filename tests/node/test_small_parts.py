@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -166,6 +167,33 @@ def test_who_holds_metrics_up_is_not_waited_for_and_other_pages_are_not_there(mo
         assert sock.recv(1) == b""
         sock.close()
     metrics.close()
+
+
+def test_f29_who_sends_a_request_bit_by_bit_holds_up_neither_metrics_nor_the_end_of_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvtide.node.metrics._Handler.timeout", 0.5)
+    metrics = Metrics(0)
+    ended = threading.Event()
+
+    def drip(sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            while not ended.wait(0.02):
+                sock.send(b"G")
+
+    dripping = []
+    for _ in range(2):
+        sock = socket.create_connection(("127.0.0.1", metrics.port), timeout=SOON_S)
+        dripping.append(threading.Thread(target=drip, args=(sock,)))
+        dripping[-1].start()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=SOON_S) as answer:
+            assert answer.status == 200
+    finally:
+        ended.set()
+        for thread in dripping:
+            thread.join()
+        metrics.close()
 
 
 def test_a_port_that_is_taken_is_refused_by_name() -> None:

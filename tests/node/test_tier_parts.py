@@ -13,9 +13,15 @@ import pytest
 from kvtide.core import FullAttention, NotLoaded
 from kvtide.core.index.calls import Again, Found, LookUp, Offer, Reserve, Reserved, Settle
 from kvtide.core.index.shared import SharedIndex
+from kvtide.core.index.waiting import UNASKED_S
 from kvtide.errors import ConfigError
 from kvtide.node.arenas import NodeArena
+from kvtide.node.described_groups import described
+from kvtide.node.errors import Refused
+from kvtide.node.hello import Hello, Role
 from kvtide.node.loop import Loop
+from kvtide.node.owners import Owner
+from kvtide.node.spaces import Spaces
 from kvtide.node.tiers.last_sinks import LastSinks
 from kvtide.node.tiers.namespace import tier_namespace
 from kvtide.node.tiers.node_tiers import NodeTiers
@@ -28,7 +34,7 @@ from tests.core.index.bench import SIZE
 from tests.core.index.deep import RANKS, deep_config
 from tests.left_behind import Before
 from tests.memory_node import local_index
-from tests.node.support import SOON_S, wait_until
+from tests.node.support import SOON_S, no_threads, wait_until
 from tests.support import keys_of, text
 from tests.tiers.test_stack import ScriptedTier
 
@@ -105,6 +111,17 @@ def test_nobody_waits_longer_than_a_deadline_for_tiers_that_are_being_opened() -
     space.tiers.opened(space.stacks())
     drive(space.tiers, 2 * DEADLINE_S)
     assert space.index.counts()["leased"] == 0
+
+
+def test_f29_time_passes_for_an_engine_that_does_not_ask_again_though_no_tier_has_anything_to_do() -> None:
+    space = Space()
+    space.tiers.opened(space.stacks())
+    space.look_up("b", 2)
+    drive(space.tiers, 0.0)
+    for second in range(int(UNASKED_S)):
+        assert (space.tiers.time_counts, space.tiers.busy, space.tiers.at_rest) == (True, False, True)
+        drive(space.tiers, second + 1.0)
+    assert (space.tiers.time_counts, space.index.counts()["waiting"]) == (False, 0)
 
 
 def test_without_tiers_that_can_be_opened_all_is_a_miss_and_nothing_is_kept_up() -> None:
@@ -188,6 +205,22 @@ def test_tiers_that_cannot_be_opened_are_a_line_and_the_engine_serves(tmp_path: 
     arena.close()
 
 
+def test_f9_a_clear_says_that_tiers_which_are_not_open_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeTiers, "_begin", lambda *_: False)
+    loop = Loop()
+    spaces = Spaces(1000, lambda _: None, tiers=NodeTiers(parse_tiers([{"type": "null"}]), loop, lambda _: None))
+    owner = Owner(1, "engine", "")
+    hello = Hello(Role.SCHEDULER, namespace={"parts": [100], "groups": described(FULL)})
+    spaces.attach(owner, hello)
+    spaces.join(owner, hello)
+    with pytest.raises(
+        Refused, match="0 blocks in memory are forgotten, but not what its tiers hold, which are not open"
+    ):
+        spaces.clear(owner.namespace)
+    spaces.close()
+    loop.close()
+
+
 def test_a_namespace_that_is_given_up_lets_go_of_its_tiers_and_its_memory(tmp_path: Path) -> None:
     looping = Looping({"type": "disk", "path": str(tmp_path), "size": "8MiB"})
     space = Space()
@@ -238,6 +271,24 @@ def test_a_stop_waits_for_what_sinks_but_not_for_ever() -> None:
     assert LastSinks(tiers, lines.append).are_over(113.0)
     assert len(lines) == 3
     loop.close()
+
+
+def test_f29_a_node_that_can_start_no_thread_has_no_tiers_and_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Before()
+    lines: list[str] = []
+    loop = Loop()
+    tiers = NodeTiers(parse_tiers([{"type": "null"}]), loop, lines.append)
+    arena = NodeArena(0, SLOTS, 4)
+    with monkeypatch.context() as patched:
+        no_threads(patched)
+        tiers.add("x", Space().index, {}, [(arena, {})], 1.0)
+        assert lines == ["namespace x has no tiers: the system has no thread for them"]
+        assert tiers.status("x")[0]["failure"] == "the system has no thread for them"
+        tiers.remove("x")
+    tiers.close()
+    arena.close()
+    loop.close()
+    before.check()
 
 
 # ---------------------------------------------------------------------- words

@@ -26,7 +26,7 @@ def clear(path: Path, namespace: str, timeout_s: float = ANSWER_S) -> int:
     """Let a node forget all blocks of a namespace, by its name; return how many there were. Raises `NodeError`."""
     found = _ask(path, Kind.CLEAR, namespace.encode(), timeout_s)
     if "why" in found:
-        raise NodeError(f"the node at {path} has cleared nothing: {found['why']}")
+        raise NodeError(f"the node at {path} says: {found['why']}")
     return int(found["blocks"])
 
 

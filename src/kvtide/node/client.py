@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,7 +31,7 @@ _ABOUT_NODE = (Kind.STOPPING, Kind.NOTICE)
 class Client:
     """A connection to a node. It begins with a hello; `welcome` is there when the node has answered.
 
-    `close` it when anything is raised.
+    `close` it when anything is raised. It belongs to the process that made it: after a fork it is closed in the child.
 
     Raises:
         NoNode: nobody listens there at the moment.
@@ -51,6 +52,7 @@ class Client:
         self._poll.register(self._connection.fileno(), select.POLLIN)
         self._others: deque[Frame] = deque()
         self._hello_failure: Gone | None = None
+        _CLIENTS.add(self)
         try:
             check_node(path, credentials_of(self._connection.socket))
             self._connection.send(hello.frame())
@@ -201,3 +203,15 @@ def _connected(path: Path) -> socket.socket:
 def _close_all(descriptors: Iterable[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+_CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _leave_behind() -> None:
+    """In a child, close all connections: who holds one keeps a life open, and what it says counts as its parent's."""
+    for client in _CLIENTS:
+        client.close()
+
+
+os.register_at_fork(after_in_child=_leave_behind)

@@ -20,7 +20,13 @@ class GivingBack:
 
     def give_back(self, arenas: Sequence[NodeArena], budget: Budget, nbytes: int) -> None:
         """Begin. Nobody may use these arenas any more."""
-        self._under_way.append((self._thread.submit(_close, arenas), budget, nbytes))
+        try:
+            future = self._thread.submit(_close, arenas)
+        except RuntimeError:  # no thread can be had: better here, slowly, than not at all
+            _close(arenas)
+            future = Future()
+            future.set_result(None)
+        self._under_way.append((future, budget, nbytes))
 
     def look(self) -> None:
         """Take note of what is gone by now."""

@@ -6,8 +6,11 @@ deadline: whoever holds it up holds up metrics, and takes no descriptors from th
 
 from __future__ import annotations
 
+import io
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer
@@ -79,6 +82,24 @@ class _Listening(TCPServer):
             super().handle_error(request, client_address)
 
 
+class _Within(io.RawIOBase):
+    """Reads from a socket until a moment has come, however little comes at a time."""
+
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._sock = sock
+        self._end_s = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left_s)
+        return self._sock.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
@@ -87,8 +108,14 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "kvtide"
     sys_version = ""
 
+    def setup(self) -> None:
+        """Let all of a request come within the deadline."""
+        super().setup()
+        self.rfile = io.BufferedReader(_Within(self.connection, self.timeout))
+
     def do_GET(self) -> None:
         """Answer."""
+        self.connection.settimeout(self.timeout)
         is_known = self.path.partition("?")[0] == "/metrics"
         body = generate_latest(self.server.registry) if is_known else b"not here: /metrics\n"
         self.send_response(200 if is_known else 404)

@@ -145,14 +145,15 @@ class Owners:
         self._quiet(number, changes)
         return changes
 
-    def drained(self, number: int, pid: int) -> Changes:
+    def drained(self, number: int, by: Member) -> Changes:
         """A worker says that no copy of it is under way, nor will be. It may say so before or after its end.
 
-        Nobody else knows: what another process says of it changes nothing (I10).
+        Nobody else knows: what another process says of it changes nothing (I10). All that are out of our sight have the
+        number 0, so of those each speaks for itself only.
         """
         changes = Changes()
         member = self._members.get(number)
-        if member is not None and member.pid == pid:
+        if member is not None and (member is by or member.pid == by.pid != 0):
             self._quiet(number, changes)
         return changes
 

@@ -190,7 +190,7 @@ class Server:
             self._greet(peer, frame)
         elif frame.kind == Kind.DRAINED and peer.member is not None:
             for number in read_drained(frame):
-                self.lives.drained(number, peer.credentials.pid)
+                self.lives.drained(number, peer.member)
         elif frame.kind == Kind.STATUS and peer.role is Role.OPERATOR:
             peer.connection.send(Frame(Kind.STATUS, self._status_body(), frame.tag))
         elif frame.kind == Kind.CLEAR and peer.role is Role.OPERATOR:

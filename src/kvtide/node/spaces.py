@@ -108,9 +108,12 @@ class Spaces:
         if name not in self._spaces:
             raise Refused(f"this node has no namespace {name!r:.80}", for_good=True)
         blocks = self._spaces[name].index.clear()
+        self._say(f"namespace {name} was cleared: {blocks} blocks are forgotten")
         if self._tiers is not None:
             self._tiers.due()
-        self._say(f"namespace {name} was cleared: {blocks} blocks are forgotten")
+            if failure := self._tiers.failure(name):
+                what = f"{blocks} blocks in memory are forgotten, but not what its tiers hold, which are not open"
+                raise Refused(f"{what}: {failure}", for_good=True)
         return blocks
 
     def _tell(self, space: Space) -> None:

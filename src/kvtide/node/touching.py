@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -40,7 +41,13 @@ class Touching:
         )
         listen = partial(self._listen, self._process, on_end)
         self._thread = threading.Thread(target=listen, name="kvtide-touch", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            process, self._process = self._process, None
+            with process:
+                process.kill()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def stop(self) -> None:
         """Stop, if it has begun. Afterwards no other process of this node has the memory."""

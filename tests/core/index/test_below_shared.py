@@ -8,6 +8,7 @@ from kvtide.core import BelowConfig, FullAttention, NotLoaded
 from kvtide.core.index.calls import Again, Drop, Found, LookUp
 from kvtide.core.index.look_ups import AGAIN_S, LATE_S
 from kvtide.core.index.shared import SharedIndex
+from kvtide.core.index.waiting import UNASKED_S
 from kvtide.core.ledger import OVERDUE_S
 from kvtide.core.messages import Fetch, Lookup
 from tests.core.index.bench import SIZE, config_of
@@ -190,6 +191,23 @@ def test_a_tier_that_never_answers_is_waited_for_only_so_long(bench: DeepBench) 
         bench.link.space.shared.passed(1.0)
     assert bench.until(request).missed == {NotLoaded.TIER_LATE: 4 * SIZE}
     bench.finish(request)
+
+
+def test_f29_what_has_come_up_for_an_engine_that_stands_still_is_not_kept_for_ever(bench: DeepBench) -> None:
+    assert bench.link is not None
+    shared, life = bench.link.space.shared, bench.link.life
+    assert life is not None
+    keys = bench.request("a", 4).keys
+    assert shared.handle(life, LookUp(77, keys, 0, 4 * SIZE + 1)) == Found(77, waits=True)
+    shared.passed(1000 * UNASKED_S)
+    fetch = begin_fetch(bench)
+    bench.answer(fetch)
+    for _ in range(int(UNASKED_S) - 1):
+        shared.passed(1000.0)  # the node stood still itself
+    assert (shared.waits, bench.local.fill().pinned) == (True, 4)
+    shared.passed(1.0)
+    assert (shared.waits, bench.local.fill().pinned) == (False, 0)
+    assert shared.handle(life, Again(77)) == Found(77)
 
 
 def test_what_comes_up_to_slots_that_an_engine_cannot_read_yet_is_a_miss_for_it() -> None:

@@ -157,6 +157,31 @@ def test_an_engine_that_returns_no_leases_cannot_keep_others_from_storing(node: 
     assert node.look_up(A, "e", 2).tokens == 2 * SIZE, "what was returned counts no more"
 
 
+def test_an_engine_that_returns_no_leases_does_not_fill_the_nodes_memory(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtide.core.index.owner.LEASES_MAX", 5)
+    node.store(A, "a", 2)
+    leased = [node.look_up(A, "a", 2) for _ in range(7)]
+    assert [found.tokens for found in leased] == [2 * SIZE] * 5 + [0] * 2
+    assert leased[6].missed == {NotLoaded.LEASES_FULL: 2 * SIZE}
+    node.say(A, Release(leased[0].lease or 0, used=False))
+    assert node.look_up(A, "a", 2).tokens == 2 * SIZE
+
+
+def test_what_an_engine_has_leased_is_not_counted_again_for_each_look_up(node: Node) -> None:
+    for name in "abcd":
+        node.store(B, name, 2)
+    holder = node.shared._owners[A]
+    leases = [node.look_up(A, name, 2).lease for name in "abc"]
+    assert node.look_up(A, "d", 2).tokens == 0
+    counted = holder._leased
+    assert [node.look_up(A, name, 2).tokens for name in "dad"] == [0, 2 * SIZE, 0]
+    assert holder._leased is counted
+    node.say(A, Release(leases[1] or 0, used=False))
+    assert [node.look_up(A, name, 2).tokens for name in "db"] == [2 * SIZE, 0]
+
+
 def test_a_prefix_that_many_requests_of_an_engine_share_is_leased_as_often_as_they_ask(node: Node) -> None:
     node.store(B, "a", 5)
     assert all(node.look_up(A, "a", 5).tokens == 5 * SIZE for _ in range(20))

@@ -132,9 +132,15 @@ class SharedIndex:
             self._answered(errand)
 
     def passed(self, seconds: float) -> None:
-        """So much time has passed: nobody waits for ever for a tier that does not answer."""
+        """So much time has passed: nobody waits for ever for a tier, or for an engine, that does not answer."""
+        self._waiting.passed(seconds)
         for errand in self._index.ledger.passed(seconds):
             self._index.late(errand.id)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are look-ups that are not over, or not asked for since."""
+        return bool(len(self._waiting))
 
     @property
     def has_tiers(self) -> bool:
@@ -227,6 +233,7 @@ class SharedIndex:
         known = max(len(keys) * size for keys, size in zip(call.keys, sizes, strict=True))
         num_tokens = min(call.num_tokens, max(known, call.device_tokens) + max(sizes))
         match = self._index.look_up(request, call.device_tokens, num_tokens, lambda _: True)
+        self._check(not match.waits or _are_different(call))  # a key that comes up twice would be in two slots
         if self._waiting.begin((owner, call.id), request, match):
             return self._look_again(owner, call.id)
         return self._found(owner, call.id, match)
@@ -265,7 +272,7 @@ class SharedIndex:
         return holder.slots_ready >= self._index.host.slots or max(match.slots) < holder.slots_ready
 
     def _release(self, holder: Owner, call: calls.Release) -> None:
-        held = holder.leases.pop(call.lease, None)
+        held = holder.give_back(call.lease)
         if held is None:
             self.calls_unknown += 1
             return
@@ -375,6 +382,12 @@ class SharedIndex:
             last = first + len(list(alike))
             self._notices += [(owner, Unkept(run.part(first, last, size))) for owner in owners]
             first = last
+
+
+def _are_different(call: calls.LookUp) -> bool:
+    """Whether no key of a group is there twice."""
+    firsts = call.firsts or [0] * len(call.keys)
+    return all(len(set(keys[first:])) == len(keys[first:]) for keys, first in zip(call.keys, firsts, strict=True))
 
 
 def _refuse_left(grants: list[Grant]) -> None:

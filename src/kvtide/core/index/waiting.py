@@ -11,21 +11,30 @@ from kvtide.core.index.local import LocalIndex
 from kvtide.core.match import Lease, Match
 from kvtide.core.requests import Request
 
+UNASKED_S = 30.0
+"""So long what was found is kept for an engine that does not ask: one that stands still must not keep it for ever. One
+that is well asks in every step.
+"""
+STEP_S_MAX = 1.0
+"""The most that counts at once: nobody was heard while the node stood still."""
+
 LookUpName = tuple[int, int]
 """The owner, and the number that it has given to a look-up."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Waiting:
     """A look-up that is not over, or of which nobody has heard yet that it is."""
 
     request: Request
     found: Match
     lease: Lease
+    unasked_s: float = 0.0
+    """Since it was over."""
 
 
 class WaitingLookUps:
-    """All of one namespace. As many as may search at a time, and those that are over and not asked for again."""
+    """All of one namespace. As many as may search at a time, and those that are over and were not asked for since."""
 
     def __init__(self, index: LocalIndex) -> None:
         self._index = index
@@ -56,6 +65,16 @@ class WaitingLookUps:
         if not search.over:
             return None
         return self._index.look_up(waiting.request, found.device_tokens, found.num_tokens, lambda _: True)
+
+    def passed(self, seconds: float) -> None:
+        """So much time has passed: forget what is over, and nobody asks for."""
+        for name, waiting in list(self._waiting.items()):
+            search = waiting.request.search
+            assert search is not None
+            if search.over:
+                waiting.unasked_s += min(seconds, STEP_S_MAX)
+                if waiting.unasked_s >= UNASKED_S:
+                    self.drop(name)
 
     def drop(self, name: LookUpName) -> None:
         """Forget a look-up, if there is one, and let go of what was kept for it."""

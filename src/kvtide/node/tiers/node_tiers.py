@@ -23,6 +23,7 @@ TICK_S = 0.01
 """While something is under way, deadlines are looked at so often."""
 CLOSE_S = 5.0
 _OPEN_TIMEOUT_S = 20.0
+_NO_THREAD = "the system has no thread for them"
 Known = Mapping[str, object]
 """What a worker says of its bytes."""
 
@@ -65,13 +66,14 @@ class NodeTiers:
             return
         deadline_s = max(config.deadline_ms for config in self._configs) / 1000
         space = self._spaces[name] = SpaceTiers(index, len(parts), deadline_s)
-        self._begin(name, lambda: self._open(space, name, described, parts, share))
+        if not self._begin(name, lambda: self._open(space, name, described, parts, share)):
+            self._opened(space, name, (), _NO_THREAD)
 
     def remove(self, name: str) -> None:
         """A namespace is given up. Its tiers are closed in a thread; its memory goes when they let go of it."""
         space = self._spaces.pop(name, None)
-        if space is not None:
-            self._begin(name, lambda: self._close(space, name))
+        if space is not None and not self._begin(name, lambda: self._close(space, name)):
+            self._close(space, name)
 
     def due(self) -> None:
         """There may be something to do. From any thread."""
@@ -95,6 +97,11 @@ class NodeTiers:
         for space in self._spaces.values():
             space.drain()
         self._drive()
+
+    def failure(self, name: str) -> str:
+        """Return why the tiers of a namespace could not be opened; empty if they could, or may be soon."""
+        space = self._spaces.get(name)
+        return "" if space is None else space.failure
 
     def status(self, name: str) -> list[dict[str, object]]:
         """Return the tiers of a namespace, as JSON."""
@@ -123,7 +130,7 @@ class NodeTiers:
                 self.after(name)
         if more:
             self.due()
-        elif not self._is_ticking and any(space.busy for space in self._spaces.values()):
+        elif not self._is_ticking and any(space.time_counts for space in self._spaces.values()):
             self._is_ticking = True
             self._loop.later(TICK_S, self._tick)
 
@@ -142,8 +149,8 @@ class NodeTiers:
 
     # ------------------------------------------------------------------ in threads
 
-    def _begin(self, name: str, work: Callable[[], None]) -> None:
-        """Do something that blocks, after what was begun before for the same namespace."""
+    def _begin(self, name: str, work: Callable[[], None]) -> bool:
+        """Do something that blocks, after what was begun before for the same namespace. False: there is no thread."""
         before = self._threads.get(name)
 
         def run() -> None:
@@ -151,8 +158,13 @@ class NodeTiers:
                 before.join(_OPEN_TIMEOUT_S)
             work()
 
-        thread = self._threads[name] = threading.Thread(target=run, name=f"kvtide-tiers-{name}", daemon=True)
-        thread.start()
+        thread = threading.Thread(target=run, name=f"kvtide-tiers-{name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._threads[name] = thread
+        return True
 
     def _open(
         self,

@@ -37,8 +37,13 @@ class SpaceTiers:
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way: then time counts."""
+        """Whether something is under way."""
         return bool(self._held_back) or any(stack.busy for stack in self._stacks or ())
+
+    @property
+    def time_counts(self) -> bool:
+        """Whether somebody waits, for tiers or for an engine: then `drive` has to hear how time passes."""
+        return self.busy or self._index.waits
 
     @property
     def sinking_blocks(self) -> int:
@@ -64,7 +69,7 @@ class SpaceTiers:
         """Begin what is to be done and take what was answered. Returns whether there may be more at once."""
         if self._driven_s is not None:
             self._index.passed(now_s - self._driven_s)
-        self._driven_s = now_s if self.busy else None
+        self._driven_s = now_s if self.time_counts else None
         self._give_up(now_s)
         errands = self._index.plan()
         for errand in errands:
@@ -73,7 +78,7 @@ class SpaceTiers:
             else:
                 self._start(errand)
         heard = self._listen() or bool(errands and self.failure)  # then all is answered already
-        self._driven_s = now_s if self.busy else None
+        self._driven_s = now_s if self.time_counts else None
         self.at_rest = not heard and not self.busy
         return heard
 

@@ -113,7 +113,7 @@ class NodeTiers:
             return
         if self.space.drive(self._run.clock.now * TICK_S):
             self.due()
-        elif self.space.busy and not self._is_due:
+        elif self.space.time_counts and not self._is_due:
             self._is_due = True
             self._run.clock.after(BUSY_TICKS, self._drive, None)
         self._after()
