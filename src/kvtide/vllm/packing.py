@@ -11,7 +11,7 @@ import vllm.v1.kv_cache_interface as cache_interface
 
 from kvtide.copy.packing import PLAIN_TILE_BYTES, whole_tiles_bytes
 from kvtide.copy.packing.codec import has_compiled
-from kvtide.copy.unpacked import SLOTS_PER_ROW
+from kvtide.copy.unpacked import packed_bytes_with_row
 from kvtide.core import Geometry
 from kvtide.errors import ConfigError
 from kvtide.vllm import versions
@@ -68,8 +68,8 @@ def host_block_bytes(geometry: Geometry, *, is_shared: bool) -> int:
 
     Memory that is shared with other engines or ranks has no such place: such blocks are not stored there.
     """
-    share_bytes = 0 if is_shared else -(-geometry.block_bytes // SLOTS_PER_ROW)
-    return whole_tiles_bytes([geometry.block_bytes]) + share_bytes
+    block_bytes = geometry.block_bytes
+    return whole_tiles_bytes([block_bytes]) if is_shared else packed_bytes_with_row(block_bytes)
 
 
 def _in_the_way(layout: Layout, kv_cache_config: Any) -> Iterator[str]:
