@@ -30,7 +30,16 @@ SMALL_SIZES = {
     "host": "8MiB",
 }
 SMALL = ["demo", *(f"--{name}={value}" for name, value in SMALL_SIZES.items())]
-NUMBERS = {"prefill_tokens", "loaded_tokens", "hit_ratio", "ttft_ms_p50", "ttft_ms_p95", "copy_s", "wall_s"}
+NUMBERS = {
+    "prefill_tokens",
+    "loaded_tokens",
+    "hit_ratio",
+    "ttft_ms_p50",
+    "ttft_ms_p95",
+    "copy_s",
+    "stored_bytes",
+    "wall_s",
+}
 
 
 def test_help_names_the_commands_and_leaving_the_command_out_is_asking_for_help(
@@ -89,6 +98,15 @@ def test_json_is_one_object_on_stdout_and_nothing_else(capsys: pytest.CaptureFix
     assert "==> kvtide, eager: 9 turns" in err
 
 
+def test_the_demo_shows_blocks_as_they_are_and_packed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *SMALL, "--packing", "--json")
+    shown = json.loads(out)
+    assert (code, shown["identical_outputs"]) == (0, True)
+    assert shown["packed"]["loaded_tokens"] > 0
+    assert shown["settings"]["host"] == "8MiB", "it was given"
+    assert "==> kvtide, packed: 9 turns" in err
+
+
 def test_the_table_is_the_result_and_progress_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, *SMALL, "--hybrid", "--window", "16", "--ranks", "2", "--device-blocks", "24")
     assert code == 0
@@ -109,6 +127,7 @@ def test_the_table_is_the_result_and_progress_is_not(capsys: pytest.CaptureFixtu
         ("demo --ranks 8", "--ranks=8: expected a divisor of kv_heads=4"),
         ("demo --policy mru", "--policy='mru': expected one of prefix, lru"),
         ("demo --window 64", "--window=64: expected to be used with --hybrid"),
+        ("demo --packing --node", "--packing: expected not to be used with --node"),
         ("demo --hybrid --window 1", "--window=1: expected a whole number of at least 2"),
         ("demo --hosts 1GiB", "No such option '--hosts'. Did you mean '--host'? (see kvtide demo --help)"),
         ("demo --turn 3", "No such option '--turn'. (Did you mean one of: '--ranks', '--turn-tokens', '--turns'?)"),

@@ -45,5 +45,12 @@ def test_the_default_conversations_overflow_the_default_device_pool_and_fit_on_t
     assert settings.unlimited_blocks * settings.engine(1).geometry().block_bytes < 256 * 2**20
 
 
+def test_a_host_that_is_too_small_has_room_for_all_conversations_only_if_they_are_packed() -> None:
+    settings = DemoSettings(packing=True).with_too_small_a_host()
+    assert isinstance(settings.host, int)
+    all_bytes = settings.unlimited_blocks * settings.engine(1).geometry().block_bytes
+    assert all_bytes / 1.34 < settings.host < all_bytes / 1.32
+
+
 def test_a_conversation_ends_with_all_prompts_and_all_outputs() -> None:
     assert tiny().longest_tokens == 48 + 2 * 9 + 3 * 4

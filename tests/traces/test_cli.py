@@ -64,6 +64,15 @@ def test_a_plan_for_packed_kv_says_so_and_takes_less_memory(capsys: pytest.Captu
     assert "packed on the host, 1.30 times less" in capsys.readouterr().out
 
 
+def test_a_plan_for_packed_kv_has_the_same_device(capsys: pytest.CaptureFixture[str]) -> None:
+    def planned(*more: str) -> dict[str, object]:
+        assert run("plan", "--workload", "chats", "--requests", "60", "--device", "1GiB", *more, "--json") == 0
+        plan: dict[str, object] = json.loads(capsys.readouterr().out)
+        return {name: plan[name] for name in ("requests", "too_large", "device_share")}
+
+    assert planned("--packing") == planned()
+
+
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("replay",), ("plan",), ("trace", "stats")):
         assert run(*command, *SMALL, "--json") == 0

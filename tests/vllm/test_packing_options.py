@@ -77,8 +77,15 @@ def test_what_cannot_be_packed_is_left_as_it_is(cache: Any, facts: dict[str, int
     assert decide("auto", cache, **facts) == (None, False)
 
 
-def test_auto_is_off_where_workers_may_find_fragments_that_cannot_be_packed() -> None:
-    odd = replace(BF16, head_size=96)
+@pytest.mark.parametrize(
+    "odd",
+    [
+        replace(BF16, head_size=96, head_size_v=96),
+        replace(BF16, head_size_v=96),
+        replace(BF16, page_size_padded=BF16.page_size_bytes + 512),
+    ],
+)
+def test_auto_is_off_where_workers_may_find_fragments_that_cannot_be_packed(odd: Any) -> None:
     assert decide("auto", cache_of(odd)) == (None, False)
     assert decide("on", cache_of(odd))[1]
 

@@ -103,7 +103,7 @@ class PackedBlockMover:
         self._unpacked.habit.seen(len(blocks), int(rest.sum()))
         if self._trial is not None:
             packing_s = time.thread_time() - begin_s - gathering_s
-            self._trial.seen(len(blocks), int(rest.sum()), gathering_s / max(packing_s, 1e-9))
+            self._trial.seen(len(blocks), int(rest.sum()), copying_s=gathering_s, packing_s=packing_s)
         if rest.any():
             return self._store_unpacked(blocks[rest], slots[rest], packed=int(fits.sum()))
         return self._moved(len(blocks))

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.ids import Ids
+from kvtide.copy.packing.blocks import whole_tiles_bytes
 from kvtide.copy.packing.habit import Habit
 from kvtide.errors import ConfigError
 
@@ -24,6 +25,11 @@ SLOTS_PER_ROW = 100
 def rows_for(slots: int) -> int:
     """Return how many rows go with so many slots."""
     return max(1, slots // SLOTS_PER_ROW)
+
+
+def packed_bytes_with_row(block_bytes: int) -> int:
+    """Return the bytes of a packed block, with its share of the place for blocks that do not pack."""
+    return whole_tiles_bytes([block_bytes]) + -(-block_bytes // SLOTS_PER_ROW)
 
 
 def no_rows(block_bytes: int, slots: int) -> UnpackedRows:

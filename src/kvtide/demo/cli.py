@@ -8,7 +8,7 @@ from rich.console import Console
 
 from kvtide.commands import SIZES, Arguments, Choice, Whole, command, flag, maybe, option
 from kvtide.core import POLICIES
-from kvtide.demo import at_node
+from kvtide.demo import at_node, packed
 from kvtide.demo.compare import RUNS, compare_modes
 from kvtide.demo.progress import shown
 from kvtide.demo.report import show
@@ -25,13 +25,17 @@ storing blocks eagerly and lazily. Shows what had to be computed, what was loade
 Compute has one core (unless OPENBLAS_NUM_THREADS says otherwise), copies have the others.
 
 With --node the host memory is that of a `kvtide node`: instead of both modes, a first engine is shown, a second one
-that shares the node with it, and the first one restarted."""
+that shares the node with it, and the first one restarted.
+
+With --packing KV is bf16, and host memory has room for three quarters of it, unless --host says otherwise. Instead of
+both modes, blocks are shown as they are and packed: a third more of them in the same memory."""
 
 EXAMPLES = """\
   kvtide demo                                the table
   kvtide demo --json > demo.json             the same as one JSON object
   kvtide demo --hybrid --ranks 2             every second layer has a sliding window; KV heads on two ranks
   kvtide demo --host 32MiB --policy lru      a host pool that overflows too
+  kvtide demo --packing                      packed, more blocks are in a host pool that is too small
   kvtide demo --node                         several engines on a node, which the demo starts and stops
   kvtide demo --node /run/kvtide/node.sock   the same on a node that is there
 
@@ -56,8 +60,11 @@ def run(args: Arguments) -> int:
     """Run the demo; return 1 if outputs differ."""
     settings = _settings(args)
     console = Console(stderr=True)
-    with shown(console, settings.total_turns, RUNS if args.node is None else at_node.RUNS) as on_turn:
-        if args.node is None:
+    runs = packed.RUNS if args.packing else RUNS if args.node is None else at_node.RUNS
+    with shown(console, settings.total_turns, runs) as on_turn:
+        if args.packing:
+            comparison = packed.compare_packed(settings, on_turn)
+        elif args.node is None:
             comparison = compare_modes(settings, on_turn)
         else:
             comparison = at_node.compare_at_node(settings, args.node, on_turn)
@@ -70,9 +77,12 @@ def _settings(args: Arguments) -> DemoSettings:
         raise ConfigError("--window", args.window, "to be used with --hybrid")
     if args.node is not None and args.policy != _DEFAULTS["policy"]:
         raise ConfigError("--policy", args.policy, "not to be used with --node, which decides that")
+    if args.packing and args.node is not None:
+        raise ConfigError("--packing", True, "not to be used with --node")
     if args.hybrid and args.window is None:
         values["window"] = WINDOW_TOKENS
-    return DemoSettings(**values)
+    settings = DemoSettings(**values)
+    return settings.with_too_small_a_host() if args.packing and args.host == _DEFAULTS["host"] else settings
 
 
 _DEFAULTS = {field.name: field.default for field in fields(DemoSettings)}
@@ -95,6 +105,7 @@ COMMAND = command(
         ),
         flag("--hybrid", "give every second layer a sliding window"),
         option("--window", f"tokens of that window (default: {WINDOW_TOKENS})", Whole(2)),
+        flag("--packing", "KV in bf16, packed on the host"),
         maybe("--node", "several engines on a node at PATH, or on one of the demo's own", metavar="[PATH]"),
         flag("--json", "print one JSON object instead of the table"),
     ],

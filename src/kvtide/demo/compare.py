@@ -41,6 +41,7 @@ class RunResult:
     prefill_tokens: int = 0
     loaded_tokens: int = 0
     copy_s: float = 0.0
+    stored_bytes: int = 0
     wall_s: float = 0.0
 
     @property
@@ -118,6 +119,7 @@ def served(engine: Engine, settings: DemoSettings, run: str, said: list[Conversa
     result.prefill_tokens = stats.prefill_tokens
     result.loaded_tokens = stats.loaded_tokens
     result.copy_s = stats.store_s + stats.load_s
+    result.stored_bytes = stats.store_bytes
     return result
 
 

@@ -113,6 +113,7 @@ def _ask_kvtide(llm: Any, result: RunResult) -> None:
         result.loaded_tokens = connector._scheduler.manager.metrics.loaded_tokens
         stats = get_kv_transfer_group()._worker.copy_stats()
         result.copy_s = stats.store.busy_s + stats.load.busy_s
+        result.stored_bytes = stats.store.bytes
 
 
 @contextmanager

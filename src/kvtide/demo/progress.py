@@ -17,6 +17,8 @@ LABELS = {
     "none": "no offloading",
     "eager": "kvtide, eager",
     "lazy": "kvtide, lazy",
+    "plain": "kvtide, as it is",
+    "packed": "kvtide, packed",
     "first": "a first engine",
     "second": "a second engine",
     "restarted": "the first, restarted",

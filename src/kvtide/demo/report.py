@@ -48,6 +48,7 @@ def _numbers(result: RunResult) -> dict[str, object]:
         "ttft_ms_p50": round(result.ttft_ms_at(50), 3),
         "ttft_ms_p95": round(result.ttft_ms_at(95), 3),
         "copy_s": round(result.copy_s, 4),
+        "stored_bytes": result.stored_bytes,
         "wall_s": round(result.wall_s, 3),
     }
 
@@ -62,7 +63,7 @@ def table(comparison: Comparison) -> Table:
         "hit\nratio",
         "TTFT\np50 ms",
         "TTFT\np95 ms",
-        "copies\ns",
+        "stored\nMiB" if comparison.settings.packing else "copies\ns",
         "outputs\nidentical",
     ):
         result.add_column(heading, justify="right")
@@ -89,14 +90,17 @@ def _cells(comparison: Comparison, run: str) -> list[str]:
         f"{result.hit_ratio:.0%}",
         f"{result.ttft_ms_at(50):.1f}",
         f"{result.ttft_ms_at(95):.1f}",
-        f"{result.copy_s:.2f}",
+        f"{result.stored_bytes / 2**20:.1f}" if comparison.settings.packing else f"{result.copy_s:.2f}",
         "reference" if run == REFERENCE else identical,
     ]
 
 
 def sentences(comparison: Comparison) -> str:
     """Say what happened, for those who do not read tables."""
-    about = _about_time if "eager" in comparison.results else _about_sharing
+    if "eager" in comparison.results:
+        about = _about_time
+    else:
+        about = _about_packing if comparison.settings.packing else _about_sharing
     return f"{about(comparison)}\n{about_outputs(comparison)}"
 
 
@@ -107,6 +111,15 @@ def _about_sharing(comparison: Comparison) -> str:
     return (
         f"The {first.run} engine computed {first.prefill_tokens:,} prompt tokens, {', '.join(found)}: what one engine "
         "has computed the node keeps for all, also when that engine is gone."
+    )
+
+
+def _about_packing(comparison: Comparison) -> str:
+    """Say what packing brought."""
+    plain, packed = (comparison.results[run] for run in ("plain", "packed"))
+    return (
+        f"Out of the same host memory came {packed.loaded_tokens:,} prompt tokens with blocks packed, and "
+        f"{plain.loaded_tokens:,} with blocks as they are."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide.copy.memory_left import memory_left
 from kvtide.core import OffloadConfig
@@ -34,6 +34,8 @@ class DemoSettings:
     window: int | None = None
     """If set, every second layer attends only to this many tokens."""
     ranks: int = 1
+    packing: bool = False
+    """If set, KV is bf16, which packs."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,7 +74,13 @@ class DemoSettings:
             block_tokens=self.block_tokens,
             ranks=self.ranks,
             max_running=self.concurrency,
+            kv_dtype="bfloat16" if self.packing else "float64",
         )
+
+    def with_too_small_a_host(self) -> DemoSettings:
+        """Return the same with host memory for three quarters of all KV."""
+        geometry = self.engine(self.device_blocks).geometry()
+        return replace(self, host=-(-3 * self.unlimited_blocks // 4) * geometry.slot_bytes)
 
     def offload(self, mode: str) -> dict[str, object]:
         """Return the options of kvtide."""

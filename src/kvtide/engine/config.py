@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from kvtide.core.config import Geometry
 from kvtide.core.groups import FullAttention, Group, SlidingWindow
 from kvtide.errors import ConfigError
-from kvtide.options import parse_count
+from kvtide.options import parse_choice, parse_count
 
-FLOAT_BYTES = 8
-"""Weights, activations and KV are float64 (see `kvtide.engine.model`)."""
+KvDtype = Literal["float64", "bfloat16"]
+_VALUE_BYTES: dict[KvDtype, int] = {"float64": 8, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,14 @@ class EngineConfig:
     """Most tokens computed in one step."""
     max_running: int = 16
     """Most requests that hold blocks at a time."""
+    kv_dtype: KvDtype = "float64"
+    """How KV is kept. Weights and activations are float64 (see `kvtide.engine.model`)."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         for name in ("device_blocks", "block_tokens", "ranks", "step_tokens", "max_running"):
             parse_count(name, getattr(self, name))
+        parse_choice("kv_dtype", self.kv_dtype, get_args(KvDtype))
         if self.model.kv_heads % self.ranks:
             raise ConfigError("ranks", self.ranks, f"a divisor of kv_heads={self.model.kv_heads}")
         self.geometry()
@@ -85,7 +89,7 @@ class EngineConfig:
     def fragment_bytes(self) -> int:
         """Bytes of a block in one layer on one rank."""
         heads = self.model.kv_heads // self.ranks
-        return 2 * self.block_tokens * heads * self.model.head_dim * FLOAT_BYTES
+        return 2 * self.block_tokens * heads * self.model.head_dim * _VALUE_BYTES[self.kv_dtype]
 
     def geometry(self) -> Geometry:
         """Return what kvtide has to know about this engine's KV cache."""

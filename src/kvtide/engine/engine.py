@@ -23,9 +23,9 @@ class Engine:
     """Continuous batching over a paged KV cache, with the KV of past requests kept on the host if asked to.
 
     `offload` are the options of `OffloadConfig.build`, and `tiers` (`kvtide.tiers.parse_tiers`), or `node`, the socket
-    of a `kvtide node` that keeps host blocks for all engines of this machine; None means no offloading. The output is
-    the same with and without it, and does not depend on the size of the pools, chunks, ranks, or on what fails; only
-    the time does.
+    of a `kvtide node` that keeps host blocks for all engines of this machine; None means no offloading. Where KV is
+    kept in bfloat16, `packing` (`on`, `off`) packs it on the host. The output is the same with and without offloading,
+    and does not depend on the size of the pools, chunks, ranks, or on what fails; only the time does.
 
     Examples:
         >>> from kvtide.engine import Engine, EngineConfig, ModelConfig
@@ -152,6 +152,7 @@ class Engine:
             load_s=sum(traffic.busy_s for traffic in loads),
             store_bytes=sum(traffic.bytes for traffic in stores),
             load_bytes=sum(traffic.bytes for traffic in loads),
+            saved_bytes=sum(traffic.saved_bytes for traffic in stores + loads),
         )
 
     def close(self) -> None:

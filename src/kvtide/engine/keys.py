@@ -18,7 +18,7 @@ def namespace(config: EngineConfig) -> Key:
 
     The number of ranks is not part of it: it only says how the bytes are shared out.
     """
-    text = f"{config.model!r} block_tokens={config.block_tokens} float64"
+    text = f"{config.model!r} block_tokens={config.block_tokens} {config.kv_dtype}"
     return blake2b(text.encode(), digest_size=KEY_BYTES).digest()
 
 
@@ -27,7 +27,7 @@ def tier_namespace(config: EngineConfig) -> Namespace:
     return Namespace(
         model=repr(config.model),
         weights=f"seed {config.model.seed}",
-        dtype="float64",
+        dtype=config.kv_dtype,
         layout="layers, keys and values, tokens, heads",
         groups=repr(config.groups),
         block_bytes=config.geometry().block_bytes,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from kvtide.copy import DeviceCache, regions_of
 from kvtide.engine.arrays import Floats, Ints
+from kvtide.engine.bfloat16 import narrowed, widened
 from kvtide.engine.config import EngineConfig
 
 
@@ -22,7 +26,7 @@ class RankCache:
         self.heads = slice(rank * heads, (rank + 1) * heads)
         blocks = config.device_blocks + 1
         shape = (config.layers_per_group, blocks, 2, config.block_tokens, heads, model.head_dim)
-        self.pages: Floats = np.zeros(shape)
+        self.pages: npt.NDArray[Any] = np.zeros(shape, np.uint16 if config.kv_dtype == "bfloat16" else np.float64)
 
     def device_cache(self) -> DeviceCache:
         """Return where the bytes of each block are, for whoever copies them."""
@@ -31,11 +35,13 @@ class RankCache:
     def write(self, layer: int, blocks: Ints, offsets: Ints, keys: Floats, values: Floats) -> None:
         """Put this rank's share of keys and values `[token, head, dim]` into the tokens' blocks."""
         pages = self.pages[layer]
-        pages[blocks, 0, offsets] = keys[:, self.heads]
-        pages[blocks, 1, offsets] = values[:, self.heads]
+        for at, of_all in enumerate((keys, values)):
+            own = of_all[:, self.heads]
+            pages[blocks, at, offsets] = own if pages.dtype == np.float64 else narrowed(own)
 
     def read(self, layer: int, blocks: Ints, num_tokens: int) -> tuple[Floats, Floats]:
         """Return the keys and values `[token, head, dim]` of the first `num_tokens` tokens in `blocks`."""
         pages = self.pages[layer]
         shape = (-1, *pages.shape[3:])
-        return pages[blocks, 0].reshape(shape)[:num_tokens], pages[blocks, 1].reshape(shape)[:num_tokens]
+        keys, values = (pages[blocks, at].reshape(shape)[:num_tokens] for at in (0, 1))
+        return (keys, values) if pages.dtype == np.float64 else (widened(keys), widened(values))

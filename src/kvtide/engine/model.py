@@ -1,8 +1,9 @@
 """A decoder-only transformer over a paged KV cache.
 
-Everything is float64. If the work is cut in another way (chunks, batches, ranks, blocks that are loaded instead of
-computed), sums are taken in another order, and logits differ in about the fifteenth digit. Two tokens change
-places only if their logits are that close. With random weights this does not happen; in float32 or bfloat16 it does,
+Everything is float64, save KV where that is asked for in bfloat16: it is rounded when it is written, and everybody
+reads it so. If the work is cut in another way (chunks, batches, ranks, blocks that are loaded instead of computed),
+sums are taken in another order, and logits differ in about the fifteenth digit. Two tokens change places only if their
+logits are that close. With random weights this does not happen; if all were computed in float32 or bfloat16 it would,
 every few thousand tokens. So a greedy output here depends on nothing but the prompt, and any other difference is a
 wrong byte in the KV cache.
 """

@@ -18,6 +18,8 @@ from kvtide.engine.at_node import AtNode, read_node
 from kvtide.engine.config import EngineConfig
 from kvtide.engine.keys import tier_namespace
 from kvtide.engine.kv_cache import RankCache
+from kvtide.engine.packing import as_packed, packing_copy_engine, take_packing, with_packed_slots
+from kvtide.errors import ConfigError
 from kvtide.node.option import STAND_IN_BLOCKS
 from kvtide.tiers import TierConfig, parse_tiers
 from kvtide.tiers.stack import below_of, open_stack
@@ -98,16 +100,18 @@ class Options:
     tiers: tuple[TierConfig, ...] = ()
     node: Path | None = None
     """The socket of the node that keeps host blocks; None: the engine does."""
+    packed: bool = False
 
 
 def read_options(config: EngineConfig, options: Mapping[str, object]) -> Options:
     """Check the options, those of the tiers among them, before anything is allocated."""
     node, rest = read_node(options)
     tiers = parse_tiers(rest.pop("tiers", ()))
-    geometry = config.geometry()
+    packed = take_packing(config, rest, at_node=node is not None)
+    geometry = with_packed_slots(config.geometry()) if packed else config.geometry()
     if node is not None:
         rest["host"] = STAND_IN_BLOCKS * geometry.device_blocks * geometry.slot_bytes
-    return Options(OffloadConfig.build(geometry, rest, below_of(tiers)), tiers, node)
+    return Options(OffloadConfig.build(geometry, rest, below_of(tiers)), tiers, node, packed)
 
 
 @dataclass(slots=True)
@@ -151,11 +155,24 @@ class Offloading:
         caches: Sequence[RankCache],
         copy_engine: CopyEngineFactory,
     ) -> None:
+        if read.packed and copy_engine is not threaded_copy_engine:
+            raise ConfigError("packing", "on", "the engine's own copy engine, or off")
         offload, tiers = read.offload, read.tiers
-        self.arenas = [HostArena(offload.slots, offload.geometry.block_bytes) for _ in caches]
-        for rank, (cache, arena) in enumerate(zip(caches, self.arenas, strict=True)):
-            stack = open_stack(tiers, tier_namespace(config), rank, arena.memory) if tiers else None
-            self.workers.append(Worker(rank, copy_engine(rank, cache.device_cache(), arena), tiers=stack))
+        namespace = as_packed(tier_namespace(config)) if read.packed else tier_namespace(config)
+        for rank, cache in enumerate(caches):
+            device = cache.device_cache()
+            if read.packed:
+                engine, arenas = packing_copy_engine(device, offload.slots)
+            else:
+                arenas = [HostArena(offload.slots, offload.geometry.block_bytes)]
+                engine = copy_engine(rank, device, arenas[0])
+            self.arenas += arenas
+            try:
+                stack = open_stack(tiers, namespace, rank, arenas[0].memory, places=engine.places) if tiers else None
+            except BaseException:
+                engine.close()
+                raise
+            self.workers.append(Worker(rank, engine, tiers=stack))
         self.manager = OffloadManager(offload, pool)
 
     def _open_at_node(

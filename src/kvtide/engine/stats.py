@@ -25,3 +25,5 @@ class EngineStats:
     load_s: float = 0.0
     store_bytes: int = 0
     load_bytes: int = 0
+    saved_bytes: int = 0
+    """So many bytes less were copied, both ways, because blocks are packed."""

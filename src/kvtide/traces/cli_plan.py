@@ -100,10 +100,11 @@ def _prices(args: Arguments, machine: Machine) -> dict[str, Sourced]:
 def _config(args: Arguments, machine: Machine, prices: dict[str, Sourced], block_tokens: int) -> PlanConfig:
     sizes = sorted({size("--sizes", text.strip()) for text in args.sizes.split(",")}) if args.sizes else []
     policies = [parse_choice("--policies", name.strip(), tuple(POLICIES)) for name in args.policies.split(",")]
+    machine.device_blocks(block_tokens)  # refuses one without room for a block
     return PlanConfig(
         block_tokens=block_tokens,
         bytes_per_token=machine.host_bytes_per_token,
-        device_bytes=int(machine.device.value / machine.packing),  # in which blocks are as large as on the host
+        device_bytes=machine.device_tokens * machine.host_bytes_per_token,  # as if blocks were as large as on the host
         prefix_cache=machine.prefix_cache,
         policies=list(dict.fromkeys(policies)),
         sizes=sizes,

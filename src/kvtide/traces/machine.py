@@ -43,9 +43,14 @@ class Machine:
         """The rates as plain numbers."""
         return self.rates.cost()
 
+    @property
+    def device_tokens(self) -> int:
+        """How many tokens' KV the device has room for: it is not packed there."""
+        return int(self.device.value) // self.model.bytes_per_token
+
     def device_blocks(self, block_tokens: int) -> int:
         """Return how many blocks the device has."""
-        blocks = int(self.device.value) // (self.model.bytes_per_token * block_tokens)
+        blocks = self.device_tokens // block_tokens
         if blocks < 1:
             least = f"at least one block, {self.model.bytes_per_token * block_tokens} bytes"
             raise ConfigError("--device", int(self.device.value), least)

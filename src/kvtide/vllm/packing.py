@@ -11,7 +11,7 @@ import vllm.v1.kv_cache_interface as cache_interface
 
 from kvtide.copy.packing import PLAIN_TILE_BYTES, whole_tiles_bytes
 from kvtide.copy.packing.codec import has_compiled
-from kvtide.copy.unpacked import SLOTS_PER_ROW
+from kvtide.copy.unpacked import packed_bytes_with_row
 from kvtide.core import Geometry
 from kvtide.errors import ConfigError
 from kvtide.vllm import versions
@@ -48,10 +48,17 @@ def _not_certain(layout: Layout, options: Options, kv_cache_config: Any) -> Iter
         yield f"ranks that share no host memory: {layout.replicas.sharing} of these hold the same KV; or write on"
     for group in kv_cache_config.kv_cache_groups:
         for spec in versions.layer_specs(group.kv_cache_spec):
-            # However vLLM lays out a block, a fragment is no smaller than a head. Where it is, workers refuse `on`.
-            head_bytes = spec.block_size * spec.head_size * spec.dtype.itemsize
-            if head_bytes % PLAIN_TILE_BYTES:
-                yield f"heads of a multiple of {PLAIN_TILE_BYTES} bytes in a block, not of {head_bytes}; or write on"
+            for size in _parts_bytes(spec):
+                if size % PLAIN_TILE_BYTES:
+                    yield f"heads of a multiple of {PLAIN_TILE_BYTES} bytes in a block, not of {size}; or write on"
+
+
+def _parts_bytes(spec: Any) -> Iterator[int]:
+    """Yield what fragments are made of, however vLLM lays out a block. Where they are others, workers refuse `on`."""
+    states = getattr(spec, "num_states", spec.block_size)
+    for head_size in (spec.head_size, getattr(spec, "head_size_v", 0) or 0):
+        yield int(states * head_size * spec.dtype.itemsize)
+    yield spec.page_size_bytes  # which may be padded
 
 
 def packing_text(options: Options) -> str:
@@ -68,8 +75,8 @@ def host_block_bytes(geometry: Geometry, *, is_shared: bool) -> int:
 
     Memory that is shared with other engines or ranks has no such place: such blocks are not stored there.
     """
-    share_bytes = 0 if is_shared else -(-geometry.block_bytes // SLOTS_PER_ROW)
-    return whole_tiles_bytes([geometry.block_bytes]) + share_bytes
+    block_bytes = geometry.block_bytes
+    return whole_tiles_bytes([block_bytes]) if is_shared else packed_bytes_with_row(block_bytes)
 
 
 def _in_the_way(layout: Layout, kv_cache_config: Any) -> Iterator[str]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import vllm.v1.core.kv_cache_utils as cache_utils
 from vllm.version import __version__
 
-from kvtide.copy.packing import VERSION
+from kvtide.copy.packing import NAMESPACE_PART
 from kvtide.copy.slot_places import SlotPlaces
 from kvtide.core.share import Share
 from kvtide.errors import ConfigError
@@ -23,8 +23,6 @@ from kvtide.vllm import versions
 from kvtide.vllm.settings import draft_model_of, settings_of, shortened, text_of
 from kvtide.vllm.weights import weights_part
 
-PACKED = ("kvtide.packing", f"bf16/{VERSION}")
-"""Part of the namespace of packed blocks, so that they never meet plain ones, or those of another version."""
 TEXT_CHARS_MAX = 400
 """Of parts that name every layer: large models have many."""
 
@@ -61,7 +59,7 @@ def tiers_opener(
 
 def as_packed(namespace: Namespace) -> Namespace:
     """Return the namespace of the same blocks, packed."""
-    return replace(namespace, settings=(*namespace.settings, PACKED))
+    return replace(namespace, settings=(*namespace.settings, NAMESPACE_PART))
 
 
 def refuse_unstable_keys(option: str, value: object, vllm_config: Any) -> None:

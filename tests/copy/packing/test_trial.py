@@ -125,14 +125,18 @@ def test_blocks_that_do_not_pack_are_kept_as_they_are_from_then_on_and_nothing_i
     assert rig.engine.close(PATIENCE_S)
 
 
-def test_a_machine_that_packs_slowly_does_not_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_packs_the_first_blocks_slowly_all_together_does_not_pack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("kvtide.copy.packing.trial._RATE_SHARE_MIN", 0.25)
     arena = HostArena(SHAPE.slots, PACKED_BYTES)
     trial = PackingTrial(arena, UnpackedRows(HostArena(FIRST, SHAPE.block_bytes), SHAPE.slots))
-    trial.seen(FIRST, 0, rate_share=0.1)
+    trial.seen(1, 0, copying_s=0.05, packing_s=0.01)
+    trial.seen(FIRST - 2, 0, copying_s=0.05, packing_s=0.99)
+    trial.seen(1, 0)
     assert trial.decision is not None
     assert trial.decision.why == "off: this machine packs at 10% of the rate at which it copies"
-    trial.seen(FIRST, 0, rate_share=1.0)
+    trial.seen(FIRST, 0, copying_s=9.0, packing_s=1.0)
     assert trial.is_plain, "it is decided once"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvtide.copy.packing.blocks import PLAIN_TILE_BYTES, BlockPacking, PackedRows, whole_tiles_bytes
-from kvtide.copy.packing.format import TILE_BYTES, TILE_VALUES, VERSION, pack_tiles, unpack_tiles
+from kvtide.copy.packing.format import NAMESPACE_PART, TILE_BYTES, TILE_VALUES, VERSION, pack_tiles, unpack_tiles
 
 __all__ = [
+    "NAMESPACE_PART",
     "PLAIN_TILE_BYTES",
     "TILE_BYTES",
     "TILE_VALUES",

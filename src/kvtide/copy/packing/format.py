@@ -31,6 +31,8 @@ import numpy.typing as npt
 
 VERSION = 1
 """Counts up when the same values become other bytes: packed bytes of two versions must never meet."""
+NAMESPACE_PART = ("kvtide.packing", f"bf16/{VERSION}")
+"""Part of the namespace of packed blocks in every tier, so that they never meet plain ones, or another version's."""
 TILE_VALUES = 1024
 TILE_BYTES = 1552
 GROUPS = 4

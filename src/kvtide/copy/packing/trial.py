@@ -49,6 +49,7 @@ class PackingTrial:
         self.decision: Decision | None = None
         self._arena, self._tell = arena, tell
         self._blocks = self._unfit = 0
+        self._copying_s = self._packing_s = 0.0
         self._lock = threading.Lock()
 
     @property
@@ -72,27 +73,30 @@ class PackingTrial:
         rows = len(flat) // self.block_bytes
         return flat[: rows * self.block_bytes].reshape(rows, self.block_bytes)
 
-    def seen(self, blocks: int, unfit: int, rate_share: float = 1.0) -> None:
-        """Take note of stored blocks: so many of them do not pack.
+    def seen(self, blocks: int, unfit: int, *, copying_s: float = 0.0, packing_s: float = 0.0) -> None:
+        """Take note of stored blocks: so many of them do not pack, and so long it took to copy and to pack them.
 
-        `rate_share`: how fast they were packed, as a share of the rate at which they were copied.
+        Seconds are of processor time, and 0 where somebody else packs.
         """
         with self._lock:
             if self.decision is not None:
                 return
             self._blocks += blocks
             self._unfit += unfit
+            self._copying_s += copying_s
+            self._packing_s += packing_s
             if self._blocks < min(_BLOCKS, self.first):
                 return
-            self.decision = self._decide(rate_share)
+            self.decision = self._decide()
         if self._tell is not None:
             self._tell(self.decision.why)
 
-    def _decide(self, rate_share: float) -> Decision:
+    def _decide(self) -> Decision:
         times = self.block_bytes / (self._arena.slot_bytes + self.block_bytes * self.first / self._arena.slots)
         looked = f"of the first {self._blocks} blocks {self._unfit} do not pack"
         if self._unfit > _UNFIT_SHARE_MAX * self._blocks:
             return Decision(False, f"off: {looked}")
-        if rate_share < _RATE_SHARE_MIN:
-            return Decision(False, f"off: this machine packs at {rate_share:.0%} of the rate at which it copies")
+        if self._copying_s < _RATE_SHARE_MIN * self._packing_s:
+            share = self._copying_s / self._packing_s
+            return Decision(False, f"off: this machine packs at {share:.0%} of the rate at which it copies")
         return Decision(True, f"on: {looked}, and there is room for {times:.2f} times as many in the same host memory")
