@@ -129,6 +129,7 @@ class WorkerSide:
         """
         if not step.slots:
             return  # the scheduler's half has nothing to do
+        self.end_step()
         if step.slots != self._slots:
             self.shutdown()
             self._open(step.slots, self._kv_caches)
@@ -248,7 +249,10 @@ class WorkerSide:
         return self._worker.stats
 
     def end_step(self) -> None:
-        """Begin what vLLM did not ask for: up to 0.30 it does not call `wait_for_save` without a forward pass."""
+        """Begin what vLLM did not ask for: up to 0.30 it does not call `wait_for_save` without a forward pass.
+
+        Nor, with speculative decoding, on stages of a pipeline but the last: these hear of no end of a step either.
+        """
         self.forward_issued()
         self._step = None
 
