@@ -86,8 +86,10 @@ def announce_late(_worker: Any) -> None:
 
 
 def report_late(_worker: Any) -> None:
-    """Let the scheduler hear of stores by reports alone, as from a worker in another process."""
-    _worker_side().look = tuple
+    """Let the scheduler hear of copies by reports alone, as from a worker in another process."""
+    from kvtide.vllm.step_messages import Looked  # noqa: PLC0415 (only where kvtide is used)
+
+    _worker_side().look = Looked
 
 
 def store_beside_prompts(_worker: Any) -> None:

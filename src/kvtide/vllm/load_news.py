@@ -30,6 +30,11 @@ class LoadNews:
         """The loads that vLLM has not heard of."""
         return tuple(self._untold)
 
+    @property
+    def has_failures(self) -> bool:
+        """Whether loads have failed that vLLM has not heard of."""
+        return bool(self._failed)
+
     def begin(self, loads: Iterable[Copy]) -> None:
         """Take note of new loads."""
         self._untold.update((copy.id, (copy.request_id, copy.blocks)) for copy in loads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kvtide.core import Match, OffloadConfig, OffloadManager, Report
+from kvtide.core import Match, OffloadConfig, OffloadManager
 from kvtide.vllm import versions
 from kvtide.vllm.at_node import IndexAtNode
 from kvtide.vllm.device_pool import VLLMDevicePool
@@ -18,7 +18,7 @@ from kvtide.vllm.overdue import OverdueWatch
 from kvtide.vllm.requests import Requests
 from kvtide.vllm.resets import watch_resets
 from kvtide.vllm.stats import CoreStats, StepStats, summary
-from kvtide.vllm.step_messages import StepMetadata, WorkerMetadata
+from kvtide.vllm.step_messages import Looked, StepMetadata, WorkerMetadata
 from kvtide.vllm.step_times import StepTimes
 
 NOTHING_SAID = WorkerMetadata(())
@@ -60,8 +60,8 @@ class SchedulerSide:
         """Whether the core knows how much time has passed since the last step."""
         self._stats = CoreStats()
         self._idle = False
-        self._look: Callable[[], tuple[Report, ...]] = tuple
-        """Asks a worker in this process what has ended since it last spoke."""
+        self._look: Callable[[], Looked] = Looked
+        """Asks a worker in this process what has happened since it last spoke."""
         self._is_reset = False
         """Whether nothing was planned since the last reset, so that there is nothing to forget."""
         watch_resets(pool, cache_manager, self.device_resets)
@@ -154,7 +154,10 @@ class SchedulerSide:
             said = NOTHING_SAID
         self._times.end(said.timed)
         self._look = said.look or self._look
-        self._loads.report(self.manager.report(*said.reports, *self._look()), output)
+        reports, loaded = self._look()
+        if loaded:
+            output.finished_recving = loaded | (output.finished_recving or set())  # vLLM is about to look at that
+        self._loads.report(self.manager.report(*said.reports, *reports), output)
         if said.off and not self._requests.stopped:
             self._requests.stopped = True
             self.manager.stop()  # what the host has cannot be had any more

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
@@ -30,6 +31,14 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no ty
     """Requests whose load the scheduler has heard of since the step before: from this step on they may run."""
 
 
+class Looked(NamedTuple):
+    """What a worker says that is asked after its step was issued."""
+
+    reports: tuple[Report, ...] = ()
+    loaded: Set[str] = frozenset()
+    """Requests whose loads are over, or certain to be, of which vLLM has not heard."""
+
+
 @dataclass(slots=True)
 class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM has no type information here
     """From the workers to the scheduler: one report of each rank that has something to say."""
@@ -39,8 +48,8 @@ class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM h
     """This rank cannot copy any more, ever: its device is lost, or its copy engine is broken."""
     timed: int = 0
     """The number of the step that is over, if that was asked for."""
-    look: Callable[[], tuple[Report, ...]] | None = None
-    """Says what has ended by now. None where the worker has a process of its own."""
+    look: Callable[[], Looked] | None = None
+    """Says what has happened by now. None where the worker has a process of its own."""
 
     def __reduce__(self) -> tuple[object, ...]:
         """Leave behind what no other process can call."""

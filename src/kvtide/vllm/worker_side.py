@@ -18,7 +18,7 @@ from kvtide.vllm.memory_at_node import MemoryAtNode
 from kvtide.vllm.options import Copying
 from kvtide.vllm.sharing import ALONE, Sharing
 from kvtide.vllm.stats import RankStats, StepStats
-from kvtide.vllm.step_messages import StepMetadata, WorkerMetadata
+from kvtide.vllm.step_messages import Looked, StepMetadata, WorkerMetadata
 from kvtide.vllm.tiers import OpenTiers, no_tiers
 from kvtide.worker import Worker, WorkerStats
 
@@ -225,16 +225,19 @@ class WorkerSide:
         self._off_said = self._off
         return WorkerMetadata(self._take_reports(), self._off, timed, self.look)
 
-    def look(self) -> tuple[Report, ...]:
-        """Return what has ended since the last step was issued, for a scheduler in this process.
+    def look(self) -> Looked:
+        """Return what has happened since the last step was issued, for a scheduler in this process.
 
-        With asynchronous scheduling it would hear of that two steps later, and as long would the blocks be pinned. Not
-        while there are loads: vLLM has to hear of them when the scheduler does.
+        With asynchronous scheduling it would hear of that two steps later. As long would blocks of stores be pinned,
+        and requests wait for their loads. But where a load has failed, all is said with the next step: by now vLLM has
+        looked at what failed.
         """
-        if self.loads.untold or self.loads.certain or not self._worker.busy:
-            return ()
+        if not self._worker.busy:
+            return Looked()
         self.poll()
-        return self._take_reports()
+        if self.loads.has_failures:
+            return Looked()
+        return Looked(self._take_reports(), self.loads.take_finished()[0])
 
     def _take_reports(self) -> tuple[Report, ...]:
         reports, self._reports = tuple(self._reports), []
