@@ -10,6 +10,7 @@ import pytest
 
 from kvtide.copy import Direction, Fence, Finished
 from kvtide.core import Copy
+from kvtide.vllm.step_messages import Looked
 from kvtide.vllm.worker_side import WorkerSide
 from tests.vllm.engines import Control, ControlledEngine
 from tests.vllm.world import BLOCK_TOKENS, World, text
@@ -135,22 +136,66 @@ def test_a_request_runs_in_the_next_step_that_is_planned_after_its_load_ended(
     assert steps_until_loaded_runs(tmp_path, monkeypatch, one_process=False) == 3
 
 
-def test_f8_a_load_that_failed_is_not_among_those_that_are_over(
+class FollowUp(World):
+    """One request that is loaded while steps are issued ahead; copies of a step are over when that is."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        control = Control(BesideComputeEngine)
+        super().__init__(path, control=control, monkeypatch=monkeypatch, asynchronous=True, **options)
+        self.generate("first", text(1, 100))
+        self.evict_device()
+        self.add("beside", text(2, 30), 40)
+        self.step()
+        self.add("again", text(1, 100))
+        self.waited_steps = 0
+        while "again" not in self.step().num_scheduled_tokens:
+            self.waited_steps += 1
+
+    def _execute(self, step: Any) -> Any:
+        self.engine.issued += 1
+        return super()._execute(step)
+
+    def _process(self, step: Any, output: Any) -> None:
+        self.engine.over += 1
+        super()._process(step, output)
+
+    @property
+    def engine(self) -> Any:
+        return self.control.engine
+
+
+def test_a_load_is_heard_of_when_the_step_is_over_beside_which_it_was_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    by_reports = FollowUp(tmp_path, monkeypatch)
+    world = FollowUp(tmp_path, monkeypatch, one_process=True)
+    # The step of the load, and the one that was scheduled while it was copied.
+    assert (world.waited_steps, by_reports.waited_steps) == (2, 4)
+    world.run()
+    world.check_at_rest()
+    assert world.hits["again"] == 96
+
+
+def test_f8_a_load_that_fails_is_said_together_with_what_vllm_hears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM has looked at what failed when the scheduler's half asks."""
     world = World(tmp_path, control=Control(), monkeypatch=monkeypatch, asynchronous=True, one_process=True)
     world.generate("first", text(1, 100))
     world.evict_device()
     world.control.engine.held = {Direction.LOAD}
     world.add("again", text(1, 100))
     world.step()
-    world.control.engine.held, world.control.engine.failing = set(), {Direction.LOAD}
     side = world.workers[0]._worker
     assert isinstance(side, WorkerSide)
-    assert side.look() == ((), set()), "vLLM hears of it with the next step, and so does the core"
+    assert side.loads.untold
+    world.control.engine.held, world.control.engine.failing = set(), {Direction.LOAD}
+    assert side.look() == Looked()
+    assert side.look() == Looked(), "it is still to be told"
     world.run()
     world.check_at_rest()
-    assert world.hits["again"] == 0, "it was computed"
+    assert world.hits["again"] == 0
+    assert world.manager.metrics.loads_failed == 1
 
 
 def test_what_can_be_asked_in_one_process_does_not_go_through_a_pipe(

@@ -244,6 +244,27 @@ def test_reset_with_pending_loads(make: Make, old_worker: bool) -> None:
     assert world.manager.metrics.not_loaded[NotLoaded.RESET] == BLOCKS * BLOCK_TOKENS
 
 
+@pytest.mark.parametrize("old_worker", [False, True], ids=["0.32", "0.24"])
+@pytest.mark.parametrize("shared", [0, 32], ids=["nothing on the device", "a part on the device"])
+def test_f9_reset_when_a_load_has_failed_and_vllm_has_not_gone_on(make: Make, old_worker: bool, shared: int) -> None:
+    """vLLM keeps the request's blocks until it schedules again, and would refuse."""
+    world = make(old_worker=old_worker)
+    world.generate("a", PROMPT)
+    world.evict_device()
+    if shared:
+        world.generate("part", PROMPT[: shared + 1])
+    loaded = world.manager.metrics.loaded_tokens
+    world.control.engine.failing.add(Direction.LOAD)
+    world.add("again", PROMPT)
+    world.step()
+    assert world.manager.metrics.loads_failed == 1
+    world.new_weights()
+    world.control.engine.failing.clear()
+    world.run()
+    assert "again" in world.done
+    assert world.manager.metrics.loaded_tokens == loaded
+
+
 def test_null_blocks_of_sliding_groups_skipped(make: Make) -> None:
     world = make(groups=[full(), sliding(32)], blocks=48, step_tokens=32)
     world.generate("a", PROMPT)

@@ -320,6 +320,17 @@ def test_i8_a_rank_that_has_announced_an_overdue_load_does_not_do_so_again(
 STORE = Copy(8, (3,), (3,))
 
 
+def test_i8_stores_begin_though_vllm_does_not_end_the_step(side: WorkerSide, engines: list[ToldEngine]) -> None:
+    """With speculative decoding it does so where it samples: stages of a pipeline but the last one never hear of it."""
+    side.begin_step(StepMetadata(Plan(1, stores=(Copy(8, (3,), (3,), filled=False),)), SLOTS))
+    side.poll()
+    assert engines[0].submitted == [], "its blocks are being computed"
+    side.begin_step(StepMetadata(Plan(2), SLOTS))
+    assert engines[0].submitted == [8]
+    side.begin_step(StepMetadata(Plan(3), SLOTS))
+    assert engines[0].submitted == [8], "once"
+
+
 def register(side: WorkerSide, monkeypatch: pytest.MonkeyPatch, address: int) -> None:
     stripe = kv_tensors.Stripe(SimpleNamespace(data_ptr=lambda: address), 0, 1)
     monkeypatch.setattr(kv_tensors, "stripes_of", lambda *_: [stripe])

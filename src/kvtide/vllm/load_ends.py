@@ -123,7 +123,7 @@ class LoadEnds:
             self._take_blocks_back(tracked.request)
             if tracked.loading:
                 tracked.blocks_gone = True
-            else:
+            elif tracked.placed:
                 self._requests.restart(tracked)
 
     def _take_blocks_back(self, request: Any) -> None:

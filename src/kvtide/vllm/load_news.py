@@ -28,11 +28,6 @@ class LoadNews:
         self._unfilled: set[int] = set()
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether vLLM has heard of all loads, and all are over."""
-        return not (self._untold or self.certain or self._finished)
-
-    @property
     def is_to_be_asked(self) -> bool:
         """Whether loads are over which the scheduler has to ask for."""
         return self._is_asked and bool(self._finished)
@@ -46,6 +41,11 @@ class LoadNews:
     def untold(self) -> tuple[int, ...]:
         """The loads that vLLM has not heard of."""
         return tuple(self._untold)
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether loads have failed that vLLM has not heard of."""
+        return bool(self._failed)
 
     def begin(self, loads: Iterable[Copy]) -> None:
         """Take note of new loads."""

@@ -28,7 +28,7 @@ class Requests:
         self._eager = manager.config.mode == "eager"
         self.known: dict[str, Tracked] = {}
         self.holding: set[str] = set()
-        """Those that hold blocks for a load, and that vLLM has not scheduled since."""
+        """Those that hold blocks for a load, however it ended, and that vLLM has not scheduled since."""
         self.aborted: dict[str, Any] = {}
         """vLLM's requests that are over, whose blocks it keeps until their loads are."""
         self.stopped = False
@@ -58,6 +58,7 @@ class Requests:
         if tracked.placed:  # preempted, and resumed before any step could tell
             self._preempt(tracked)
             self._placed_again.add(tracked.id)
+        self.holding.discard(tracked.id)
         tracked.device_tokens = device_tokens
         if not tracked.matched:
             tracked.matched = True
@@ -77,6 +78,7 @@ class Requests:
         self._device.used(own)
         tracked.placed, tracked.blocks_gone = True, False
         tracked.loading = self._manager.admit(tracked.id, load_tokens)
+        self.holding.discard(tracked.id)
         if tracked.loading:
             self.holding.add(tracked.id)
             tracked.load_tokens, tracked.load_began_s = load_tokens, time.monotonic()
@@ -172,12 +174,12 @@ class Requests:
         if tracked.running and self._eager and tracked.end_tokens:
             self._manager.advance(tracked.id, tracked.computed_before_preemption())
         self._remember_parents(tracked)
+        self.holding.discard(tracked.id)
         self.restart(tracked)
 
     def restart(self, tracked: Tracked) -> None:
         """Let the core expect the request to be matched again."""
         self._manager.preempt(tracked.id)
-        self.holding.discard(tracked.id)
         tracked.placed = tracked.loading = tracked.decoding = False
         tracked.end_tokens = 0
 

@@ -129,6 +129,7 @@ class WorkerSide:
         """
         if not step.slots:
             return  # the scheduler's half has nothing to do
+        self.end_step()
         if step.slots != self._slots:
             self.shutdown()
             self._open(step.slots, self._kv_caches)
@@ -231,13 +232,13 @@ class WorkerSide:
         """Return what has ended or become certain since this was last asked for, to a scheduler in this process.
 
         With asynchronous scheduling it would hear of that one or two steps later. As long would a request wait whose
-        load is over, and blocks be pinned that are stored. Reports come later while there are loads: vLLM has to hear
-        of their end when the core does, or before.
+        load is over, and blocks be pinned that are stored. Where a load has failed reports come with the next step, for
+        by now vLLM has looked at what failed.
         """
         if self._worker.busy:
             self.poll()
         loaded = self.loads.take_loaded()
-        return Looked(self._take_reports() if self.loads.is_quiet else (), loaded)
+        return Looked(() if self.loads.has_failures else self._take_reports(), loaded)
 
     def _take_reports(self) -> tuple[Report, ...]:
         reports, self._reports = tuple(self._reports), []
@@ -252,7 +253,10 @@ class WorkerSide:
         return self._worker.stats
 
     def end_step(self) -> None:
-        """Begin what vLLM did not ask for: up to 0.30 it does not call `wait_for_save` without a forward pass."""
+        """Begin what vLLM did not ask for: up to 0.30 it does not call `wait_for_save` without a forward pass.
+
+        Nor, with speculative decoding, on stages of a pipeline but the last: these hear of no end of a step either.
+        """
         self.forward_issued()
         self._step = None
 
