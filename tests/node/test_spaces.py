@@ -50,7 +50,16 @@ def test_what_differs_is_said_by_name_against_the_one_that_is_most_alike() -> No
     assert unlike(MODEL, others) == 'seed is "0", not "1"'
     assert unlike(MODEL, []) == ""
     assert unlike({**MODEL, "two\nlines \ud800": 1}, [MODEL]) == r"two\nlines \ud800 is 1, not missing"
-    assert unlike({}, [MODEL]).endswith('hash is missing, not "sha256", model is missing, not "m" and 2 more')
+    assert unlike({}, [MODEL]).startswith('model is missing, not "m", ')
+    assert unlike({}, [MODEL]).endswith('hash is missing, not "sha256" and 2 more')
+
+
+def test_f23_of_long_values_that_part_is_said_in_which_they_differ() -> None:
+    long = {**MODEL, "model": f"Model({'layers=2, ' * 8}seed=0, {'heads=2, ' * 8})"}
+    other = {**long, "model": long["model"].replace("seed=0", "seed=1")}
+    ours, theirs = (f"…s=2, seed={seed}, heads=2, heads=2, heads=2, …" for seed in (0, 1))
+    assert unlike(long, [other]) == f"model is {ours}, not {theirs}"
+    assert unlike(MODEL, [long]) == f'model is "m", not "Model({"layers=2, " * 3}lay…'
 
 
 def test_engines_with_the_same_description_share_and_another_seed_is_told_apart() -> None:
