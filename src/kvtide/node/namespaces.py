@@ -79,8 +79,8 @@ def _cut(value: str, other: str) -> str:
     """Return the part of a value, if it is long, in which it differs from another one."""
     if len(value) <= _VALUE_MAX:
         return value
-    same = next((place for place, (one, two) in enumerate(zip(value, other, strict=False)) if one != two), len(other))
-    start = max(0, same - _BEFORE)
+    pairs = enumerate(zip(value, other, strict=False))
+    start = max(0, next((place for place, (one, two) in pairs if one != two), 0) - _BEFORE)
     end = start + _VALUE_MAX
     return ("…" if start else "") + value[start:end] + ("…" if end < len(value) else "")
 
