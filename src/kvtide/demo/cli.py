@@ -70,6 +70,8 @@ def _settings(args: Arguments) -> DemoSettings:
         raise ConfigError("--window", args.window, "to be used with --hybrid")
     if args.node is not None and args.policy != _DEFAULTS["policy"]:
         raise ConfigError("--policy", args.policy, "not to be used with --node, which decides that")
+    if args.node and args.host != _DEFAULTS["host"]:
+        raise ConfigError("--host", args.host, "not to be used with --node PATH: that node has its own memory")
     if args.hybrid and args.window is None:
         values["window"] = WINDOW_TOKENS
     return DemoSettings(**values)
