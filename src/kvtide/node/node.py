@@ -100,13 +100,14 @@ class Node:
         self._loop.post(self._stop)
 
     def stop_on_signals(self) -> None:
-        """Stop on SIGTERM and SIGINT. In the main thread."""
+        """Stop when it is told to, or its terminal is closed. What is ignored (nohup) stays so. In the main thread."""
 
         def handle(_: int, __: FrameType | None) -> None:
             self.stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, handle)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handle)
 
     def status(self) -> dict[str, Any]:
         """Return how it is, as JSON. In the thread that serves."""
@@ -155,8 +156,10 @@ class Node:
             return
         self._stop_s = time.monotonic() + STOP_S
         notify("STOPPING=1")
-        self._say(f"node {self.epoch} is stopping: {self._server.connections} connections")
         self._server.stop()
+        left = self._server.connections
+        waits = f": {left} connections may take {STOP_S:g} s to close; stop again to end at once" if left else ""
+        self._say(f"node {self.epoch} is stopping{waits}")
         self._stop_if_done(time.monotonic())
 
     def _tick(self, now_s: float) -> None:
