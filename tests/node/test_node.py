@@ -159,7 +159,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, number: int) -> None:
         running.process.send_signal(number)
         wait_to_read(scheduler)
         waits = ": 3 connections may take 10 s to close; stop again to end at once"
-        wait_until(lambda: running.lines[-1].endswith(f" is stopping{waits}"))
+        wait_until(lambda: any(line.endswith(f" is stopping{waits}") for line in running.lines))
         assert running.end(signal.SIGTERM) == 0
         with pytest.raises(Gone):
             while_poll(scheduler)
