@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,26 @@ def test_a_socket_of_somebody_else(
         check_refused(capsys, f"node --memory 1MiB --socket {taken}", message)
         monkeypatch.undo()
         assert taken.exists()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad Request\r\n\r\n", b""], ids=["another protocol", "nothing"])
+def test_a_socket_of_another_program(tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes) -> None:
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+
+        def serve() -> None:
+            peer, _ = other.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.recv(1000)
+                peer.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        message = f"what listens at {path} is no node, or has just ended: "
+        check_refused(capsys, f"node status --socket {path}", message)
+        thread.join(SOON_S)
 
 
 def test_memory_smaller_than_one_block(running: NodeProcess) -> None:
