@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import threading
@@ -33,6 +34,7 @@ from kvtide.node.frames import FIRST_OF_INDEX, Frame, header
 from kvtide.node.hello import Hello, Role
 from kvtide.node.link import Link
 from kvtide.node.owners import Owner
+from kvtide.node.shown import described
 from kvtide.node.spaces import Spaces
 from tests.command_line import check_refused
 from tests.node.support import SOON_S, wait_until
@@ -136,6 +138,10 @@ def test_memory_smaller_than_one_block(running: NodeProcess) -> None:
     assert why in line
     assert "start the node with more (--memory, --share)" in line
     said(running, why)
+    status = status_of(running.path)
+    assert why in status["last_refused"]
+    shown = " ".join(" ".join(described(status)).split())
+    assert re.search(rf"refused \S+ \S+ ago, scheduler, process {os.getpid()}: this node has {why}", shown)
 
 
 def test_more_engines_than_descriptors(tmp_path: Path) -> None:

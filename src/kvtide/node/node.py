@@ -132,6 +132,7 @@ class Node:
             }
             for owner in self._server.lives.owners
         ]
+        refused = self._server.last_refused
         return {
             "epoch": self.epoch,
             "kvtide": __version__,
@@ -144,6 +145,8 @@ class Node:
             "connections": self._server.connections,
             "connections_max": self._server.limits.connections,
             "refused": self._server.refused,
+            "last_refused": None if refused is None else refused[0],
+            "last_refused_s": None if refused is None else round(time.monotonic() - refused[1], 1),
             "closed": self._server.closed,
             "threads": threading.active_count(),
             "engines": engines,
