@@ -16,7 +16,7 @@ from kvtide.node.hello import Hello
 from kvtide.node.lines import ROUTINE_MAX, Bounded
 from kvtide.node.namespaces import Description, is_private, model_of, name_of, parts_of, unlike
 from kvtide.node.owners import Owner
-from kvtide.node.room import Room
+from kvtide.node.room import Room, check_left
 from kvtide.node.shares import Budget, Share
 from kvtide.node.space import SLOTS_MAX, Space, make_index
 from kvtide.node.strangers import Strangers
@@ -170,13 +170,14 @@ class Spaces:
         budget = self._room.budget_of(hello.namespace)
         try:
             self._make_room(budget, sum(parts))
+            slots = min(min(budget.free_bytes, budget.each_bytes) // sum(parts), SLOTS_MAX)
+            check_left(slots * sum(parts))
         except Refused as refused:
             self._tell_of(hello)
             why = f"this node has no room for the model of engine {hello.engine}: {refused.why}"
             raise Refused(f"{why}; {line}" if line else why, for_good=refused.for_good) from None
         if line:
             self._say(line)
-        slots = min(min(budget.free_bytes, budget.each_bytes) // sum(parts), SLOTS_MAX)
         # What only one engine can use, and only as long as it runs, need not be kept below.
         below = None if self._tiers is None or is_private(hello.namespace) else self._tiers.below
         index, metrics = make_index(groups, slots, self._policy, len(parts), below)
