@@ -131,15 +131,15 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "space": "arenas errors hello namespaces shares",
         "shares": "",
         "giving_back": "arenas shares",
-        "room": "arenas errors giving_back shares",
+        "room": "arenas errors giving_back huge_pages shares",
         "settings": "huge_pages shares tiers",
         "handler": "arenas frames hello owners",
         "peers": "connection credentials frames hello owners",
         "lives": "handler hello loop owners processes",
         "door": "errors listening loop",
         "strangers": "frames hello lines namespaces",
-        "spaces": "arenas codec described_groups errors frames hello namespaces owners room shares space strangers"
-        " tiers",
+        "spaces": "arenas codec described_groups errors frames hello lines namespaces owners room shares space"
+        " strangers tiers",
         "server": "arenas connection credentials door drained errors frames handler hello lines listening lives loop"
         " owners peers turns",
         "turns": "codec peers",

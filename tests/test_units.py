@@ -22,8 +22,20 @@ def test_a_size_is_told_in_the_largest_unit_that_it_has_one_of(size: int, text: 
     assert size_text(size) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.0351, "35.1 ms"), (1.2, "1.2 s"), (119, "119 s"), (1080, "18 min")])
-def test_a_time_is_told_in_milliseconds_seconds_or_minutes(seconds: float, text: str) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0351, "35.1 ms"),
+        (1.2, "1.2 s"),
+        (119, "119 s"),
+        (1080, "18 min"),
+        (7199, "120 min"),
+        (19800, "5.5 h"),
+        (172_800, "2.0 days"),
+        (90_000_000, "1,041.7 days"),
+    ],
+)
+def test_a_time_is_told_in_the_unit_that_people_count_it_in(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 

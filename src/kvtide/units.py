@@ -4,7 +4,8 @@ from __future__ import annotations
 
 _BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KIBI = 1024
-_MINUTES_FROM_S = 120
+_LONGER = ((120, 1, "s"), (7200, 60, "min"), (48 * 3600, 3600, "h"))
+"""Up to so many seconds: how many a unit has, and its name."""
 
 
 def size_text(size: float) -> str:
@@ -22,9 +23,10 @@ def percent_text(share: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a time as text: "35 ms", "1.2 s", "18 min"."""
+    """Return a time as text: "35 ms", "1.2 s", "18 min", "5.5 h", "12.5 days"."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
-    if seconds < _MINUTES_FROM_S:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min"
+    for end_s, unit_s, unit in _LONGER:
+        if seconds < end_s:
+            return f"{seconds / unit_s:.3g} {unit}"
+    return f"{seconds / 86400:,.1f} days"

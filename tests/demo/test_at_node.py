@@ -61,3 +61,17 @@ def test_a_node_that_is_not_there_is_an_error_here(tmp_path: Path, capsys: pytes
 
 def test_who_has_a_node_does_not_choose_its_policy(capsys: pytest.CaptureFixture[str]) -> None:
     check_refused(capsys, "demo --node --policy lru", "--policy='lru': expected not to be used with --node")
+
+
+def test_who_names_a_node_does_not_choose_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    message = "--host='1GiB': expected not to be used with --node PATH: that node has its own memory"
+    check_refused(capsys, "demo --node /tmp/node.sock --host 1GiB", message)
+
+
+def test_a_node_without_room_is_not_praised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RealNode(tmp_path / "node.sock", memory="4KiB") as node:
+        comparison = compare_at_node(tiny(), str(node.path), lambda _run, _done: None)
+    assert comparison.identical_outputs
+    assert sentences(comparison).startswith("Nothing was loaded: engines found nothing at the node.")
+    assert "serving without the node" in caplog.text
+    assert "start the node with more (--memory, --share)" in caplog.text

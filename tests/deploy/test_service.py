@@ -25,9 +25,14 @@ class Unit(configparser.RawConfigParser):
 
 
 @pytest.fixture(scope="module")
-def service() -> configparser.SectionProxy:
+def unit() -> Unit:
     unit = Unit()
     unit.read_string(UNIT.read_text())
+    return unit
+
+
+@pytest.fixture(scope="module")
+def service(unit: Unit) -> configparser.SectionProxy:
     return unit["Service"]
 
 
@@ -47,6 +52,11 @@ def test_systemd_waits_for_its_start_and_for_its_stop(service: configparser.Sect
     assert service["Type"] == "notify"
     assert int(service["TimeoutStopSec"]) > STOP_S + SINK_S
     assert service["RuntimeDirectoryPreserve"] == "yes", "containers keep the folder that they have mounted"
+
+
+def test_systemd_does_not_give_up_while_engines_have_the_memory_of_a_node_that_was_killed(unit: Unit) -> None:
+    assert unit["Service"]["Restart"] == "always"
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
 
 
 def test_engines_can_be_told_from_strangers_and_metrics_can_be_read(service: configparser.SectionProxy) -> None:

@@ -97,11 +97,15 @@ def test_engines_that_hold_bytes_in_another_way_share_nothing(own_node: RealNode
             assert NotLoaded.NODE_AWAY in other.manager.metrics.not_loaded
 
 
-def test_without_a_node_an_engine_serves_and_attaches_when_it_comes(tmp_path: Path) -> None:
+def test_without_a_node_an_engine_serves_and_attaches_when_it_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "node.sock"
     tokens = prompt(5)
     with Engine(config_of(), {"node": str(path)}) as engine:
         assert serve(engine, tokens, 4).tokens == alone(tokens)
+        (line,) = caplog.messages
+        assert line.startswith(f"serving without the node at {path}: no node listens at"), "seen by who sets up no log"
         assert engine.manager is not None
         assert set(engine.manager.metrics.not_loaded) == {NotLoaded.NODE_AWAY}
         with RealNode(path) as node:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,7 @@ from kvtide.node.frames import FIRST_OF_INDEX, Frame, header
 from kvtide.node.hello import Hello, Role
 from kvtide.node.link import Link
 from kvtide.node.owners import Owner
+from kvtide.node.shown import described
 from kvtide.node.spaces import Spaces
 from tests.command_line import check_refused
 from tests.node.support import SOON_S, wait_until
@@ -109,12 +112,36 @@ def test_a_socket_of_somebody_else(
         assert taken.exists()
 
 
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad Request\r\n\r\n", b""], ids=["another protocol", "nothing"])
+def test_a_socket_of_another_program(tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes) -> None:
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+
+        def serve() -> None:
+            peer, _ = other.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.recv(1000)
+                peer.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        message = f"what listens at {path} is no node, or has just ended: "
+        check_refused(capsys, f"node status --socket {path}", message)
+        thread.join(SOON_S)
+
+
 def test_memory_smaller_than_one_block(running: NodeProcess) -> None:
     line = Engine(running.path, "large", parts=[1 << 20, 1]).line()
     why = "no room for the model of engine large: one block takes 1 MiB, and it may have 1 MiB of the node's memory"
     assert why in line
     assert "start the node with more (--memory, --share)" in line
     said(running, why)
+    status = status_of(running.path)
+    assert why in status["last_refused"]
+    shown = " ".join(" ".join(described(status)).split())
+    assert re.search(rf"refused \S+ \S+ ago, scheduler, process {os.getpid()}: this node has {why}", shown)
 
 
 def test_more_engines_than_descriptors(tmp_path: Path) -> None:

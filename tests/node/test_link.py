@@ -27,7 +27,12 @@ class Linked:
     def __init__(self, folder: Path, hello: Hello = HELLO) -> None:
         self.lines: list[str] = []
         self.now_s = 100.0
-        self.link = Link(folder / "node.sock", hello, self.lines.append)
+        self.warnings: list[str] = []
+        self.link = Link(folder / "node.sock", hello, self.lines.append, self._warn)
+
+    def _warn(self, line: str) -> None:
+        self.warnings.append(line)
+        self.lines.append(line)
 
     def poll(self, seconds: float = 0.0) -> list[Frame]:
         self.now_s += seconds
@@ -92,6 +97,7 @@ def test_a_node_that_goes_is_noticed_and_one_that_comes_back_is_found(tmp_path: 
         assert not linked.is_attached()
         assert linked.lines[-1].endswith("the connection was closed")
     assert len(linked.lines) == 4
+    assert linked.warnings == linked.lines[1::2], "that it is attached is no warning"
     before.check()
 
 

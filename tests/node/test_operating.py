@@ -126,6 +126,8 @@ def test_what_an_engine_that_has_gone_may_still_read_is_shown_in_quarantine(runn
     text = "\n".join(described(status_of(running.path)))
     assert re.search(r"quarantine +2 slots that processes of ended engines may still use", text)
     assert re.search(r"engine +leaving \(ending\)", text)
+    line = "engine leaving has gone: 2 slots are in quarantine until its processes have ended"
+    wait_until(lambda: f"kvtide: {line}" in running.lines)
     leave(scheduler, workers)
     wait_until(lambda: status_of(running.path)["engines"] == [])
     text = "\n".join(described(status_of(running.path)))

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvtide.copy.memory_left import MemoryLeft
 from kvtide.errors import ConfigError
+from kvtide.node import room
 from kvtide.node.arenas import NodeArena
 from kvtide.node.errors import Refused
 from kvtide.node.hello import Hello, Role
@@ -137,6 +139,22 @@ def test_the_first_model_takes_all_memory_and_another_one_is_told_what_to_do(rig
     with pytest.raises(Refused, match=why) as refused:
         rig.come("b")
     assert not refused.value.for_good, "it gets room when the other one has gone"
+
+
+def test_memory_that_others_have_taken_since_the_start_is_not_given(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = MemoryLeft(9 * BLOCK, "this machine has left")
+    monkeypatch.setattr(room, "memory_left", lambda: left)
+    monkeypatch.setattr(room, "reserved_bytes", lambda: 0)
+    why = (
+        r"no room for the model of engine e1: it takes 9.766 KiB, and can have at most the 9000 bytes \(8.789 KiB\) "
+        r"that this machine has left: end what has taken it since the node was started, or start the node with less"
+    )
+    with pytest.raises(Refused, match=why) as refused:
+        rig.come("a")
+    assert not refused.value.for_good
+    assert rig.status["free_bytes"] == 10 * BLOCK
+    monkeypatch.setattr(room, "reserved_bytes", lambda: 10 * BLOCK)
+    assert rig.come("a")[1]["slots"] == 10, "huge pages that were set aside are not part of what is left"
 
 
 def test_a_model_that_no_engine_uses_gives_its_memory_to_the_next_one(rig: Rig) -> None:

@@ -17,6 +17,7 @@ from kvtide.node.described_groups import described, groups_of
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame, Kind
 from kvtide.node.hello import Hello, Role
+from kvtide.node.lines import ROUTINE_MAX
 from kvtide.node.namespaces import name_of, parts_of, unlike
 from kvtide.node.owners import Owner
 from kvtide.node.shares import Share
@@ -50,7 +51,16 @@ def test_what_differs_is_said_by_name_against_the_one_that_is_most_alike() -> No
     assert unlike(MODEL, others) == 'seed is "0", not "1"'
     assert unlike(MODEL, []) == ""
     assert unlike({**MODEL, "two\nlines \ud800": 1}, [MODEL]) == r"two\nlines \ud800 is 1, not missing"
-    assert unlike({}, [MODEL]).endswith('hash is missing, not "sha256", model is missing, not "m" and 2 more')
+    assert unlike({}, [MODEL]).startswith('model is missing, not "m", ')
+    assert unlike({}, [MODEL]).endswith('hash is missing, not "sha256" and 2 more')
+
+
+def test_f23_of_long_values_that_part_is_said_in_which_they_differ() -> None:
+    long = {**MODEL, "model": f"Model({'layers=2, ' * 8}seed=0, {'heads=2, ' * 8})"}
+    other = {**long, "model": long["model"].replace("seed=0", "seed=1")}
+    ours, theirs = (f"…s=2, seed={seed}, heads=2, heads=2, heads=2, …" for seed in (0, 1))
+    assert unlike(long, [other]) == f"model is {ours}, not {theirs}"
+    assert unlike(MODEL, [long]) == f'model is "m", not "Model({"layers=2, " * 3}lay…'
 
 
 def test_engines_with_the_same_description_share_and_another_seed_is_told_apart() -> None:
@@ -69,16 +79,48 @@ def test_engines_with_the_same_description_share_and_another_seed_is_told_apart(
 def test_a_namespace_beside_another_one_says_so() -> None:
     lines: list[str] = []
     spaces = Spaces(3000, lines.append)
-    spaces.attach(Owner(1, "e", ""), hello(parts=[1400]))
-    assert spaces.attach(Owner(2, "e", ""), hello("small", parts=[1])) == {
+    spaces.attach(Owner(1, "large", ""), hello("large", parts=[1400]))
+    assert spaces.attach(Owner(2, "small", ""), hello("small", parts=[1])) == {
         "slots": 200,
         "unlike": "parts is [1], not [1400]",
         "room": "200 bytes of 2.93 KiB: other models have the rest",
     }
+    status: Any = spaces.status()
+    large, small = (namespace["name"] for namespace in status["namespaces"])
     assert lines == [
+        f"engine large has come: m, namespace {large} (2 slots of 1.367 KiB)",
         "engine small shares nothing with the others: parts is [1], not [1400]",
         "engine small has 200 bytes of 2.93 KiB: other models have the rest",
+        f"engine small has come: m, namespace {small} (200 slots of 1 bytes)",
     ]
+    spaces.close()
+
+
+def test_engines_that_come_and_go_are_said_but_not_all_of_a_crowd() -> None:
+    lines: list[str] = []
+    spaces = Spaces(3000, lines.append)
+    owners = [Owner(number, f"e{number}", "") for number in range(ROUTINE_MAX)]
+    for owner in owners[:2]:
+        spaces.attach(owner, hello())
+    name = owners[0].namespace
+    for owner in owners[:2]:
+        spaces.ending(owner)
+        spaces.over(owner)
+    assert [line.partition(":")[0] for line in lines] == [
+        "engine e0 has come",
+        "engine e1 has come",
+        "engine e0 has ended",
+        "engine e1 has ended",
+    ]
+    assert lines[2:] == [
+        "engine e0 has ended",
+        f"engine e1 has ended: no engine uses namespace {name} now, and its blocks are kept",
+    ]
+    for owner in owners:
+        spaces.attach(owner, hello())
+    assert len(lines) == ROUTINE_MAX
+    spaces.clear(name)
+    assert "was cleared" in lines[-1], "what matters is said all the same"
     spaces.close()
 
 

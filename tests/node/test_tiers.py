@@ -66,6 +66,25 @@ def test_a_node_that_was_killed_leaves_its_blocks_to_the_next_one(tmp_path: Path
         assert (space["waiting"], space["leased"], space["writing"]) == (0, 0, 0)
 
 
+def test_f9_what_an_operator_clears_is_gone_below_too_and_he_is_told(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "node.sock"
+    clear = ("node", "clear", "--socket", path, "tiny")
+    with node(path, *disk(folder)) as running:
+        with engine(path) as one:
+            assert one.store("a", BLOCKS) == BLOCKS
+            wait_until(lambda: put_blocks(one.tier()) == BLOCKS)
+            what = f"{BLOCKS} blocks of namespace {one.name} (tiny) and all that is below, in disk ({folder}),"
+            assert run(capsys, *clear, "--dry-run") == (0, f"{what} would be forgotten\n", "")
+            assert run(capsys, *clear, "--yes") == (0, f"{BLOCKS} blocks were forgotten\n", "")
+            assert one.load("a", BLOCKS) == 0
+        assert running.end(signal.SIGTERM) == 0
+    with node(path, *disk(folder)), engine(path) as one:
+        wait_until(lambda: one.tier()["state"] == "closed")
+        assert one.load("a", BLOCKS) == 0
+
+
 def test_what_left_the_memory_is_brought_up_for_whichever_engine(tmp_path: Path, folder: Path) -> None:
     path = tmp_path / "node.sock"
     with node(path, *disk(folder)), engine(path, "one") as one, engine(path, "two") as two:

@@ -37,7 +37,7 @@ class Machine:
         self.engines: dict[str, Owner] = {}
         self.connections = 3
 
-    def come(self, model: str, slots: int) -> None:
+    def come(self, model: str, slots: int, pinned: int | None = None) -> None:
         owner = self.engines[model] = Owner(len(self.engines) + 1, model, "")
         parts = [20 * BLOCK // slots]
         groups = [{"kind": "FullAttention", "block_tokens": TOKENS}]
@@ -45,7 +45,7 @@ class Machine:
         self.spaces.attach(owner, hello)
         (arena,) = self.spaces.join(owner, hello)
         wait_until(lambda: arena.ready_slots == slots)
-        self.say(model, calls.Ready(slots))
+        self.say(model, calls.Ready(slots if pinned is None else pinned))
 
     @property
     def index(self) -> Any:
@@ -121,6 +121,17 @@ def test_hits_fill_and_reasons_of_a_node_are_shown_as_those_of_a_server(machine:
     assert server.now.node.engines == {"ending": 0, "open": 1}
     (space,) = server.now.node.namespaces.values()
     assert (space.model, space.fill, space.engines) == ("org/small-model", 0.5, 1)
+
+
+def test_slots_that_an_engine_still_pins_are_not_full() -> None:
+    machine = Machine()
+    machine.come("org/small-model", 10, pinned=4)
+    machine.store("org/small-model", "a", 2)
+    now = seen(machine).now
+    machine.spaces.close()
+    assert now is not None
+    assert now.pool.slots == 10
+    assert now.pool.fill == pytest.approx(0.2)
 
 
 def test_a_node_is_drawn_in_80_columns_beside_servers(machine: Machine) -> None:

@@ -79,6 +79,8 @@ def _settings(args: Arguments) -> DemoSettings:
         raise ConfigError("--policy", args.policy, "not to be used with --node, which decides that")
     if args.packing and args.node is not None:
         raise ConfigError("--packing", True, "not to be used with --node")
+    if args.node and args.host != _DEFAULTS["host"]:
+        raise ConfigError("--host", args.host, "not to be used with --node PATH: that node has its own memory")
     if args.hybrid and args.window is None:
         values["window"] = WINDOW_TOKENS
     settings = DemoSettings(**values)

@@ -107,6 +107,11 @@ def sentences(comparison: Comparison) -> str:
 def _about_sharing(comparison: Comparison) -> str:
     """Say what engines found that others have computed."""
     first, *others = (result for run, result in comparison.results.items() if run not in (REFERENCE, "none"))
+    if not any(each.loaded_tokens for each in others):
+        return (
+            "Nothing was loaded: engines found nothing at the node. A line above says so if it has no room for them; "
+            "`kvtide node status` shows what it has."
+        )
     found = [f"the {each.run} one {each.prefill_tokens:,} and loaded {each.loaded_tokens:,}" for each in others]
     return (
         f"The {first.run} engine computed {first.prefill_tokens:,} prompt tokens, {', '.join(found)}: what one engine "

@@ -43,7 +43,7 @@ class AtNode:
         self._config = config
         self._name = f"embedded {secrets.token_hex(4)}"
         hello = Hello(Role.SCHEDULER, engine=self._name, namespace=_namespace(config))
-        self._link = IndexLink(path, hello, _say)
+        self._link = IndexLink(path, hello, _LOG.info, _LOG.warning)
 
     def index(self, remember_blocks: int) -> RemoteIndex:
         """Return the index of the engine. Waits for a node that listens, a moment."""
@@ -54,7 +54,7 @@ class AtNode:
         """Return what copies to and from the node's memory, whenever there is any."""
         known = {"block_bytes": self._config.geometry().block_bytes}
         hello = Hello(Role.WORKER, engine=self._name, namespace=known, rank=rank, part=rank)
-        return LivesCopyEngine(NodeMemory(self._path, hello, _say), make, _say)
+        return LivesCopyEngine(NodeMemory(self._path, hello, _LOG.warning), make, _LOG.warning)
 
     def rest(self) -> None:
         """Wait a moment for the node: there is nothing to compute."""
@@ -70,7 +70,3 @@ def _namespace(config: EngineConfig) -> dict[str, object]:
     said = tier_namespace(config).manifest()
     parts = [config.geometry().block_bytes] * config.ranks
     return {**said, "layers": said["groups"], "groups": described(config.groups), "parts": parts}
-
-
-def _say(line: str) -> None:
-    _LOG.info("%s", line)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtide.node.client import Client
-from kvtide.node.errors import NodeError, NoNode
+from kvtide.node.errors import BadFrame, Gone, NodeError, NoNode
 from kvtide.node.frames import Kind
 from kvtide.node.hello import Hello, Role
 
@@ -35,6 +35,8 @@ def _ask(path: Path, kind: Kind, body: bytes, timeout_s: float) -> dict[str, Any
     try:
         client.wait(timeout_s)
         answer = client.ask(kind, body, timeout_s=timeout_s)
+    except (BadFrame, Gone) as error:
+        raise NodeError(f"what listens at {path} is no node, or has just ended: {error}") from error
     finally:
         client.close()
     if answer is None:

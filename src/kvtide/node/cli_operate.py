@@ -51,6 +51,8 @@ def run_clear(args: Arguments) -> int:
     namespace = chosen(status_of(path)["namespaces"], args.namespace)
     name, blocks = str(namespace["name"]), int(namespace["cached"])
     what = f"{blocks:,} blocks of namespace {name} ({namespace['model']})"
+    if tiers := ", ".join(f"{tier['name']} ({tier['place']})" for tier in namespace["tiers"]):
+        what += f" and all that is below, in {tiers},"
     if args.dry_run:
         put(json.dumps({"namespace": name, "blocks": blocks}) if args.json else f"{what} would be forgotten")
         return 0

@@ -40,6 +40,7 @@ class Client:
     """
 
     def __init__(self, path: Path, hello: Hello) -> None:
+        self._path = path
         self.welcome: Welcome | None = None
         self.arenas: tuple[MappedArena, ...] = ()
         self.notices: list[str] = []
@@ -81,7 +82,7 @@ class Client:
         end_s = time.monotonic() + timeout_s
         while self.welcome is None:
             if not self._wait(end_s):
-                raise NoNode(f"the node did not answer a hello within {timeout_s:g} s")
+                raise NoNode(f"the node at {self._path} did not answer a hello within {timeout_s:g} s")
             self.poll()
         return self.welcome
 
@@ -193,9 +194,8 @@ def _connected(path: Path) -> socket.socket:
     except OSError as error:
         sock.close()
         if error.errno in (errno.EACCES, errno.EPERM):
-            raise Refused(
-                f"{path} is not for user {os.geteuid()}: the node needs a --group of both", for_good=True
-            ) from None
+            what = "run as the user of the node, or start it with a --group of both"
+            raise Refused(f"{path} is not for user {os.geteuid()}: {what}", for_good=True) from None
         raise NoNode(f"no node listens at {path} ({error.strerror or error})") from error
     return sock
 

@@ -48,7 +48,9 @@ class Access:
         """Raise `Refused` for everybody else."""
         if peer.uid != self.uid and (self.group is None or self.group not in peer.groups):
             allowed = f"user {self.uid}" + ("" if self.group is None else f" and group {self.group}")
-            raise Refused(f"this node is for {allowed}, and this is user {peer.uid}", for_good=True)
+            what = "start the node with a --group of both" if self.group is None else "become a member of that group"
+            why = f"this node is for {allowed}, and this is user {peer.uid}"
+            raise Refused(f"{why}: run as user {self.uid}, or {what}", for_good=True)
 
 
 def check_node(path: Path, node: Credentials) -> None:
@@ -62,4 +64,5 @@ def check_node(path: Path, node: Credentials) -> None:
     shared = found.st_uid == node.uid and found.st_mode & _GROUP_MAY_CONNECT == _GROUP_MAY_CONNECT
     if not shared or found.st_gid not in {os.getegid(), *os.getgroups()}:
         why = f"the node at {path} is of user {node.uid}, and this is user {os.geteuid()}"
-        raise Refused(f"{why}: start a node of your own, or theirs with a --group of both", for_good=True)
+        what = f"start a node of your own, run as user {node.uid}, or start theirs with a --group of both"
+        raise Refused(f"{why}: {what}", for_good=True)

@@ -26,7 +26,7 @@ _SPACE_GAUGES = {
     "engines": ("namespace_engines", "Lives of engines in a namespace, open or ending."),
     "slots": ("slots", "Host slots of a namespace."),
     "ready_slots": ("slots_ready", "Host slots whose memory is there by now."),
-    "free": ("slots_free", "Host slots that hold nothing."),
+    "free": ("slots_free", "Host slots that hold nothing, and that engines can use by now."),
     "cached": ("slots_cached", "Host slots whose block can be loaded."),
     "leased": ("slots_leased", "Host slots that engines may read, once for each lease."),
     "writing": ("slots_writing", "Host slots that are being written."),

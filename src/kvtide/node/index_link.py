@@ -22,13 +22,19 @@ ATTACH_S = 1.0
 
 
 class IndexLink:
-    """Each connection is a life. None of its methods raises, or waits longer than it is told to."""
+    """Each connection is a life. None of its methods raises, or waits longer than it is told to.
 
-    def __init__(self, path: Path, hello: Hello, say: Callable[[str], None]) -> None:
+    `say` and `warn` are those of `Link`.
+    """
+
+    def __init__(
+        self, path: Path, hello: Hello, say: Callable[[str], None], warn: Callable[[str], None] | None = None
+    ) -> None:
         self._path = path
         self._hello = hello
         self._say = say
-        self._tie = Link(path, hello, say)
+        self._warn = warn
+        self._tie = Link(path, hello, say, warn)
         self._client: Client | None = None
         self._lives = 0
 
@@ -103,7 +109,7 @@ class IndexLink:
         self._tie.close()
         self._client = None
         private = {**self._hello.namespace, "private": secrets.token_hex(8)}
-        self._tie = Link(self._path, replace(self._hello, namespace=private), self._say)
+        self._tie = Link(self._path, replace(self._hello, namespace=private), self._say, self._warn)
 
     def hang_up(self) -> None:
         """See `core.index.link.Link`."""

@@ -11,42 +11,60 @@ from collections.abc import Callable
 LINES_MAX = 100
 """In each period, and waiting to be written. A peer that is refused again and again must not fill a disk."""
 PERIOD_S = 10.0
+ROUTINE_MAX = 20
+"""In each period, of what is said of every engine: it must not crowd out what went wrong."""
 AGAIN_S = 600.0
 """A refusal for the same reason is said again after so long."""
 _STOP_TIMEOUT_S = 2.0
 
 
-class Lines:
-    """Takes lines from any thread. Those that are too many are counted."""
+class Bounded:
+    """Hands on at most so many lines in each period. Those that are too many are counted, and the next line says so."""
 
-    def __init__(self, write: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._write = write
+    def __init__(
+        self, put: Callable[[str], None], most: int = LINES_MAX, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`put` may raise `queue.Full`: then a line is too many, too."""
+        self._put = put
+        self._most = most
         self._clock_s = clock_s
-        self._queue: queue.Queue[str | None] = queue.Queue(LINES_MAX)
-        self._lock = threading.Lock()
         self._period_s = clock_s()
         self._taken = 0
         self._left_out = 0
+
+    def __call__(self, line: str) -> None:
+        """Hand on a line, or count it."""
+        now_s = self._clock_s()
+        if now_s - self._period_s >= PERIOD_S:
+            self._period_s, self._taken = now_s, 0
+        if self._taken >= self._most:
+            self._left_out += 1
+            return
+        if self._left_out:
+            line = f"{line} ({self._left_out} lines before this one were left out)"
+        try:
+            self._put(line)
+        except queue.Full:
+            self._left_out += 1
+        else:
+            self._taken, self._left_out = self._taken + 1, 0
+
+
+class Lines:
+    """Takes lines from any thread, and no more than are bearable."""
+
+    def __init__(self, write: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._queue: queue.Queue[str | None] = queue.Queue(LINES_MAX)
+        self._lock = threading.Lock()
+        self._bounded = Bounded(self._queue.put_nowait, clock_s=clock_s)
         self._thread = threading.Thread(target=self._run, name="kvtide-lines", daemon=True)
         self._thread.start()
 
     def __call__(self, line: str) -> None:
         """Write a line, soon."""
         with self._lock:
-            now_s = self._clock_s()
-            if now_s - self._period_s >= PERIOD_S:
-                self._period_s, self._taken = now_s, 0
-            if self._taken >= LINES_MAX:
-                self._left_out += 1
-                return
-            if self._left_out:
-                line = f"{line} ({self._left_out} lines before this one were left out)"
-            try:
-                self._queue.put_nowait(line)
-            except queue.Full:
-                self._left_out += 1
-            else:
-                self._taken, self._left_out = self._taken + 1, 0
+            self._bounded(line)
 
     def close(self) -> None:
         """Write what is left, if it can be written soon."""

@@ -22,13 +22,16 @@ HELLO_S = 5.0
 class Link:
     """Attached to a node whenever there is one: `client` is there then, and None otherwise.
 
-    `poll` is called now and then, as once per step. `say` hears what has changed, once.
+    `poll` is called now and then, as once per step. `say` hears what has changed, once; `warn`, why there is no node.
     """
 
-    def __init__(self, path: Path, hello: Hello, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, hello: Hello, say: Callable[[str], None], warn: Callable[[str], None] | None = None
+    ) -> None:
         self._path = path
         self._hello = hello
         self._say = say
+        self._warn = warn or say
         self._said = ""
         self._greeting: Client | None = None
         self._try_s = float("-inf")
@@ -64,7 +67,7 @@ class Link:
         self._close()
         for_good = isinstance(error, Refused) and error.for_good
         self._try_s = now_s + (RETRY_REFUSED_S if for_good else RETRY_S)
-        self._tell(f"serving without the node at {self._path}: {error}")
+        self._tell(f"serving without the node at {self._path}: {error}", self._warn)
 
     def close(self) -> None:
         """Let go. What is mapped stays, until its owner closes it."""
@@ -84,14 +87,15 @@ class Link:
         client.poll()
         if client.welcome is not None:
             self.client, self._greeting = client, None
-            self._tell(f"attached to the node at {self._path} ({client.welcome.epoch}){_notes(client.welcome)}")
+            line = f"attached to the node at {self._path} ({client.welcome.epoch}){_notes(client.welcome)}"
+            self._tell(line, self._say)
         elif now_s >= self._try_s:
             raise NoNode(f"it did not answer a hello within {HELLO_S:g} s")
 
-    def _tell(self, line: str) -> None:
+    def _tell(self, line: str, to: Callable[[str], None]) -> None:
         if line != self._said:
             self._said = line
-            self._say(line)
+            to(line)
 
     def _close(self) -> None:
         for client in (self.client, self._greeting):

@@ -16,6 +16,9 @@ part; `groups`; `model`, a name; `private`: no other engine will ever have the s
 PARTS_MAX = 1024
 _PART_BYTES_MAX = 1 << 40
 _SHOWN = 3
+_VALUE_MAX = 40
+_BEFORE = 10
+"""Characters that are shown of a long value, so many of them before the first that differs."""
 _MODEL_MAX = 120
 
 
@@ -62,10 +65,24 @@ def unlike(description: Description, others: Iterable[Description]) -> str:
 
 
 def _differing(description: Description, other: Description) -> list[str]:
-    names = sorted({*description, *other})
+    names = sorted({*description, *other}, key=lambda name: (name != "model", name))  # another model says it all
     # Names as JSON writes them, in one line; without the quotes.
     pairs = [(_canonical(name)[1:-1], _shown(description, name), _shown(other, name)) for name in names]
-    return [f"{name:.40} is {ours:.40}, not {theirs:.40}" for name, ours, theirs in pairs if ours != theirs]
+    return [
+        f"{name:.40} is {_cut(ours, theirs)}, not {_cut(theirs, ours)}"
+        for name, ours, theirs in pairs
+        if ours != theirs
+    ]
+
+
+def _cut(value: str, other: str) -> str:
+    """Return the part of a value, if it is long, in which it differs from another one."""
+    if len(value) <= _VALUE_MAX:
+        return value
+    pairs = enumerate(zip(value, other, strict=False))
+    start = max(0, next((place for place, (one, two) in pairs if one != two), 0) - _BEFORE)
+    end = start + _VALUE_MAX
+    return ("…" if start else "") + value[start:end] + ("…" if end < len(value) else "")
 
 
 def _shown(description: Description, name: str) -> str:

@@ -100,13 +100,14 @@ class Node:
         self._loop.post(self._stop)
 
     def stop_on_signals(self) -> None:
-        """Stop on SIGTERM and SIGINT. In the main thread."""
+        """Stop when it is told to, or its terminal is closed. What is ignored (nohup) stays so. In the main thread."""
 
         def handle(_: int, __: FrameType | None) -> None:
             self.stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, handle)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handle)
 
     def status(self) -> dict[str, Any]:
         """Return how it is, as JSON. In the thread that serves."""
@@ -131,6 +132,7 @@ class Node:
             }
             for owner in self._server.lives.owners
         ]
+        refused = self._server.last_refused
         return {
             "epoch": self.epoch,
             "kvtide": __version__,
@@ -143,6 +145,8 @@ class Node:
             "connections": self._server.connections,
             "connections_max": self._server.limits.connections,
             "refused": self._server.refused,
+            "last_refused": None if refused is None else refused[0],
+            "last_refused_s": None if refused is None else round(time.monotonic() - refused[1], 1),
             "closed": self._server.closed,
             "threads": threading.active_count(),
             "engines": engines,
@@ -155,8 +159,10 @@ class Node:
             return
         self._stop_s = time.monotonic() + STOP_S
         notify("STOPPING=1")
-        self._say(f"node {self.epoch} is stopping: {self._server.connections} connections")
         self._server.stop()
+        left = self._server.connections
+        waits = f": {left} connections may take {STOP_S:g} s to close; stop again to end at once" if left else ""
+        self._say(f"node {self.epoch} is stopping{waits}")
         self._stop_if_done(time.monotonic())
 
     def _tick(self, now_s: float) -> None:

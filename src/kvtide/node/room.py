@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kvtide.copy.memory_left import memory_left
 from kvtide.node.arenas import NodeArena
 from kvtide.node.errors import Refused
 from kvtide.node.giving_back import GivingBack
+from kvtide.node.huge_pages import reserved_bytes
 from kvtide.node.shares import Budget, Budgets, Share
 from kvtide.units import size_text
 
@@ -72,3 +74,11 @@ class Room:
     def close(self) -> None:
         """End what was begun."""
         self._giving_back.close()
+
+
+def check_left(nbytes: int) -> None:
+    """Raise `Refused` if others have taken memory since the node was started: the kernel would kill somebody."""
+    left = memory_left()
+    if nbytes > max(left.nbytes, reserved_bytes()):
+        what = "end what has taken it since the node was started, or start the node with less (--memory)"
+        raise Refused(f"it takes {size_text(nbytes)}, and can have {left.expected}: {what}", for_good=False)

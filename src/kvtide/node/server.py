@@ -50,6 +50,8 @@ class Server:
         self.epoch = epoch
         self.limits = limits
         self.refused = 0
+        self.last_refused: tuple[str, float] | None = None
+        """Who, and why; and when."""
         self.closed = 0
         """Connections that the node has closed because of what they did."""
         self._loop = loop
@@ -231,9 +233,10 @@ class Server:
 
     def _refuse(self, peer: Peer, refused: Refused) -> None:
         self.refused += 1
-        line = f"refused {peer}: {refused.why}"
-        if self._news.is_new(line):
-            self._say(line)
+        who_and_why = f"{peer}: {refused.why}"
+        self.last_refused = who_and_why, time.monotonic()
+        if self._news.is_new(who_and_why):
+            self._say(f"refused {who_and_why}")
         self._push(peer, refusal(refused))
         self._close(peer)
 

@@ -32,6 +32,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
             yield _named("share", f"{share['model']}: {of}")
     peers = f"{status['connections']} of {status['connections_max']} connections"
     yield _named("peers", f"{peers}, {status['refused']} refused, {status['closed']} closed for bad messages")
+    if status["last_refused"]:
+        yield _named("refused", f"{seconds_text(status['last_refused_s'])} ago, {status['last_refused']}")
     for namespace in status["namespaces"]:
         yield ""
         yield from _namespace(namespace)

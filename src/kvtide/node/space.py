@@ -44,6 +44,11 @@ class Space:
     _usable_slots: int = 0
     """That the index knows to be ready."""
 
+    def __str__(self) -> str:
+        """For the log."""
+        size = f"{self.slots:,} slots of {size_text(sum(self.parts))}"
+        return f"{model_of(self.description)}, namespace {self.name} ({size})"
+
     @property
     def nbytes(self) -> int:
         """Its memory."""

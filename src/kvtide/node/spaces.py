@@ -13,9 +13,10 @@ from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, Frame
 from kvtide.node.hello import Hello
+from kvtide.node.lines import ROUTINE_MAX, Bounded
 from kvtide.node.namespaces import Description, is_private, model_of, name_of, parts_of, unlike
 from kvtide.node.owners import Owner
-from kvtide.node.room import Room
+from kvtide.node.room import Room, check_left
 from kvtide.node.shares import Budget, Share
 from kvtide.node.space import SLOTS_MAX, Space, make_index
 from kvtide.node.strangers import Strangers
@@ -40,6 +41,7 @@ class Spaces:
         if tiers is not None:
             tiers.after = lambda name: self._tell(self._spaces[name])
         self._say = say
+        self._say_of_engine = Bounded(say, ROUTINE_MAX)
         self._strangers = Strangers()
         self._policy = policy
         self._spaces: dict[str, Space] = {}
@@ -58,6 +60,7 @@ class Spaces:
         owner.namespace, owner.takes_notices = name, hello.takes_notices
         self._owners[owner.number] = owner
         space.index.attach(owner.number)
+        self._say_of_engine(f"engine {owner.engine} has come: {space}")
         if is_new:
             self._tell_of(hello)
         apart = space.unlike if is_new else unlike(space.description, self._used_beside(name))
@@ -90,7 +93,11 @@ class Spaces:
 
     def ending(self, owner: Owner) -> None:
         """What it holds is in quarantine."""
+        held = sum(self.held(owner).values())
         self._spaces[owner.namespace].index.closed(owner.number)
+        if held:
+            why = f"{held} slots are in quarantine until its processes have ended"
+            self._say_of_engine(f"engine {owner.engine} has gone: {why}")
 
     def over(self, owner: Owner) -> None:
         """What it held is free."""
@@ -98,7 +105,10 @@ class Spaces:
         del self._owners[owner.number]
         space.index.ended(owner.number)
         self._tell(space)
-        if not self._engines(space):
+        is_last = not self._engines(space)
+        kept = f": no engine uses namespace {space.name} now, and its blocks are kept" * is_last
+        self._say_of_engine(f"engine {owner.engine} has ended{kept * (not is_private(space.description))}")
+        if is_last:
             self._spaces[space.name] = self._spaces.pop(space.name)
             if is_private(space.description):
                 self._give_back(space)
@@ -163,13 +173,14 @@ class Spaces:
         budget = self._room.budget_of(hello.namespace)
         try:
             self._make_room(budget, sum(parts))
+            slots = min(min(budget.free_bytes, budget.each_bytes) // sum(parts), SLOTS_MAX)
+            check_left(slots * sum(parts))
         except Refused as refused:
             self._tell_of(hello)
             why = f"this node has no room for the model of engine {hello.engine}: {refused.why}"
             raise Refused(f"{why}; {line}" if line else why, for_good=refused.for_good) from None
         if line:
             self._say(line)
-        slots = min(min(budget.free_bytes, budget.each_bytes) // sum(parts), SLOTS_MAX)
         # What only one engine can use, and only as long as it runs, need not be kept below.
         below = None if self._tiers is None or is_private(hello.namespace) else self._tiers.below
         index, metrics = make_index(groups, slots, self._policy, len(parts), below)

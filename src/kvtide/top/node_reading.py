@@ -11,7 +11,8 @@ NODE = "kvtide_node_"
 KVTIDE = "vllm:kvtide_"
 SOURCE = "vllm:prompt_tokens_by_source_total"
 _COUNTERS = ("stored_blocks_total", "evicted_blocks_total", "not_loaded_total", "not_stored_total")
-_GAUGES = {"slots_ready": "slots", "slots_free": "slots_free", "slots_leased": "slots_pinned"}
+_GAUGES = {"slots_ready": "slots", "slots_leased": "slots_pinned"}
+_IN_USE = ("slots_cached", "slots_writing")
 
 
 def life_of(gauges: Counts) -> str:
@@ -33,7 +34,10 @@ def translate(counters: Counts, gauges: Counts) -> None:
         name = series.name.removeprefix(NODE)
         if name in _GAUGES:
             gauges[Series(KVTIDE + _GAUGES[name], series.labels)] = value
-        elif name == "slots" and value:
+        if name == "slots_ready":  # the node's own slots_free leaves out those that no engine has pinned yet
+            used = sum(gauges.get(Series(NODE + of, series.labels), 0.0) for of in _IN_USE)
+            gauges[Series(f"{KVTIDE}slots_free", series.labels)] = max(0.0, value - used)
+        if name == "slots" and value:
             block_bytes = gauges.get(Series(f"{NODE}namespace_bytes", series.labels), 0.0) / value
             stored = counters.get(Series(f"{NODE}stored_blocks_total", series.labels), 0.0)
             stores = Series(f"{KVTIDE}transfer_bytes_total", _with(series, "direction", "store"))

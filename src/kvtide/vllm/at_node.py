@@ -20,7 +20,12 @@ class IndexAtNode:
         """`keys`: of about so many it is remembered that the node has them."""
         said = namespace_at_node(vllm_config, kv_cache_config, layout)
         hello = Hello(Role.SCHEDULER, engine=engine_name(vllm_config), namespace=said)
-        self._link = IndexLink(path, hello, lambda line: logger.info("kvtide: %s", line))
+        self._link = IndexLink(
+            path,
+            hello,
+            lambda line: logger.info("kvtide: %s", line),
+            lambda line: logger.warning("kvtide: %s", line),
+        )
         self._link.attach()
         self.index = RemoteIndex(self._link, layout.geometry.groups, remember_blocks=keys)
 
