@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kvtide.doctor import disks
+from kvtide.doctor.base import Finding
 from kvtide.doctor.disks import Place, check_direct_io, check_space, check_speed, judge_direct_io, judge_speed, scratch
 from kvtide.tiers.disk.file_io import IoMode, write_all
 from tests.doctor.support import is_bad, is_ok, is_warning
@@ -53,7 +54,9 @@ def test_a_tier_that_would_leave_the_disk_nearly_full_is_a_warning(tmp_path: Pat
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_folder_that_cannot_be_used_is_bad_for_a_tier_and_no_matter_otherwise(check: disks.PlaceCheck) -> None:
+def test_a_folder_that_cannot_be_used_is_bad_for_a_tier_and_no_matter_otherwise(
+    check: Callable[[Place], Finding],
+) -> None:
     assert is_bad(check(Place(MISSING, 1 << 30)), "No such file or directory", "choose a folder")
     assert is_ok(check(Place(MISSING)), "not tried")
 
