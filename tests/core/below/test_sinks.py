@@ -22,9 +22,7 @@ def world_of(*, through: tuple[Admission, ...] = (), on_evict: tuple[Admission, 
 
 def store(world: World, name: str, tokens: list[str]) -> None:
     """Compute and store a prompt, and let what sinks wait for an answer."""
-    request = world.add(name, tokens)
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill(name, tokens)
     world.finish(request)
     for _ in range(8):
         world.plan()
@@ -181,8 +179,7 @@ def test_what_is_of_use_before_its_turn_sinks_all_the_same() -> None:
     store(world, "r", A)
     assert world.manager.gauges().sink_queue_blocks == 5
     world.fill_device()
-    request = world.add("again", text("a", 33))
-    world.admit(request)
+    request = world.begin("again", text("a", 33))
     world.plan()
     world.drain_copies()
     world.finish(request)
@@ -194,13 +191,10 @@ def test_tiers_that_want_what_is_of_use_get_it_although_others_have_it_already()
     world = world_of(through=("all", "second-use"), host_blocks=128)
     world.serve("r", A)
     assert world.manager.metrics.sunk_blocks == 8
-    new = world.add("new", B)
-    world.admit(new)
-    world.compute(new)
+    new = world.prefill("new", B)
     world.plan()
     world.fill_device()
-    request = world.add("again", text("a", 33))
-    world.admit(request)
+    request = world.begin("again", text("a", 33))
     world.drain_copies()  # what is new sinks with the next plan, and so does what is of use
     sinks = [errand for errand in world.plan().errands if isinstance(errand, Sink)]
     assert [(len(sink.slots), sink.used) for sink in sinks] == [(8, True), (8, False)]
@@ -231,8 +225,7 @@ def test_what_was_of_use_and_had_no_time_to_sink_is_a_loss() -> None:
     world = world_of(through=("second-use",), host_blocks=8)
     world.serve("r", A)
     world.fill_device()
-    request = world.add("again", text("a", 33))
-    world.admit(request)
+    request = world.begin("again", text("a", 33))
     world.plan()
     world.drain_copies()
     (sinking,) = sinks_of(world)
@@ -269,9 +262,7 @@ def test_a_slot_that_leaves_is_nobody_elses_until_it_has_sunk() -> None:
     sinks = [sink for sink in sinks_of(world) if sink.leaving]
     held = [slot for sink in sinks for slot in sink.slots]
     assert held
-    request = world.add("c", text("c", 60))
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill("c", text("c", 60))
     assert not {slot for copy in world.plan().stores for slot in copy.slots} & set(held)
     world.finish(request)
     for sink in sinks:
@@ -349,9 +340,7 @@ def test_written_through_every_block_sinks_or_is_counted_once(host_blocks: int, 
     world = world_of(through=("all",), host_blocks=host_blocks)
     for number, action in enumerate(script):
         if action == "store":
-            request = world.add(str(number), text(str(number), 4 + 4 * (number % 5)))
-            world.admit(request)
-            world.compute(request)
+            request = world.prefill(str(number), text(str(number), 4 + 4 * (number % 5)))
             world.finish(request)
         elif action == "reset":
             world.reset()

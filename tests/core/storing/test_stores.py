@@ -20,10 +20,7 @@ A = text("a", 32)
 
 def computed(world: World, tokens: list[str], request_id: str = "r") -> FakeRequest:
     """A running request of which everything is computed and nothing is planned yet."""
-    request = world.add(request_id, tokens)
-    world.admit(request)
-    world.compute(request)
-    return request
+    return world.prefill(request_id, tokens)
 
 
 @pytest.fixture
@@ -389,8 +386,7 @@ def test_a_full_host_costs_blocks_and_says_so() -> None:
 def test_the_parent_is_not_evicted_to_make_room_for_its_own_child() -> None:
     for policy in ("prefix", "lru"):
         world = World(host_blocks=1, policy=policy)
-        request = world.add("r", text("a", 8))
-        world.admit(request)
+        request = world.begin("r", text("a", 8))
         for upto in (4, 8):
             world.compute(request, upto)
             world.step()
