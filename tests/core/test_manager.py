@@ -225,8 +225,7 @@ def test_a_manager_is_busy_from_the_first_block_to_the_last_report() -> None:
 
 def test_a_manager_is_busy_when_the_end_of_a_request_has_left_something_to_store() -> None:
     world = World()
-    request = world.prefill("r", A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     assert busy(world)
     world.step()
     assert not busy(world)

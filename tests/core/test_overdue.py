@@ -35,8 +35,7 @@ def loading(world: World) -> tuple[FakeRequest, Copy]:
 
 def storing(world: World) -> Copy:
     """A store in flight, of a request that is over."""
-    request = world.prefill("r", A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     (copy,) = world.plan().stores
     return copy
 

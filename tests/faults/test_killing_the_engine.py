@@ -54,8 +54,7 @@ def test_f11_a_reservation_ends_when_the_request_is_given_up_or_ends(ending: str
 def test_f12_stores_of_a_finished_long_request_leave_room_for_the_next_one() -> None:
     groups = (FullAttention(4), SlidingWindow(4, 9))
     world = World(groups=groups, device_blocks=40, pin_budget=10)
-    first = world.prefill("first", text("a", 64))
-    world.finish(first)
+    world.finish(world.prefill("first", text("a", 64)))
     world.plan()  # copies do not end
     assert world.manager.gauges().store_pins <= 10
     assert world.pool.num_free >= 30, "pins are visible in the free count, and bounded"
@@ -68,8 +67,7 @@ def test_f12_stores_of_a_finished_long_request_leave_room_for_the_next_one() -> 
 
 def test_f12_what_the_pin_budget_held_back_is_stored_later_from_the_free_queue() -> None:
     world = World(device_blocks=32, pin_budget=3)
-    request = world.prefill("r", text("a", 64))
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 64)))
     world.drain()
     assert world.cached_blocks(text("a", 64)) == list(range(16))
 

@@ -32,8 +32,7 @@ def test_f1_the_block_that_the_last_decoded_token_fills_is_stored() -> None:
 
 def test_f1_an_aborted_request_leaves_its_computed_blocks_on_the_host() -> None:
     world = World()
-    request = world.prefill("r", text("a", 100), 50)
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 100), 50))
     world.drain()
     assert world.cached_blocks(text("a", 100)) == list(range(12))
 
@@ -123,8 +122,7 @@ def test_f4_every_block_that_is_not_stored_is_counted_under_a_reason() -> None:
 
 def test_f4_blocks_that_waited_for_the_pin_budget_and_were_reused_meanwhile_are_counted() -> None:
     world = World(pin_budget=2)
-    request = world.prefill("r", text("a", 32))
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 32)))
     world.plan()
     world.fill_device()
     world.drain()
@@ -148,8 +146,7 @@ def test_f4_stores_keep_up_with_whole_steps_of_new_tokens_that_are_reported_a_st
 
 def test_f4_the_first_request_waits_for_host_memory_that_is_reported_just_after_its_end() -> None:
     world = World(slots_ready=0)
-    request = world.prefill("first", text("a", 32))
-    world.finish(request)
+    world.finish(world.prefill("first", text("a", 32)))
     world.report(Report(0, slots_ready=64))  # vLLM hands reports over after the ends of requests
     world.drain()
     assert world.cached_blocks(text("a", 32)) == list(range(8))
@@ -158,8 +155,7 @@ def test_f4_the_first_request_waits_for_host_memory_that_is_reported_just_after_
 
 def test_f4_host_memory_that_does_not_come_is_waited_for_once_and_what_it_costs_is_counted() -> None:
     world = World(slots_ready=3)
-    request = world.prefill("first", text("a", 32))
-    world.finish(request)
+    world.finish(world.prefill("first", text("a", 32)))
     world.drain()
     assert world.cached_blocks(text("a", 32)) == [0, 1, 2]
     assert world.manager.metrics.not_stored == {NotStored.HOST_FULL: 5}

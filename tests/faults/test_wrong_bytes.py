@@ -134,8 +134,7 @@ def test_f9_a_reset_while_copies_run_leaves_nothing_of_the_old_weights() -> None
 
 def test_f9_a_store_that_no_worker_has_heard_of_never_begins_after_a_reset() -> None:
     world = World()
-    request = world.prefill("old", text("a", 16))
-    world.finish(request)
+    world.finish(world.prefill("old", text("a", 16)))
     assert world.manager.gauges().store_pins == 4
     world.reset()
     assert world.manager.gauges().store_pins == 0

@@ -55,8 +55,7 @@ def forget(world: World) -> None:
 
 def store(world: World, tokens: list[str]) -> None:
     """Compute and store a prompt of somebody else, and leave the errands alone."""
-    other = world.prefill("other", tokens)
-    world.finish(other)
+    world.finish(world.prefill("other", tokens))
     for _ in range(8):
         world.plan()
         world.drain_copies()

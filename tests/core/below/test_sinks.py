@@ -9,7 +9,6 @@ from hypothesis import given
 from kvtide.core import BelowConfig, NotSunk, Sink
 from kvtide.core.below import sinks as sinks_module
 from kvtide.core.config import Admission
-from kvtide.core.index.local import LocalIndex
 from tests.support import World, keys_of, text
 
 A, B = text("a", 32), text("b", 32)
@@ -22,8 +21,7 @@ def world_of(*, through: tuple[Admission, ...] = (), on_evict: tuple[Admission, 
 
 def store(world: World, name: str, tokens: list[str]) -> None:
     """Compute and store a prompt, and let what sinks wait for an answer."""
-    request = world.prefill(name, tokens)
-    world.finish(request)
+    world.finish(world.prefill(name, tokens))
     for _ in range(8):
         world.plan()
         world.drain_copies()
@@ -340,8 +338,7 @@ def test_written_through_every_block_sinks_or_is_counted_once(host_blocks: int, 
     world = world_of(through=("all",), host_blocks=host_blocks)
     for number, action in enumerate(script):
         if action == "store":
-            request = world.prefill(str(number), text(str(number), 4 + 4 * (number % 5)))
-            world.finish(request)
+            world.finish(world.prefill(str(number), text(str(number), 4 + 4 * (number % 5))))
         elif action == "reset":
             world.reset()
         elif action == "copy":
@@ -400,15 +397,9 @@ def test_sinks_are_cut(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- at the end of all
 
 
-def index_of(world: World) -> LocalIndex:
-    index = world.manager._index
-    assert isinstance(index, LocalIndex)
-    return index
-
-
 def drain_all(world: World) -> list[Sink]:
     """Let everything leave the host; return what sank, in order."""
-    index_of(world).below.drain()
+    world.index.below.drain()
     sunk: list[Sink] = []
     while True:
         world.plan()
@@ -425,7 +416,7 @@ def test_at_the_end_everything_leaves_that_tiers_written_on_evict_should_have() 
     store(world, "a", A)
     store(world, "b", B)
     assert not sinks_of(world)
-    below = index_of(world).below
+    below = world.index.below
     sunk = drain_all(world)
     assert below.sinking_blocks == 0
     assert all(sink.leaving and len(sink.slots) <= 4 for sink in sunk), "a few at a time"
@@ -438,9 +429,9 @@ def test_at_the_end_only_what_was_of_use_goes_to_tiers_that_take_nothing_else() 
     world = world_of(on_evict=("second-use",), host_blocks=64)
     store(world, "a", A)
     store(world, "b", B)
-    slot = index_of(world).host.slot_of(0, keys_of(B, 4)[0])
+    slot = world.index.host.slot_of(0, keys_of(B, 4)[0])
     assert slot is not None
-    index_of(world).below.used([slot])
+    world.index.below.used([slot])
     assert [name for sink in drain_all(world) for name in sink.names] == [(0, keys_of(B, 4)[0])]
     assert world.manager.gauges().slots_free == 64
 
@@ -449,7 +440,7 @@ def test_at_the_end_what_waits_for_tiers_written_through_sinks_first() -> None:
     world = world_of(through=("all",), on_evict=("all",), host_blocks=16)
     store(world, "a", A)
     assert [len(sink.slots) for sink in sinks_of(world)] == [2]
-    below = index_of(world).below
+    below = world.index.below
     assert below.sinking_blocks == 8
     sunk = drain_all(world)
     assert [sink.leaving for sink in sunk] == sorted(sink.leaving for sink in sunk)
@@ -468,9 +459,9 @@ def test_at_the_end_tiers_written_through_alone_lose_nothing_and_the_host_keeps_
 def test_a_reset_at_the_end_frees_what_was_about_to_leave() -> None:
     world = world_of(on_evict=("all",), host_blocks=64)
     store(world, "a", A)
-    index_of(world).below.drain()
+    world.index.below.drain()
     world.plan()
-    assert index_of(world).below.sinking_blocks == 8
+    assert world.index.below.sinking_blocks == 8
     world.manager.reset()
     sinks = sinks_of(world)
     assert sum(len(sink.slots) for sink in sinks) == 4

@@ -79,8 +79,7 @@ def test_a_lazy_engine_rests_at_a_full_node_and_tries_again_when_it_has_computed
     taken = world.host_pool.take(8)  # by others
 
     def compute(name: str) -> None:
-        request = world.prefill(name, text(name, 32))
-        world.finish(request)
+        world.finish(world.prefill(name, text(name, 32)))
         for _ in range(20):
             world.step(idle=True)
             if not world.manager.busy:
@@ -198,8 +197,7 @@ def test_a_request_that_begins_again_is_not_confused_by_answers_of_before(later:
 
 def test_what_the_device_gave_away_before_slots_were_granted_is_counted() -> None:
     world = world_of(later=True)
-    request = world.prefill("r", A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     world.plan()
     for block in world.pool.allocate(world.pool.num_free) or []:
         world.pool.free([block])

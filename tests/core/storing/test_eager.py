@@ -105,8 +105,7 @@ def test_requests_are_served_in_the_order_in_which_they_had_blocks() -> None:
 
 def test_a_request_that_finishes_in_its_only_step_is_stored_whole() -> None:
     world = World()
-    request = world.prefill("r", A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     world.drain()
     assert world.cached_blocks(A) == list(range(8))
 
@@ -120,8 +119,7 @@ def test_a_block_that_is_not_full_is_not_stored() -> None:
 
 def test_a_request_that_computed_nothing_stores_nothing() -> None:
     world = World()
-    request = world.begin("r", A)
-    world.finish(request)
+    world.finish(world.begin("r", A))
     world.finish(world.add("waiting", A))
     assert not world.manager.busy
 

@@ -33,8 +33,7 @@ def lazy(**options: object) -> World:
 
 def fill(world: World, name: str, tokens: int) -> None:
     """Leave a prefix in the free queue, without any plan."""
-    request = world.prefill(name, text(name, tokens))
-    world.finish(request)
+    world.finish(world.prefill(name, text(name, tokens)))
 
 
 def front(world: World, count: int) -> list[bool]:
@@ -551,8 +550,7 @@ def test_a_host_smaller_than_the_target_lets_an_idle_engine_come_to_rest() -> No
 
 def test_stores_that_always_fail_let_an_idle_engine_come_to_rest() -> None:
     world = World(mode="lazy", device_blocks=16, step_tokens=40)
-    request = world.prefill("r", text("a", 32))
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 32)))
     for _ in range(100):
         world.step(fails=lambda _: True)
     assert not world.manager.busy
@@ -561,8 +559,7 @@ def test_stores_that_always_fail_let_an_idle_engine_come_to_rest() -> None:
 def test_a_block_that_the_device_evicts_before_it_is_stored_is_counted() -> None:
     world = World(mode="lazy", device_blocks=8, step_tokens=4)
     world.pool.on_evicted = world.manager.evicted
-    request = world.prefill("r", text("a", 32))
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 32)))
     world.step()
     stored = len(world.cached_blocks(text("a", 32)))
     assert 0 < stored < 8
@@ -649,8 +646,7 @@ def test_a_host_whose_only_slot_is_the_parent_of_what_is_to_be_stored_is_nothing
     world.begin("holds the parent", text("a", 5))
     for name, tokens in (("child", text("a", 8)), ("other", text("b", 4))):
         world.pool.free([held.pop()])
-        request = world.prefill(name, tokens)
-        world.finish(request)
+        world.finish(world.prefill(name, tokens))
     assert front(world, 2) == [False, False], "the child, and one that is over the budget"
     assert not world.plan().stores
     assert not world.manager.busy
