@@ -23,8 +23,7 @@ from kvtide.output import Output
 from kvtide.progress import LinesNowAndThen
 from kvtide.traces.cli_common import rate
 from tests.command_line import run
-from tests.tiers.disk.test_backend import items
-from tests.tiers.support import disk_store
+from tests.tiers.disk.test_backend import fill
 from tests.top.fake import KVTIDE as HEARS_CTRL_C
 
 KVTIDE = (sys.executable, "-m", "kvtide")
@@ -363,10 +362,7 @@ def test_without_a_terminal_a_simulation_says_how_far_it_is(
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    store = disk_store(tmp_path)
-    store.put(items(range(10)))
-    store.close()
-    return tmp_path
+    return fill(tmp_path)
 
 
 def test_a_dry_run_counts_and_removes_nothing(capsys: pytest.CaptureFixture[str], filled: Path) -> None:

@@ -15,8 +15,7 @@ from kvtide.doctor.base import Finding
 from kvtide.doctor.disks import Place, check_direct_io, check_space, check_speed, judge_direct_io, judge_speed, scratch
 from kvtide.tiers.disk.file_io import IoMode, write_all
 from tests.doctor.support import is_bad, is_ok, is_warning
-from tests.tiers.disk.test_backend import items
-from tests.tiers.support import disk_store
+from tests.tiers.disk.test_backend import fill
 
 MISSING = Path("/nowhere/at/all")
 CHECKS = [check_space, check_direct_io, check_speed]
@@ -39,9 +38,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_room_is_told_and_what_the_tier_takes_and_holds_of_it(tmp_path: Path) -> None:
     assert is_ok(check_space(Place(tmp_path)), "free at", str(tmp_path))
-    store = disk_store(tmp_path)
-    store.put(items(range(10)))
-    store.close()
+    fill(tmp_path)
     finding = check_space(Place(tmp_path, 4 << 20))
     assert is_ok(finding, "takes 4 MiB at most")
     assert "holds 0 bytes" not in finding.found

@@ -19,7 +19,7 @@ from kvtide.tiers import cli as tier_cli
 from kvtide.tiers.disk.aligned import PAGE
 from kvtide.units import size_text
 from tests.command_line import check_refused, run
-from tests.tiers.disk.test_backend import items, served
+from tests.tiers.disk.test_backend import fill, served
 from tests.tiers.disk.test_faults import flip, forbid, places, segments
 from tests.tiers.support import disk_store
 
@@ -28,10 +28,7 @@ YES: dict[str, tuple[str, ...]] = {"inspect": (), "verify": (), "clear": ("--yes
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    store = disk_store(tmp_path)
-    store.put(items(range(10)))
-    store.close()
-    return tmp_path
+    return fill(tmp_path)
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
