@@ -202,6 +202,20 @@ class World:
         self.requests[request_id] = request
         return request
 
+    def begin(self, request_id: str, tokens: Iterable[str]) -> FakeRequest:
+        """Make a request known, and admit it."""
+        request = self.add(request_id, tokens)
+        self.admit(request)
+        return request
+
+    def prefill(
+        self, request_id: str, tokens: Iterable[str], upto: int | None = None, *, tell: bool = True
+    ) -> FakeRequest:
+        """Make a request known, admit it, and compute it."""
+        request = self.begin(request_id, tokens)
+        self.compute(request, upto, tell=tell)
+        return request
+
     def append(self, request: FakeRequest, tokens: Iterable[str]) -> None:
         """Let a request have more tokens: the next turn, or what was decoded."""
         request.tokens += tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import shlex
 import signal
@@ -23,8 +22,6 @@ from kvtide.output import Output
 from kvtide.progress import LinesNowAndThen
 from kvtide.traces.cli_common import rate
 from tests.command_line import run
-from tests.tiers.disk.test_backend import items
-from tests.tiers.support import disk_store
 from tests.top.fake import KVTIDE as HEARS_CTRL_C
 
 KVTIDE = (sys.executable, "-m", "kvtide")
@@ -356,63 +353,3 @@ def test_without_a_terminal_a_simulation_says_how_far_it_is(
 ) -> None:
     monkeypatch.setattr(LinesNowAndThen, "is_time", lambda _: True)
     assert run(capsys, "simulate", "--seeds", "30")[2].count(" seeds  ") == 2
-
-
-# ---------------------------------------------------------------------- kvtide tier clear
-
-
-@pytest.fixture
-def filled(tmp_path: Path) -> Path:
-    store = disk_store(tmp_path)
-    store.put(items(range(10)))
-    store.close()
-    return tmp_path
-
-
-def test_a_dry_run_counts_and_removes_nothing(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
-    assert run(capsys, "tier", "clear", "--dry-run", filled) == (
-        0,
-        f"10 records, 80 KiB would be removed from {filled}\n",
-        "",
-    )
-    assert run(capsys, "tier", "clear", "--dry-run", "--json", filled)[1] == '{"records": 10, "bytes": 81920}\n'
-    assert "records: 10\n" in run(capsys, "tier", "inspect", filled)[1]
-
-
-def test_without_a_terminal_nothing_is_removed_unless_yes(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
-    code, out, err = run(capsys, "tier", "clear", filled)
-    assert (code, out) == (2, "")
-    assert "expected --yes, because nobody can be asked here" in err
-    assert "records: 10\n" in run(capsys, "tier", "inspect", filled)[1]
-
-
-@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 10), ("", 1, 10)])
-def test_on_a_terminal_clear_asks(filled: Path, answer: str, code: int, left: int) -> None:
-    assert on_a_terminal(filled, answer, code).startswith(f"Remove 10 records, 80 KiB from {filled}? [y/N]")
-    assert (disk_records(filled) == 0) == (left == 0)
-
-
-def on_a_terminal(folder: Path, answer: str, code: int) -> str:
-    """Clear a folder as somebody who answers; return what that person reads."""
-    ours, theirs = pty.openpty()
-    command = [*KVTIDE, "tier", "clear", str(folder)]
-    with subprocess.Popen(  # noqa: S603 (our own)
-        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        os.write(ours, f"{answer}\n".encode())
-        _, err = process.communicate(timeout=60)
-    os.close(ours)
-    os.close(theirs)
-    assert process.returncode == code
-    return err
-
-
-def test_clear_asks_about_a_store_of_another_format_and_not_about_a_folder_that_is_none(filled: Path) -> None:
-    (filled / "kvtide-store.json").write_text('{"format": 99}')
-    assert on_a_terminal(filled, "n", 1).startswith(f"Remove everything of kvtide's from {filled}? [y/N]")
-    (filled / "kvtide-store.json").unlink()
-    assert on_a_terminal(filled, "y", 2).startswith(f"kvtide: error: PLACE='{filled}': expected the folder of a disk")
-
-
-def disk_records(folder: Path) -> int:
-    return sum(1 for path in folder.rglob("segment-*"))

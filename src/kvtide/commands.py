@@ -93,23 +93,15 @@ class Suggested(click.ParamType[str]):
     def __init__(self, choices: Sequence[str]) -> None:
         self._choices = tuple(choices)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Take it as it is."""
-        return str(value)
-
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return those that begin like this."""
         return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
 
 
 class File(click.ParamType[str]):
-    """A path, which shells can complete."""
+    """A path, which shells can complete. Who opens it knows what is wrong with it."""
 
     name = "FILE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Take it as it is: who opens it knows what is wrong with it."""
-        return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Let the shell do it."""

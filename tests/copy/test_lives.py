@@ -208,8 +208,8 @@ def test_a_copy_of_another_life_fails_and_moves_nothing(lives: Lives, other: int
     assert not lives.memory.views[2].any()
 
 
-def test_what_is_under_way_ends_well_in_a_life_that_is_over_and_only_then_the_next_begins(lives: Lives) -> None:
-    begin(lives.engine, 1)
+def store_at_a_gate(lives: Lives) -> threading.Event:
+    """Let a store be under way until the event is set."""
     gate, reached = threading.Event(), threading.Event()
 
     def fence() -> None:
@@ -218,6 +218,12 @@ def test_what_is_under_way_ends_well_in_a_life_that_is_over_and_only_then_the_ne
 
     assert lives.engine.submit(STORE, Copy(1, (3,), (0,), life=1), fence)
     assert reached.wait(PATIENCE_S)
+    return gate
+
+
+def test_what_is_under_way_ends_well_in_a_life_that_is_over_and_only_then_the_next_begins(lives: Lives) -> None:
+    begin(lives.engine, 1)
+    gate = store_at_a_gate(lives)
     lives.engine.use(Pool(2, "epoch", 2))
     for _ in range(3):
         assert lives.engine.poll() == Finished()
@@ -264,14 +270,7 @@ def test_f28_what_a_dead_node_left_under_way_ends_well_before_its_memory_goes(
 ) -> None:
     monkeypatch.setattr(lives_module, "IDLE_S", 0.01)
     begin(lives.engine, 1)
-    gate, reached = threading.Event(), threading.Event()
-
-    def fence() -> None:
-        reached.set()
-        assert gate.wait(PATIENCE_S)
-
-    assert lives.engine.submit(STORE, Copy(1, (3,), (0,), life=1), fence)
-    assert reached.wait(PATIENCE_S)
+    gate = store_at_a_gate(lives)
     lives.memory.gone = True
     until(lambda: lives.engine.life == 0)
     assert lives.memory.said == ["join 1"]

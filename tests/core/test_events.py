@@ -76,8 +76,7 @@ def test_a_listener_that_follows_the_stream_knows_what_is_cached(policy: str) ->
 
 def test_a_stored_event_names_what_its_first_key_continues() -> None:
     world = World(events=True)
-    request = world.add("r", text("a", 16))
-    world.admit(request)
+    request = world.begin("r", text("a", 16))
     keys = request.keys[0]
     world.compute(request, 8)
     world.step()

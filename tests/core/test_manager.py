@@ -28,12 +28,6 @@ A = text("a", 33)
 MODES = ["eager", "lazy"]
 
 
-def running(world: World, tokens: list[str], request_id: str = "r") -> FakeRequest:
-    request = world.add(request_id, tokens)
-    world.admit(request)
-    return request
-
-
 # ---------------------------------------------------------------------- the way of a request
 
 
@@ -69,8 +63,7 @@ def test_plans_are_numbered() -> None:
 
 def test_the_keys_and_blocks_of_a_request_are_read_live() -> None:
     world = World()
-    request = running(world, text("a", 4))
-    world.compute(request)
+    request = world.prefill("r", text("a", 4))
     world.append(request, text("a", 12, start=4))
     world.compute(request)
     world.step()
@@ -90,8 +83,7 @@ def test_preemptions_are_counted_and_starting_again_after_a_failed_load_is_none(
         world.compute(request, 1)
         world.preempt(request)
         assert world.manager.metrics.preemptions == times
-    other = world.add("other", A)
-    world.admit(other)
+    other = world.begin("other", A)
     world.preempt(other)
     assert world.manager.metrics.preemptions == 3, "also one that has computed nothing"
 
@@ -219,7 +211,7 @@ def test_a_new_manager_is_not_busy_and_plans_nothing(mode: str) -> None:
 
 def test_a_manager_is_busy_from_the_first_block_to_the_last_report() -> None:
     world = World(ranks=2)
-    request = running(world, A)
+    request = world.begin("r", A)
     assert not busy(world)
     world.compute(request)
     assert busy(world)
@@ -233,9 +225,7 @@ def test_a_manager_is_busy_from_the_first_block_to_the_last_report() -> None:
 
 def test_a_manager_is_busy_when_the_end_of_a_request_has_left_something_to_store() -> None:
     world = World()
-    request = running(world, A)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     assert busy(world)
     world.step()
     assert not busy(world)
@@ -245,7 +235,7 @@ def test_a_manager_is_busy_while_a_load_waits_to_be_planned() -> None:
     world = World()
     world.serve("first", A)
     world.fill_device()
-    request = running(world, A)
+    request = world.begin("r", A)
     assert busy(world)
     world.step()
     assert not busy(world)
@@ -263,7 +253,7 @@ def test_a_reservation_is_not_a_reason_to_be_busy() -> None:
 def test_an_idle_engine_waits_for_the_oldest_transfer() -> None:
     world = World(pin_budget=32)
     for name in "ab":
-        world.compute(running(world, text(name, 16), name))
+        world.prefill(name, text(name, 16))
         world.plan()
     first, second = world.pending
     assert world.plan().wait_for == ()
@@ -274,14 +264,14 @@ def test_an_idle_engine_waits_for_the_oldest_transfer() -> None:
 
 def test_an_engine_that_computes_waits_for_no_transfer() -> None:
     world = World()
-    world.compute(running(world, A))
+    world.prefill("r", A)
     assert world.manager.plan().stores
     assert world.manager.plan().wait_for == ()
 
 
 def test_an_idle_engine_waits_for_transfers_of_earlier_plans_or_of_this_one() -> None:
     world = World()
-    world.compute(running(world, A))
+    world.prefill("r", A)
     plan = world.plan(idle=True)
     assert plan.wait_for == (plan.stores[0].id,)
 
@@ -291,7 +281,7 @@ def test_an_idle_engine_waits_for_transfers_of_earlier_plans_or_of_this_one() ->
 
 def test_gauges_follow_a_block_on_its_way() -> None:
     world = World(host_blocks=10, pin_budget=6)
-    request = running(world, text("a", 32))
+    request = world.begin("r", text("a", 32))
     empty = Gauges(
         slots=10,
         slots_free=10,
@@ -316,8 +306,7 @@ def test_gauges_follow_a_block_on_its_way() -> None:
 
 def test_is_cached_is_true_only_for_visible_keys() -> None:
     world = World()
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     key = request.keys[0][0]
     assert not world.manager.is_cached(0, key)
     (copy,) = world.plan().stores
@@ -354,8 +343,7 @@ def test_requests_and_resets_are_counted() -> None:
 
 def test_what_ran_at_two_resets_is_not_stored() -> None:
     world = World()
-    request = running(world, A)
-    world.compute(request, 16)
+    request = world.prefill("r", A, 16)
     world.reset()
     world.reset()
     world.compute(request)
@@ -381,8 +369,7 @@ def test_after_a_stop_nothing_is_stored_and_what_was_stored_is_forgotten(mode: s
     for name in ("before", "between"):
         world.serve(name, text(name, 33))
     assert world.manager.gauges().slots_cached
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     world.manager.stop()
     assert world.manager.gauges().slots_cached == 0
     world.finish(request)
@@ -407,8 +394,7 @@ def test_a_stop_leaves_what_is_below_to_others() -> None:
 
 def test_what_is_in_flight_at_a_stop_is_settled() -> None:
     world = World(ranks=2)
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     (copy,) = world.plan().stores
     world.finish(request)
     world.manager.stop()

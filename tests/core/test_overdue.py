@@ -35,10 +35,7 @@ def loading(world: World) -> tuple[FakeRequest, Copy]:
 
 def storing(world: World) -> Copy:
     """A store in flight, of a request that is over."""
-    request = world.add("r", A)
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     (copy,) = world.plan().stores
     return copy
 
@@ -217,9 +214,7 @@ def test_an_engine_goes_on_stepping_for_what_is_not_overdue_yet() -> None:
         world.manager.passed(1.0)
     other = world.add("other", A)
     world.manager.reserve(match := world.match(other))
-    running = world.add("running", text("running", 16))
-    world.admit(running)
-    world.compute(running)
+    world.prefill("running", text("running", 16))
     (store,) = world.plan().stores
     for _ in range(STEPS - STEPS // 2):
         world.manager.passed(1.0)

@@ -30,10 +30,7 @@ def test_f4_what_is_computed_after_a_stop_is_counted_and_does_not_wait() -> None
 
 def test_a_store_that_is_under_way_at_a_stop_is_still_settled() -> None:
     world = World()
-    request = world.add("r", A)
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     (copy,) = world.plan().stores
     world.manager.stop()
     assert world.manager.busy

@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,21 @@ def queries(dashboard: str) -> dict[str, str]:
             expression = target["expr"].replace("$__rate_interval", WINDOW).replace("$instance", ".*")
             found[f"{panel['title']}, {target['legendFormat']}"] = expression
     return found
+
+
+def every_panel_has_data(
+    dashboard: str, watch: Prometheus, until: Callable[[Callable[[], bool], Callable[[], object]], None]
+) -> None:
+    """Let `until` wait until each expression of a dashboard had data once; it also hears how to say what has none."""
+    lacking = queries(dashboard)
+
+    def asked() -> bool:
+        for title, expression in list(lacking.items()):
+            if watch.query(expression):
+                del lacking[title]
+        return not lacking
+
+    until(asked, lambda: f"no data for {lacking}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvtide.node.described_groups import described
 from kvtide.node.hello import Hello, Role
-from tests.deploy.prometheus_server import Prometheus, alerts, find_prometheus, prometheus, queries
+from tests.deploy.prometheus_server import Prometheus, alerts, every_panel_has_data, find_prometheus, prometheus
 from tests.node.real_engine import GROUPS, PARTS, RealEngine, engine
 from tests.node.support import SOON_S, wait_until
 from tests.node.test_node import attached, check_not_welcome, leave, node
@@ -73,24 +73,12 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(tmp_p
             wait_until(lambda: {tier["state"] for tier in worker.space()["tiers"]} == {"closed"})
             with prometheus(f"127.0.0.1:{port}", scraped, RULES) as watch:
                 operator = Operator(watch, worker)
-                every_panel_has_data(operator)
+                every_panel_has_data("grafana-node.json", watch, operator.until)
                 assert not watch.firing(), "nothing is wrong so far"
                 make_faults(operator, path, disk, store)
                 # What a busy node does not answer within half a second is answered the next time.
                 operator.until(lambda: not watch.unwell(), watch.unwell)
     assert operator.seen == set(alerts(RULES))
-
-
-def every_panel_has_data(operator: Operator) -> None:
-    lacking = queries("grafana-node.json")
-
-    def asked() -> bool:
-        for title, expression in list(lacking.items()):
-            if operator.watch.query(expression):
-                del lacking[title]
-        return not lacking
-
-    operator.until(asked, lambda: f"no data for {lacking}")
 
 
 def make_faults(operator: Operator, path: Path, disk: Path, store: Server) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kvtide.doctor import disks
+from kvtide.doctor.base import Finding
 from kvtide.doctor.disks import Place, check_direct_io, check_space, check_speed, judge_direct_io, judge_speed, scratch
 from kvtide.tiers.disk.file_io import IoMode, write_all
 from tests.doctor.support import is_bad, is_ok, is_warning
-from tests.tiers.disk.test_backend import items
-from tests.tiers.support import disk_store
+from tests.tiers.disk.test_backend import fill
 
 MISSING = Path("/nowhere/at/all")
 CHECKS = [check_space, check_direct_io, check_speed]
@@ -38,9 +38,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_room_is_told_and_what_the_tier_takes_and_holds_of_it(tmp_path: Path) -> None:
     assert is_ok(check_space(Place(tmp_path)), "free at", str(tmp_path))
-    store = disk_store(tmp_path)
-    store.put(items(range(10)))
-    store.close()
+    fill(tmp_path)
     finding = check_space(Place(tmp_path, 4 << 20))
     assert is_ok(finding, "takes 4 MiB at most")
     assert "holds 0 bytes" not in finding.found
@@ -53,7 +51,9 @@ def test_a_tier_that_would_leave_the_disk_nearly_full_is_a_warning(tmp_path: Pat
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_folder_that_cannot_be_used_is_bad_for_a_tier_and_no_matter_otherwise(check: disks.PlaceCheck) -> None:
+def test_a_folder_that_cannot_be_used_is_bad_for_a_tier_and_no_matter_otherwise(
+    check: Callable[[Place], Finding],
+) -> None:
     assert is_bad(check(Place(MISSING, 1 << 30)), "No such file or directory", "choose a folder")
     assert is_ok(check(Place(MISSING)), "not tried")
 

@@ -54,15 +54,11 @@ def test_f11_a_reservation_ends_when_the_request_is_given_up_or_ends(ending: str
 def test_f12_stores_of_a_finished_long_request_leave_room_for_the_next_one() -> None:
     groups = (FullAttention(4), SlidingWindow(4, 9))
     world = World(groups=groups, device_blocks=40, pin_budget=10)
-    first = world.add("first", text("a", 64))
-    world.admit(first)
-    world.compute(first)
-    world.finish(first)
+    world.finish(world.prefill("first", text("a", 64)))
     world.plan()  # copies do not end
     assert world.manager.gauges().store_pins <= 10
     assert world.pool.num_free >= 30, "pins are visible in the free count, and bounded"
-    second = world.add("second", text("b", 56))
-    world.admit(second)
+    second = world.begin("second", text("b", 56))
     world.compute(second)  # 28 blocks: fits beside the pins
     world.finish(second)
     world.drain()
@@ -71,10 +67,7 @@ def test_f12_stores_of_a_finished_long_request_leave_room_for_the_next_one() -> 
 
 def test_f12_what_the_pin_budget_held_back_is_stored_later_from_the_free_queue() -> None:
     world = World(device_blocks=32, pin_budget=3)
-    request = world.add("r", text("a", 64))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 64)))
     world.drain()
     assert world.cached_blocks(text("a", 64)) == list(range(16))
 
@@ -141,9 +134,7 @@ def test_f16_ending_while_copies_run_leaks_nothing_and_frees_nothing_twice(event
 
 def test_f16_reports_about_unknown_transfers_are_ignored_and_counted() -> None:
     world = World(ranks=2)
-    request = world.add("r", text("a", 16))
-    world.admit(request)
-    world.compute(request)
+    world.prefill("r", text("a", 16))
     (store,) = world.plan().stores
     world.manager.report(Report(0, done=(4711,)), Report(7, done=(store.id,)), Report(1, failed=((-1, "?"),)))
     assert world.manager.metrics.reports_unknown == 3
@@ -159,8 +150,7 @@ def test_f16_a_late_report_of_a_load_whose_request_was_started_again_does_not_co
     world = World(ranks=1, device_blocks=64)
     world.serve("r", text("a", 17))
     world.fill_device()
-    request = world.add("again", text("a", 17))
-    world.admit(request)
+    request = world.begin("again", text("a", 17))
     (old,) = world.plan().loads
     world.preempt(request)
     request.loading = False
@@ -175,8 +165,7 @@ def test_f17_a_failed_transfer_is_an_ordinary_report() -> None:
     world = World(ranks=2)
     world.serve("r", text("a", 17))
     world.fill_device()
-    request = world.add("again", text("a", 17))
-    world.admit(request)
+    request = world.begin("again", text("a", 17))
     (load,) = world.plan().loads
     world.run(load, ranks=[0], why="lost device")
     assert world.run(load, ranks=[1]).failed == ("again",)

@@ -10,8 +10,7 @@ from tests.support import World, text
 
 def test_f1_a_prompt_that_is_computed_and_finished_in_one_step_is_stored_to_its_last_block() -> None:
     world = World()
-    request = world.add("r", text("a", 32))
-    world.admit(request)
+    request = world.begin("r", text("a", 32))
     world.plan()  # the plan of the step that computes everything is made before
     world.compute(request)
     world.finish(request)
@@ -21,9 +20,7 @@ def test_f1_a_prompt_that_is_computed_and_finished_in_one_step_is_stored_to_its_
 
 def test_f1_the_block_that_the_last_decoded_token_fills_is_stored() -> None:
     world = World()
-    request = world.add("r", text("a", 31))
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill("r", text("a", 31))
     world.step()
     world.append(request, text("a", 1, start=31))
     world.plan()
@@ -35,10 +32,7 @@ def test_f1_the_block_that_the_last_decoded_token_fills_is_stored() -> None:
 
 def test_f1_an_aborted_request_leaves_its_computed_blocks_on_the_host() -> None:
     world = World()
-    request = world.add("r", text("a", 100))
-    world.admit(request)
-    world.compute(request, 50)
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 100), 50))
     world.drain()
     assert world.cached_blocks(text("a", 100)) == list(range(12))
 
@@ -88,9 +82,7 @@ def test_f2_a_failed_store_is_taken_over_by_another_holder_of_the_same_bytes() -
 
 def test_f2_a_store_that_keeps_failing_is_given_up_and_counted() -> None:
     world = World()
-    request = world.add("r", text("a", 16))
-    world.admit(request)
-    world.compute(request)
+    world.prefill("r", text("a", 16))
     for _ in range(10):
         world.step(fails=lambda _: True)
     assert world.manager.metrics.stores_failed == 3
@@ -100,9 +92,7 @@ def test_f2_a_store_that_keeps_failing_is_given_up_and_counted() -> None:
 @pytest.mark.parametrize("policy", ["prefix", "lru"])
 def test_f3_holes_that_the_hosts_eviction_made_in_a_running_request_are_filled_when_it_ends(policy: str) -> None:
     world = World(host_blocks=12, device_blocks=64, policy=policy)
-    long = world.add("long", text("a", 40))
-    world.admit(long)
-    world.compute(long, 32)
+    long = world.prefill("long", text("a", 40), 32)
     world.step()
     assert world.cached_blocks(text("a", 40)) == list(range(8))
     world.serve("other", text("b", 24))
@@ -132,10 +122,7 @@ def test_f4_every_block_that_is_not_stored_is_counted_under_a_reason() -> None:
 
 def test_f4_blocks_that_waited_for_the_pin_budget_and_were_reused_meanwhile_are_counted() -> None:
     world = World(pin_budget=2)
-    request = world.add("r", text("a", 32))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 32)))
     world.plan()
     world.fill_device()
     world.drain()
@@ -149,9 +136,7 @@ def test_f4_stores_keep_up_with_whole_steps_of_new_tokens_that_are_reported_a_st
     for number in range(20):
         before = list(world.pending.values())
         world.plan()
-        request = world.add(f"r{number}", text(f"document {number}", 64))
-        world.admit(request)
-        world.compute(request)
+        request = world.prefill(f"r{number}", text(f"document {number}", 64))
         for pending in before:  # those of this step go on while it computes
             world.run(pending.copy)
         world.finish(request)
@@ -161,10 +146,7 @@ def test_f4_stores_keep_up_with_whole_steps_of_new_tokens_that_are_reported_a_st
 
 def test_f4_the_first_request_waits_for_host_memory_that_is_reported_just_after_its_end() -> None:
     world = World(slots_ready=0)
-    request = world.add("first", text("a", 32))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("first", text("a", 32)))
     world.report(Report(0, slots_ready=64))  # vLLM hands reports over after the ends of requests
     world.drain()
     assert world.cached_blocks(text("a", 32)) == list(range(8))
@@ -173,10 +155,7 @@ def test_f4_the_first_request_waits_for_host_memory_that_is_reported_just_after_
 
 def test_f4_host_memory_that_does_not_come_is_waited_for_once_and_what_it_costs_is_counted() -> None:
     world = World(slots_ready=3)
-    request = world.add("first", text("a", 32))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("first", text("a", 32)))
     world.drain()
     assert world.cached_blocks(text("a", 32)) == [0, 1, 2]
     assert world.manager.metrics.not_stored == {NotStored.HOST_FULL: 5}
@@ -184,9 +163,7 @@ def test_f4_host_memory_that_does_not_come_is_waited_for_once_and_what_it_costs_
 
 def test_f4_window_blocks_that_left_before_they_could_be_stored_are_counted() -> None:
     world = World(groups=(FullAttention(4), SlidingWindow(4, 9)), pin_budget=1)
-    request = world.add("r", text("a", 32))
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill("r", text("a", 32))
     world.slide(request)
     world.finish(request)
     world.drain()
@@ -210,11 +187,8 @@ def test_f4_every_token_that_could_not_be_loaded_is_counted_under_a_reason() -> 
 
 def test_f4_a_hit_on_a_block_that_is_still_being_stored_is_counted_as_such() -> None:
     world = World()
-    request = world.add("r", text("a", 16))
-    world.admit(request)
-    world.compute(request)
+    world.prefill("r", text("a", 16))
     world.plan()
     world.pool.reset()  # the device forgets, the store goes on
-    late = world.add("late", text("a", 17))
-    world.admit(late)
+    world.begin("late", text("a", 17))
     assert world.manager.metrics.not_loaded[NotLoaded.STILL_STORING] == 16

@@ -101,8 +101,7 @@ def test_f24_old_window_blocks_are_neither_needed_nor_loaded() -> None:
     world = World(groups=groups, device_blocks=64)
     world.serve("r", text("a", 41), chunk=8)
     world.fill_device()
-    request = world.add("again", text("a", 41))
-    world.admit(request)
+    world.begin("again", text("a", 41))
     (load,) = world.plan().loads
     assert len(load.blocks) == 10 + 2, "ten blocks of full attention, two that the window reaches"
 
@@ -110,9 +109,7 @@ def test_f24_old_window_blocks_are_neither_needed_nor_loaded() -> None:
 def test_f24_a_part_of_an_offer_that_no_window_can_resume_from_is_recomputed() -> None:
     groups = (FullAttention(4), SlidingWindow(4, 5))
     world = World(groups=groups, device_blocks=64, pin_budget=64)
-    request = world.add("r", text("a", 33))
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill("r", text("a", 33))
     world.slide(request)  # only the last window block can still be stored
     world.finish(request)
     world.drain()

@@ -22,13 +22,10 @@ from tests.support import NoRoomError, World, text
 
 def test_f5_blocks_of_a_preempted_request_are_not_reused_while_a_store_reads_them() -> None:
     world = World(device_blocks=8, pin_budget=8)
-    victim = world.add("victim", text("a", 16))
-    world.admit(victim)
-    world.compute(victim)
+    victim = world.prefill("victim", text("a", 16))
     (store,) = world.plan().stores
     world.preempt(victim)
-    other = world.add("other", text("b", 32))
-    world.admit(other)
+    other = world.begin("other", text("b", 32))
     with pytest.raises(NoRoomError):
         world.compute(other)  # needs all 8 blocks, 4 of which are still being read
     world.run(store)
@@ -38,9 +35,7 @@ def test_f5_blocks_of_a_preempted_request_are_not_reused_while_a_store_reads_the
 
 def test_f5_a_preempted_request_is_stored_and_loaded_back() -> None:
     world = World(device_blocks=8, pin_budget=8)
-    victim = world.add("victim", text("a", 20))
-    world.admit(victim)
-    world.compute(victim, 18)
+    victim = world.prefill("victim", text("a", 20), 18)
     world.preempt(victim)
     world.step()
     world.serve("other", text("b", 32))
@@ -52,9 +47,7 @@ def test_f5_a_preempted_request_is_stored_and_loaded_back() -> None:
 
 def test_f5_what_a_preempted_request_computes_again_is_stored_again() -> None:
     world = World(host_blocks=5, device_blocks=64)
-    victim = world.add("victim", text("a", 20))
-    world.admit(victim)
-    world.compute(victim)
+    victim = world.prefill("victim", text("a", 20))
     world.step()
     world.preempt(victim)
     world.serve("other", text("b", 20))  # evicts it all from the host
@@ -74,9 +67,7 @@ def filled(plan: Plan) -> dict[int, bool]:
 def test_f6_blocks_that_are_found_by_key_wait_for_the_step_of_the_plan() -> None:
     """vLLM gives a block its key when it schedules the step that fills it."""
     world = World()
-    victim = world.add("victim", text("a", 16))
-    world.admit(victim)
-    world.compute(victim)
+    victim = world.prefill("victim", text("a", 16))
     blocks = list(victim.blocks[0])
     world.preempt(victim)
     assert filled(world.plan()) == dict.fromkeys(blocks, False)
@@ -87,9 +78,7 @@ def test_f6_blocks_that_are_found_by_key_wait_for_the_step_of_the_plan() -> None
 def test_f6_blocks_of_windows_and_states_wait_for_the_step_of_the_plan(when: str, other: Group) -> None:
     """Engines may find these by key, as a block that somebody else's step is going to fill."""
     world = World(groups=(FullAttention(4), other))
-    request = world.add("r", text("a", 8))
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill("r", text("a", 8))
     full, others = (list(table) for table in request.blocks)
     if when == "finished":
         world.finish(request)
@@ -113,9 +102,7 @@ def test_f8_a_load_that_failed_is_not_served_as_loaded() -> None:
 
 def test_f8_a_store_that_failed_is_not_visible() -> None:
     world = World()
-    request = world.add("r", text("a", 16))
-    world.admit(request)
-    world.compute(request)
+    world.prefill("r", text("a", 16))
     (store,) = world.plan().stores
     world.run(store, why="disk on fire")
     assert world.cached_blocks(text("a", 16)) == []
@@ -147,10 +134,7 @@ def test_f9_a_reset_while_copies_run_leaves_nothing_of_the_old_weights() -> None
 
 def test_f9_a_store_that_no_worker_has_heard_of_never_begins_after_a_reset() -> None:
     world = World()
-    request = world.add("old", text("a", 16))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("old", text("a", 16)))
     assert world.manager.gauges().store_pins == 4
     world.reset()
     assert world.manager.gauges().store_pins == 0
@@ -223,9 +207,7 @@ def test_f9_nothing_of_the_old_weights_sinks_behind_the_clear() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_f10_a_block_is_visible_only_when_every_rank_has_it(ranks: int) -> None:
     world = World(ranks=ranks)
-    request = world.add("r", text("a", 16))
-    world.admit(request)
-    world.compute(request)
+    world.prefill("r", text("a", 16))
     (store,) = world.plan().stores
     for rank in range(ranks):
         assert world.cached_blocks(text("a", 16)) == []
@@ -235,9 +217,7 @@ def test_f10_a_block_is_visible_only_when_every_rank_has_it(ranks: int) -> None:
 
 def test_f10_a_store_that_failed_on_one_rank_is_not_visible_whatever_the_others_say() -> None:
     world = World(ranks=3)
-    request = world.add("r", text("a", 16))
-    world.admit(request)
-    world.compute(request)
+    world.prefill("r", text("a", 16))
     (store,) = world.plan().stores
     world.run(store, ranks=[1], why="no")
     world.run(store, ranks=[0])
@@ -247,9 +227,7 @@ def test_f10_a_store_that_failed_on_one_rank_is_not_visible_whatever_the_others_
 
 def test_f10_a_failed_transfer_keeps_its_pins_until_the_last_rank_has_reported() -> None:
     world = World(ranks=2)
-    request = world.add("r", text("a", 16))
-    world.admit(request)
-    world.compute(request)
+    world.prefill("r", text("a", 16))
     (store,) = world.plan().stores
     world.run(store, ranks=[0], why="no")
     assert world.manager.gauges().store_pins == 4
@@ -261,8 +239,7 @@ def test_f10_a_request_goes_on_only_when_its_load_is_complete_on_every_rank() ->
     world = World(ranks=2, groups=(FullAttention(4), SlidingWindow(4, 6)))
     world.serve("r", text("a", 17))
     world.fill_device()
-    request = world.add("again", text("a", 17))
-    world.admit(request)
+    world.begin("again", text("a", 17))
     (load,) = world.plan().loads
     assert world.run(load, ranks=[1]).loaded == ()
     assert world.run(load, ranks=[0]).loaded == ("again",)

@@ -6,7 +6,9 @@ import errno
 import io
 import json
 import os
+import pty
 import re
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -19,7 +21,7 @@ from kvtide.tiers import cli as tier_cli
 from kvtide.tiers.disk.aligned import PAGE
 from kvtide.units import size_text
 from tests.command_line import check_refused, run
-from tests.tiers.disk.test_backend import items, served
+from tests.tiers.disk.test_backend import fill, served
 from tests.tiers.disk.test_faults import flip, forbid, places, segments
 from tests.tiers.support import disk_store
 
@@ -28,10 +30,7 @@ YES: dict[str, tuple[str, ...]] = {"inspect": (), "verify": (), "clear": ("--yes
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    store = disk_store(tmp_path)
-    store.put(items(range(10)))
-    store.close()
-    return tmp_path
+    return fill(tmp_path)
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,3 +295,51 @@ def test_what_the_command_line_does_not_understand_is_shown_without_passwords(
     said = capsys.readouterr()
     assert "hunter2" not in said.out + said.err
     assert ":***@b" in said.err or "No such option '--url'" in said.err
+
+
+# ---------------------------------------------------------------------- asking before anything is removed
+
+
+def test_a_dry_run_counts_and_removes_nothing(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
+    assert run(capsys, "tier", "clear", "--dry-run", filled) == (
+        0,
+        f"10 records, 80 KiB would be removed from {filled}\n",
+        "",
+    )
+    assert run(capsys, "tier", "clear", "--dry-run", "--json", filled)[1] == '{"records": 10, "bytes": 81920}\n'
+    assert "records: 10\n" in run(capsys, "tier", "inspect", filled)[1]
+
+
+def test_without_a_terminal_nothing_is_removed_unless_yes(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
+    code, out, err = run(capsys, "tier", "clear", filled)
+    assert (code, out) == (2, "")
+    assert "expected --yes, because nobody can be asked here" in err
+    assert "records: 10\n" in run(capsys, "tier", "inspect", filled)[1]
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
+def test_on_a_terminal_clear_asks(filled: Path, answer: str, code: int) -> None:
+    assert on_a_terminal(filled, answer, code).startswith(f"Remove 10 records, 80 KiB from {filled}? [y/N]")
+    assert bool(segments(filled)) == (answer != "y")
+
+
+def on_a_terminal(folder: Path, answer: str, code: int) -> str:
+    """Clear a folder as somebody who answers; return what that person reads."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "kvtide", "tier", "clear", str(folder)]
+    with subprocess.Popen(  # noqa: S603 (our own)
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.write(ours, f"{answer}\n".encode())
+        _, err = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == code
+    return err
+
+
+def test_clear_asks_about_a_store_of_another_format_and_not_about_a_folder_that_is_none(filled: Path) -> None:
+    (filled / "kvtide-store.json").write_text('{"format": 99}')
+    assert on_a_terminal(filled, "n", 1).startswith(f"Remove everything of kvtide's from {filled}? [y/N]")
+    (filled / "kvtide-store.json").unlink()
+    assert on_a_terminal(filled, "y", 2).startswith(f"kvtide: error: PLACE='{filled}': expected the folder of a disk")

@@ -12,11 +12,10 @@ from kvtide.traces import plots
 from kvtide.traces.plan import PlanResult
 from kvtide.traces.plots import COLOURS, draw_plan, draw_replay, figure
 from kvtide.traces.prices import GIB
-from kvtide.traces.rates import PRESETS
 from kvtide.traces.replay import Replay, ReplayConfig
 from kvtide.traces.workloads import Workload
 from kvtide.units import size_text
-from tests.traces.support_plan import plan
+from tests.traces.support_plan import plan, preset
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_a_replay_is_drawn_with_shares_in_words_and_times_that_most_requests_kee
         host_bytes=40 * GIB,
         policy="prefix",
         mode="eager",
-        cost=PRESETS["h200"],
+        cost=preset("h200"),
     )
     result = Replay(config).run(Workload("mixture", 200))
     draw_replay(result, "a trace", tmp_path / "replay.png")

@@ -14,8 +14,8 @@ from kvtide.core.eviction import POLICIES
 from kvtide.engine import Engine, EngineConfig, ModelConfig
 from kvtide.errors import ConfigError
 from kvtide.traces.cost import CostModel
+from kvtide.traces.gpus import GPUS
 from kvtide.traces.hashing import prefix_hashes
-from kvtide.traces.rates import PRESETS, preset
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.replay import Replay, ReplayConfig
 from kvtide.traces.replay_below import Below, BelowModel, BelowStack, Write
@@ -23,7 +23,9 @@ from kvtide.traces.replay_report import as_json, replay_tables
 from kvtide.traces.replay_result import ReplayResult
 from kvtide.traces.workloads import Workload
 from tests.traces.support import request
+from tests.traces.support_plan import preset
 
+H200 = preset("h200")
 LIKE_THE_ENGINE = CostModel(1e12, 1e-12, 1e9, 1e9, 0.0, "a test")
 """Copies end after the request that they belong to and before the next one, as when the engine serves one by one."""
 
@@ -36,7 +38,7 @@ def replay(
     policy: str = "prefix",
     mode: Mode = "eager",
     block_tokens: int = 512,
-    cost: CostModel = PRESETS["h200"],
+    cost: CostModel = H200,
     admission: Admission = "all",
     below: BelowModel | tuple[BelowModel, ...] = (),
     servers: int = 1,
@@ -143,7 +145,7 @@ def test_the_report_has_what_was_promised() -> None:
     assert len(replay_tables(result)) == 2
 
 
-@pytest.mark.parametrize("gpu", PRESETS)
+@pytest.mark.parametrize("gpu", GPUS)
 def test_every_preset_names_its_source(gpu: str) -> None:
     assert len(preset(gpu).source) > 30
     assert 1_000 < preset(gpu).prefill_tokens_per_s < 100_000

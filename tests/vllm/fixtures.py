@@ -14,7 +14,7 @@ from tests.vllm.engines import Control
 from tests.vllm.llm import Result, engine, prompt
 from tests.vllm.models import write_gemma3, write_llama
 
-__all__ = ["control", "gemma", "gemma_says", "llama", "llama_says", "vllm_log"]
+__all__ = ["control", "gemma", "gemma_says", "llama", "llama_says", "one_head", "vllm_log"]
 
 Says = Callable[..., list[Result]]
 
@@ -26,6 +26,12 @@ MOST_TOKENS = 24
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def one_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of which two ranks hold the same KV."""
+    return write_llama(tmp_path_factory.mktemp("one-head"), kv_heads=1)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,9 +14,9 @@ from kvtide.demo import random_model
 from kvtide.demo.random_model import LLAMA_NORMS, Shape
 
 
-def write_llama(path: Path, *, layers: int = 4) -> Path:
+def write_llama(path: Path, **sizes: int) -> Path:
     """Write a Llama-shaped model: full attention everywhere."""
-    return random_model.write_llama(path, Shape(layers=layers))
+    return random_model.write_llama(path, Shape(**sizes))
 
 
 def write_eagle_head(path: Path) -> Path:
@@ -97,6 +99,15 @@ def write_gemma3(path: Path, *, layers: int = 6, window: int = 64) -> Path:
 
 
 SMALL_LFM2 = Shape(layers=4, heads=2, kv_heads=2)
+
+
+LFM2_ARGS: Mapping[str, Any] = {
+    "blocks": 64,
+    "max_num_batched_tokens": 256,
+    "enable_prefix_caching": True,
+    "mamba_cache_mode": "align",
+}
+"""With which vLLM keeps its states."""
 
 
 def write_lfm2(path: Path, shape: Shape = SMALL_LFM2) -> Path:

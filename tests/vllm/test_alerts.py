@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.prometheus_server import Prometheus, alerts, find_prometheus, prometheus, queries
+from tests.deploy.prometheus_server import Prometheus, alerts, every_panel_has_data, find_prometheus, prometheus
 from tests.tiers.disk.test_faults import flip, places
 from tests.tiers.shared.servers import Server
 from tests.vllm.breakable import DEADLINE_MS, FOLDER
@@ -107,7 +107,7 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
             traffic = Traffic(address)
             operator = Operator(watch, traffic)
             with traffic.going_on():
-                every_panel_has_data(operator)
+                every_panel_has_data("grafana.json", watch, operator.until)
                 # Nothing is wrong so far. What fires because the machine is busy for a moment does not go on.
                 operator.until(lambda: not watch.firing(), watch.firing)
                 make_faults(operator, faults, disk, store)
@@ -120,18 +120,6 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
     assert re.search(r"WARNING .* kvtide: rank 0: a corrupt record in", text)
     assert re.search(r"WARNING .* kvtide: rank 0: writing to .*: FileNotFoundError", text), "as the alert says"
     assert re.search(r"kvtide hits=[\d.]+% device \+ [\d.]+% host \+ [\d.]+% tiers, stored=\d+ blocks", text)
-
-
-def every_panel_has_data(operator: Operator) -> None:
-    lacking = queries("grafana.json")
-
-    def asked() -> bool:
-        for title, expression in list(lacking.items()):
-            if operator.watch.query(expression):
-                del lacking[title]
-        return not lacking
-
-    operator.until(asked, lambda: f"no data for {lacking}")
 
 
 def make_faults(operator: Operator, faults: Path, disk: Path, store: Server) -> None:

@@ -7,7 +7,6 @@ finds what others have left in the blocks, and says something else.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from kvtide.core import FullAttention, StateSpace
 from tests.vllm.engines import Control, LateEngine
 from tests.vllm.fixtures import PROMPTS, Says
 from tests.vllm.llm import Engine, engine, prompt
-from tests.vllm.models import write_lfm2
+from tests.vllm.models import LFM2_ARGS, write_lfm2
 from tests.vllm.test_round_trip import assert_same
 
 OTHERS = [prompt(seed, 700) for seed in range(10, 14)]
@@ -39,15 +38,9 @@ def test_f7_states_that_vllm_copies_before_it_computes_are_there(tmp_path: Path,
     """LFM2: the runner copies the state of a hit to its next block before any connector is asked."""
     model = write_lfm2(tmp_path / "lfm2")
     prompts = [prompt(seed, length) for seed, length in enumerate((300, 400, 500))]
-    args: dict[str, Any] = {
-        "blocks": 64,
-        "max_num_batched_tokens": 256,
-        "enable_prefix_caching": True,
-        "mamba_cache_mode": "align",
-    }
-    with engine(model, None, **args) as plain:
+    with engine(model, None, **LFM2_ARGS) as plain:
         expected = plain.generate(*prompts)
-    with engine(model, **args) as offloading:
+    with engine(model, **LFM2_ARGS) as offloading:
         assert [type(group) for group in offloading.side.config.geometry.groups] == [StateSpace, FullAttention]
         assert_same(offloading.generate(*prompts), expected)
         leave_other_bytes(offloading)

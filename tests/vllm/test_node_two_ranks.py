@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvtide.demo.random_model import Shape, write_llama
 from tests.vllm.fixtures import PROMPTS
 from tests.vllm.llm import engine
 from tests.vllm.node_rig import EngineProcess, NodeProcess, wait_until
@@ -15,11 +14,6 @@ from tests.vllm.test_round_trip import assert_same, hit
 
 ASKED = PROMPTS[:4]
 EXPECTED = [hit(tokens) for tokens in ASKED]
-
-
-@pytest.fixture(scope="module")
-def one_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("one-head"), Shape(kv_heads=1))
 
 
 @pytest.fixture(scope="module")

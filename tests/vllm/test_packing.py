@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtide.copy.packing import TILE_BYTES, TILE_VALUES
+from tests.vllm.elsewhere import run_elsewhere
 from tests.vllm.fixtures import PROMPTS
 from tests.vllm.node_rig import NodeProcess
 from tests.vllm.test_round_trip import hit
 
 EXPECTED = [hit(tokens) for tokens in PROMPTS[1:4]]
-ROOT = Path(__file__).parents[2]
 
 
 def run(model: Path, folder: Path, *turns: str) -> Any:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.vllm.packed_engines", str(model), str(folder), *turns]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_elsewhere("packed_engines", model, folder, *turns)
 
 
 def outputs(turn: Any) -> list[Any]:

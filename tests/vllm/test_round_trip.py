@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvtide.core import FullAttention, StateSpace
 from tests.vllm.fixtures import PROMPTS, Says
 from tests.vllm.llm import BLOCK_TOKENS, Result, engine, prompt
-from tests.vllm.models import write_lfm2
+from tests.vllm.models import LFM2_ARGS, write_lfm2
 
 
 def assert_same(results: Sequence[Result], expected: Sequence[Result]) -> None:
@@ -56,15 +55,9 @@ def test_states_of_a_state_space_hybrid_come_back(tmp_path: Path, mode: str) -> 
     """LFM2: two groups, one of states (vLLM's mode "align") and one of full attention."""
     model = write_lfm2(tmp_path / "lfm2")
     prompts = [prompt(seed, length) for seed, length in enumerate((700, 500, 650))]
-    args: dict[str, Any] = {
-        "blocks": 64,
-        "max_num_batched_tokens": 256,
-        "enable_prefix_caching": True,
-        "mamba_cache_mode": "align",
-    }
-    with engine(model, None, **args) as plain:
+    with engine(model, None, **LFM2_ARGS) as plain:
         expected = plain.generate(*prompts)
-    with engine(model, mode, **args) as offloading:
+    with engine(model, mode, **LFM2_ARGS) as offloading:
         assert [type(group) for group in offloading.side.config.geometry.groups] == [StateSpace, FullAttention]
         assert_same(offloading.generate(*prompts), expected)
         offloading.generate(*(prompt(seed, 700) for seed in range(10, 14)))  # drives the others out

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtide.demo.random_model import Shape, write_llama
+from tests.vllm.elsewhere import results, run_elsewhere
 from tests.vllm.fixtures import PROMPTS
-from tests.vllm.llm import Result, engine
+from tests.vllm.llm import engine
 from tests.vllm.test_round_trip import assert_same, hit
 
 EXPECTED = [hit(tokens) for tokens in PROMPTS[:4]]
 HOST = "4MiB"
-
-
-@pytest.fixture(scope="module")
-def one_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("one-head"), Shape(kv_heads=1))
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +29,7 @@ def alone(one_head: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def said(one_head: Path) -> Any:
-    """Run in a process of its own: worker processes and their environment are none of this one's business."""
-    command = [sys.executable, "-m", "tests.vllm.same_kv", str(one_head), HOST]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)  # noqa: S603
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def results(said: Any) -> list[Result]:
-    return [Result(tuple(tokens), tuple(logprobs), 0) for tokens, logprobs in said["results"]]
+    return run_elsewhere("same_kv", one_head, HOST, timeout_s=600)
 
 
 def test_f27_two_ranks_say_what_one_says_computed_and_loaded(said: Any, alone: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import errno
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +41,6 @@ class Place:
     """What a tier may take there. None: no tier is to be there, so that nothing about it is wrong."""
     io: str = "auto"
     """The tier's option."""
-
-
-PlaceCheck = Callable[[Place], Finding]
 
 
 def check_space(place: Place) -> Finding:

@@ -54,13 +54,9 @@ def find_gpus(machine: Machine) -> list[GpuFound]:
     Images without nvidia-smi, or where it is not in PATH, can still use a GPU that the driver knows.
     """
     output = machine.output_of(QUERY)
-    rows = [_fields(line) for line in (output or "").splitlines()]
+    rows = [[field.strip() for field in line.split(",")] for line in (output or "").splitlines()]
     found = [_listed(row) for row in rows if len(row) == len(_FIELDS.split(","))]
     return found or list(_on_bus(machine))
-
-
-def _fields(line: str) -> list[str]:
-    return [part.strip() for part in line.split(",")]
 
 
 def _listed(row: Sequence[str]) -> GpuFound:

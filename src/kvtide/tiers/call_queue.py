@@ -37,6 +37,11 @@ class Call:
         """Make room for the results."""
         self.results = [_NOT_YET] * (1 if self.name == "clear" else len(self.work))
 
+    @property
+    def writes(self) -> bool:
+        """Whether it changes what is kept."""
+        return self.name in ("put", "clear")
+
     def result(self) -> CallResult:
         """Return what became of it, when all parts have ended."""
         assert not self.parts_left
@@ -110,7 +115,7 @@ class CallQueue:
 
     def ended(self, part: Part) -> None:
         """Note that a part that was taken does not run any more."""
-        if part.call.name not in ("lookup", "get"):
+        if part.call.writes:
             self._writing -= 1
             self._clearing = False
 

@@ -22,7 +22,7 @@ from kvtide.options import did_you_mean, parse_choice
 from kvtide.schema import OptionsModel, Read, one_of, read_model, text, whole
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.base import Tier
-from kvtide.tiers.encryption import SecretSource
+from kvtide.tiers.encryption import Cipher, SecretSource
 from kvtide.tiers.namespace import Namespace
 
 Write = Literal["through", "evict"]
@@ -95,6 +95,10 @@ class TierConfig(OptionsModel):
             return SecretSource(f"{self.option}.encryption_key_env", variable=self.encryption_key_env)
         return None
 
+    def cipher(self) -> Cipher | None:
+        """Read the key, and return what encrypts with it. None: records are not encrypted."""
+        return self.secret.cipher() if self.secret is not None else None
+
     @property
     def index(self) -> int:
         """Position in the list."""
@@ -117,26 +121,34 @@ class TierConfig(OptionsModel):
 
 
 class Kind(Protocol):
-    """What a type's module provides. The last three are for operators: see `kvtide.tiers.admin`."""
+    """What a type's module provides.
+
+    The last three are for operators. `place` is what one of them wrote: a path, or a URL with one of `URL_SCHEMES`;
+    a `ConfigError` says that it cannot be used. `options` are some of `ACCESS`, and no secrets.
+    """
 
     CONFIG: type[TierConfig]
     """What people can write about it."""
     URL_SCHEMES: tuple[str, ...]
     """What URLs of such a place begin with ("valkey://"); () for none."""
     ACCESS: tuple[str, ...]
-    """Options that operators need as well."""
+    """Options that operators need as well, by their names in the option `tiers`; other ones are refused."""
 
     def open_tier(self, config: TierConfig, namespace: Namespace, slot_bytes_max: int) -> Tier:
         """Open the tier for the namespace's rank. A `ConfigError` if this place cannot be used at all."""
 
     def inspect(self, place: str, options: Mapping[str, object]) -> dict[str, object]:
-        """Say what is there."""
+        """Say what is there, as JSON.
+
+        At least "records", "bytes", and "namespaces", a list of {"manifest": {...}, "records": n, "bytes": n}. Numbers
+        that are not known are null.
+        """
 
     def verify(self, place: str, options: Mapping[str, object], progress: Progress) -> Verified:
-        """Read and check every record."""
+        """Read and check every record. Changes nothing."""
 
     def clear(self, place: str, options: Mapping[str, object], progress: Progress) -> int:
-        """Remove everything."""
+        """Remove everything of kvtide's. Returns the number of records removed."""
 
 
 def tier_names(types: Sequence[str]) -> tuple[str, ...]:

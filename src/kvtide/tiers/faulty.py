@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtide.tiers.backend import Backend, BackendDown
@@ -48,20 +48,12 @@ class FaultyBackend(Backend):
     runs.
     """
 
-    def __init__(
-        self,
-        faults: Faults,
-        seed: int = 0,
-        *,
-        bytes_max: int = 1 << 30,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, faults: Faults, seed: int = 0) -> None:
         self.faults = faults
-        self._kept = MemoryBackend(bytes_max=bytes_max)
+        self._kept = MemoryBackend()
         self.sealer = self._kept.sealer
         self._random = random.Random(seed)  # noqa: S311 - faults are no secret
         self._lock = threading.Lock()
-        self._sleep = sleep
         self._released = threading.Event()
         self.hangs = threading.Event()
         """Set when a call hangs for the first time."""
@@ -111,7 +103,7 @@ class FaultyBackend(Backend):
             self.hangs.set()
             self._released.wait(HANG_S_MAX)
         if self._happens(self.faults.slow):
-            self._sleep(self._draw() * self.faults.slow_s)
+            time.sleep(self._draw() * self.faults.slow_s)
         if self._happens(self.faults.down):
             raise BackendDown("nobody answers")
         if self._happens(self.faults.raising):

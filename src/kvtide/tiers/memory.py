@@ -13,8 +13,8 @@ from kvtide.tiers.record import Sealer
 class MemoryBackend(Backend):
     """Keeps records in a dictionary: the oldest leave when `bytes_max` is reached. For tests, also for yours."""
 
-    def __init__(self, sealer: Sealer | None = None, *, bytes_max: int = 1 << 30) -> None:
-        self.sealer = sealer or Sealer(bytes(16), where="memory")
+    def __init__(self, *, bytes_max: int = 1 << 30) -> None:
+        self.sealer = Sealer(bytes(16), where="memory")
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._records: dict[TierKey, tuple[bytes, bytearray]] = {}

@@ -34,12 +34,11 @@ class QueuedTier(Tier):
         self,
         backend: Backend,
         *,
-        threads: int = 4,
+        threads: int,
         calls_max: int = 1024,
         bytes_max: int = 1 << 30,
         part_bytes: int = 8 << 20,
         breaker: Switch | None = None,
-        clock: Callable[[], float] = time.monotonic,
         name: str = "tier",
     ) -> None:
         for option, value in (("threads", threads), ("calls_max", calls_max), ("bytes_max", bytes_max)):
@@ -47,7 +46,6 @@ class QueuedTier(Tier):
         self._backend = backend
         self._calls_max, self._bytes_max, self._part_bytes = calls_max, bytes_max, part_bytes
         self._breaker = breaker or Switch()
-        self._clock = clock
         self._name = name
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)
@@ -103,14 +101,14 @@ class QueuedTier(Tier):
             self._shed()
             ended, self._ended = self._ended, []
             for call in ended:
-                self._calls[_writes(call.name)] -= 1
+                self._calls[call.writes] -= 1
         return [call.result() for call in ended]
 
     def wait(self, timeout_s: float) -> bool:
         """Block until there is an answer or nothing is under way. See `Tier.wait`."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
-            while not (self._ended or not self._unended):
+            while self._unended and not self._ended:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return False
@@ -155,15 +153,13 @@ class QueuedTier(Tier):
     # ------------------------------------------------------------------ taking and ending
 
     def _take(self, name: CallName, ticket: int, work: Sequence[Work]) -> bool:
-        size = sum(map(size_of, work))
-        writes = _writes(name)
+        call = Call(name, ticket, work, time.monotonic(), sum(map(size_of, work)))
         with self._lock:
-            full = self._bytes[writes] and self._bytes[writes] + size > self._bytes_max
-            if self._closed or full or self._calls[writes] >= self._calls_max:
+            full = self._bytes[call.writes] and self._bytes[call.writes] + call.size > self._bytes_max
+            if self._closed or full or self._calls[call.writes] >= self._calls_max:
                 return False
-            call = Call(name, ticket, work, self._clock(), size)
-            self._calls[writes] += 1
-            self._bytes[writes] += size
+            self._calls[call.writes] += 1
+            self._bytes[call.writes] += call.size
             self._unended += 1
             self._start(call)
             self._wake_a_thread()
@@ -196,9 +192,9 @@ class QueuedTier(Tier):
         call.parts_left -= count
         if call.parts_left:
             return
-        self._meter.count(call, self._clock() - call.begin_s)
+        self._meter.count(call, time.monotonic() - call.begin_s)
         self._unended -= 1
-        self._bytes[_writes(call.name)] -= call.size
+        self._bytes[call.writes] -= call.size
         call.work = ()  # the memory is the caller's again
         self._ended.append(call)
         self._call_ended.notify_all()
@@ -276,7 +272,3 @@ class QueuedTier(Tier):
 
 _BREAKER_CHECK_S = 0.02
 _SWITCHED_OFF = KeyResult(Verdict.THROTTLED, "the tier is switched off for a while, after failures")
-
-
-def _writes(name: CallName) -> bool:
-    return name not in ("lookup", "get")

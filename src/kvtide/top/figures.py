@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtide.top.counts import Counts
-from kvtide.top.reading import KVTIDE
+from kvtide.top.node_reading import KVTIDE
 
 LEVELS = ("device", "host", "tiers")
 STORE, LOAD = "store", "load"

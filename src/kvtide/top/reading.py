@@ -15,13 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvtide.errors import ConfigError
 from kvtide.redaction import redacted
 from kvtide.top.counts import Counts, Series
-from kvtide.top.node_reading import NODE, life_of, translate
+from kvtide.top.node_reading import KVTIDE, NODE, life_of, translate
 
 BYTES_MAX = 16 << 20
 """An answer that is longer is not one of `/metrics`."""
 OK = 200
 
-KVTIDE = "vllm:kvtide_"
 OF_VLLM = (
     "vllm:inter_token_latency_seconds",
     "vllm:num_requests_running",

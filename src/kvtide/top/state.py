@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtide.top.counts import Counts
-from kvtide.top.node_reading import NODE
-from kvtide.top.reading import KVTIDE, Reading
+from kvtide.top.node_reading import KVTIDE, NODE
+from kvtide.top.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 from kvtide.commands import SIZES, Arguments, File, Real, command, flag, option
 from kvtide.core import POLICIES
@@ -130,11 +129,7 @@ def _write(args: Arguments, plan: PlanResult, source: Input, taken: dict[str, So
         write_whole(args.plot, lambda path: draw_plan(plan, title, path))
     if args.html is not None:
         page = plan_page(plan, title, taken, args.admission)
-        write_whole(args.html, lambda path: _write_text(path, page))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+        write_whole(args.html, lambda path: path.write_text(page, encoding="utf-8"))
 
 
 _POLICIES = "lru,prefix,arc,s3fifo,forecast"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtide.traces.errors import TraceError
-from kvtide.traces.plan import PlanResult, Point
+from kvtide.traces.plan import PlanResult
 from kvtide.traces.plan_curves import compared, fine_curve, is_far_apart, is_same, main_policy, sizes_of, time_unit
 from kvtide.traces.prices import GIB
 from kvtide.traces.replay_result import ReplayResult
@@ -75,7 +75,7 @@ def _draw_gain(axis: Any, plan: PlanResult) -> None:
     sizes = [size / GIB for size in sizes_of(plan)]
     same = [policy for policy in plan.curves if policy != main and is_same(plan, policy)]
     for policy, points in plan.curves.items():
-        shares, errors = ([100 * value for value in row] for row in zip(*map(_share_and_error, points), strict=True))
+        shares, errors = [100 * point.added_share for point in points], [100 * point.error for point in points]
         if policy == main:
             curve = fine_curve(plan) or list(zip(sizes, shares, strict=True))
             axis.plot(
@@ -98,10 +98,6 @@ def _apart(sizes: Sequence[float]) -> list[float]:
         if size >= least * kept[-1]:
             kept.append(size)
     return kept
-
-
-def _share_and_error(point: Point) -> tuple[float, float]:
-    return point.added_share, point.error
 
 
 def _mark(axis: Any, chosen: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
 from kvtide.traces.cost import CostModel
-from kvtide.traces.gpus import DEFAULT_GPU, GPUS, Gpu, gpu_named
+from kvtide.traces.gpus import DEFAULT_GPU, GPUS, Gpu
 from kvtide.traces.model import DEFAULT_MODEL, Model
 
 Kind = Literal["given", "measured", "derived", "default"]
@@ -129,12 +129,3 @@ def _like_the_h200(kind: Kind, parameters: float, read_bytes: float, whose: str)
         Sourced(_H200_STORE, kind, f"{run}: one large copy"),
         Sourced(_H200_OVERHEAD_S, kind, f"{run}: of each request"),
     )
-
-
-def preset(name: str) -> CostModel:
-    """Return the cost model of a GPU, for a model of 8B parameters."""
-    return derive_rates(gpu_named(name), DEFAULT_MODEL).cost()
-
-
-PRESETS: dict[str, CostModel] = {name: preset(name) for name in GPUS}
-"""By GPU."""

@@ -82,7 +82,7 @@ def worth(steady: SteadyState, device_blocks: float, economy: Economy, size: int
     return Worth(size, added, saved, economy.prices.memory(size))
 
 
-def best_size(steady: SteadyState, device_blocks: float, economy: Economy, sizes: Sequence[int] = SIZES) -> Worth:
+def best_size(steady: SteadyState, device_blocks: float, economy: Economy, sizes: Sequence[int]) -> Worth:
     """Return the size to buy, or `NOTHING`."""
     if economy.loading_is_slower:
         return NOTHING

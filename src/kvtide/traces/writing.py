@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvtide.errors import ConfigError
 
-Write = Callable[[Path], None]
+Write = Callable[[Path], object]
 
 
 def check_writable(option: str, path: str, suffixes: tuple[str, ...] = ()) -> None:

@@ -55,10 +55,7 @@ def forget(world: World) -> None:
 
 def store(world: World, tokens: list[str]) -> None:
     """Compute and store a prompt of somebody else, and leave the errands alone."""
-    other = world.add("other", tokens)
-    world.admit(other)
-    world.compute(other)
-    world.finish(other)
+    world.finish(world.prefill("other", tokens))
     for _ in range(8):
         world.plan()
         world.drain_copies()
@@ -312,9 +309,7 @@ def test_all_fetches_together_get_half_of_the_host() -> None:
 
 def test_what_is_being_stored_is_not_asked_for() -> None:
     world = with_tiers()
-    other = world.add("other", A[:16])
-    world.admit(other)
-    world.compute(other)
+    world.prefill("other", A[:16])
     world.plan()
     request = world.add("r", A)
     world.manager.reserve(world.manager.match("r", 0, 32))
@@ -434,9 +429,7 @@ def test_a_fetch_is_late_when_anybody_still_waits_for_it() -> None:
 
 def test_old_blocks_of_windows_are_not_asked_for() -> None:
     world = with_tiers(groups=HYBRID, device_blocks=64)
-    other = world.add("other", A)
-    world.admit(other)
-    world.compute(other)
+    other = world.prefill("other", A)
     world.slide(other)  # before they are stored
     world.finish(other)
     for _ in range(4):
@@ -498,9 +491,7 @@ def test_what_comes_to_the_host_while_it_is_looked_for_is_not_fetched(stored: bo
 
 def test_a_request_whose_blocks_are_all_being_stored_does_not_wait() -> None:
     world = with_tiers()
-    other = world.add("other", A)
-    world.admit(other)
-    world.compute(other)
+    world.prefill("other", A)
     world.plan()
     request = world.add("r", A)
     world.manager.reserve(world.manager.match("r", 0, 32))

@@ -9,7 +9,6 @@ from hypothesis import given
 from kvtide.core import BelowConfig, NotSunk, Sink
 from kvtide.core.below import sinks as sinks_module
 from kvtide.core.config import Admission
-from kvtide.core.index.local import LocalIndex
 from tests.support import World, keys_of, text
 
 A, B = text("a", 32), text("b", 32)
@@ -22,10 +21,7 @@ def world_of(*, through: tuple[Admission, ...] = (), on_evict: tuple[Admission, 
 
 def store(world: World, name: str, tokens: list[str]) -> None:
     """Compute and store a prompt, and let what sinks wait for an answer."""
-    request = world.add(name, tokens)
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill(name, tokens))
     for _ in range(8):
         world.plan()
         world.drain_copies()
@@ -181,8 +177,7 @@ def test_what_is_of_use_before_its_turn_sinks_all_the_same() -> None:
     store(world, "r", A)
     assert world.manager.gauges().sink_queue_blocks == 5
     world.fill_device()
-    request = world.add("again", text("a", 33))
-    world.admit(request)
+    request = world.begin("again", text("a", 33))
     world.plan()
     world.drain_copies()
     world.finish(request)
@@ -194,13 +189,10 @@ def test_tiers_that_want_what_is_of_use_get_it_although_others_have_it_already()
     world = world_of(through=("all", "second-use"), host_blocks=128)
     world.serve("r", A)
     assert world.manager.metrics.sunk_blocks == 8
-    new = world.add("new", B)
-    world.admit(new)
-    world.compute(new)
+    new = world.prefill("new", B)
     world.plan()
     world.fill_device()
-    request = world.add("again", text("a", 33))
-    world.admit(request)
+    request = world.begin("again", text("a", 33))
     world.drain_copies()  # what is new sinks with the next plan, and so does what is of use
     sinks = [errand for errand in world.plan().errands if isinstance(errand, Sink)]
     assert [(len(sink.slots), sink.used) for sink in sinks] == [(8, True), (8, False)]
@@ -231,8 +223,7 @@ def test_what_was_of_use_and_had_no_time_to_sink_is_a_loss() -> None:
     world = world_of(through=("second-use",), host_blocks=8)
     world.serve("r", A)
     world.fill_device()
-    request = world.add("again", text("a", 33))
-    world.admit(request)
+    request = world.begin("again", text("a", 33))
     world.plan()
     world.drain_copies()
     (sinking,) = sinks_of(world)
@@ -269,9 +260,7 @@ def test_a_slot_that_leaves_is_nobody_elses_until_it_has_sunk() -> None:
     sinks = [sink for sink in sinks_of(world) if sink.leaving]
     held = [slot for sink in sinks for slot in sink.slots]
     assert held
-    request = world.add("c", text("c", 60))
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill("c", text("c", 60))
     assert not {slot for copy in world.plan().stores for slot in copy.slots} & set(held)
     world.finish(request)
     for sink in sinks:
@@ -349,10 +338,7 @@ def test_written_through_every_block_sinks_or_is_counted_once(host_blocks: int, 
     world = world_of(through=("all",), host_blocks=host_blocks)
     for number, action in enumerate(script):
         if action == "store":
-            request = world.add(str(number), text(str(number), 4 + 4 * (number % 5)))
-            world.admit(request)
-            world.compute(request)
-            world.finish(request)
+            world.finish(world.prefill(str(number), text(str(number), 4 + 4 * (number % 5))))
         elif action == "reset":
             world.reset()
         elif action == "copy":
@@ -411,15 +397,9 @@ def test_sinks_are_cut(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- at the end of all
 
 
-def index_of(world: World) -> LocalIndex:
-    index = world.manager._index
-    assert isinstance(index, LocalIndex)
-    return index
-
-
 def drain_all(world: World) -> list[Sink]:
     """Let everything leave the host; return what sank, in order."""
-    index_of(world).below.drain()
+    world.index.below.drain()
     sunk: list[Sink] = []
     while True:
         world.plan()
@@ -436,7 +416,7 @@ def test_at_the_end_everything_leaves_that_tiers_written_on_evict_should_have() 
     store(world, "a", A)
     store(world, "b", B)
     assert not sinks_of(world)
-    below = index_of(world).below
+    below = world.index.below
     sunk = drain_all(world)
     assert below.sinking_blocks == 0
     assert all(sink.leaving and len(sink.slots) <= 4 for sink in sunk), "a few at a time"
@@ -449,9 +429,9 @@ def test_at_the_end_only_what_was_of_use_goes_to_tiers_that_take_nothing_else() 
     world = world_of(on_evict=("second-use",), host_blocks=64)
     store(world, "a", A)
     store(world, "b", B)
-    slot = index_of(world).host.slot_of(0, keys_of(B, 4)[0])
+    slot = world.index.host.slot_of(0, keys_of(B, 4)[0])
     assert slot is not None
-    index_of(world).below.used([slot])
+    world.index.below.used([slot])
     assert [name for sink in drain_all(world) for name in sink.names] == [(0, keys_of(B, 4)[0])]
     assert world.manager.gauges().slots_free == 64
 
@@ -460,7 +440,7 @@ def test_at_the_end_what_waits_for_tiers_written_through_sinks_first() -> None:
     world = world_of(through=("all",), on_evict=("all",), host_blocks=16)
     store(world, "a", A)
     assert [len(sink.slots) for sink in sinks_of(world)] == [2]
-    below = index_of(world).below
+    below = world.index.below
     assert below.sinking_blocks == 8
     sunk = drain_all(world)
     assert [sink.leaving for sink in sunk] == sorted(sink.leaving for sink in sunk)
@@ -479,9 +459,9 @@ def test_at_the_end_tiers_written_through_alone_lose_nothing_and_the_host_keeps_
 def test_a_reset_at_the_end_frees_what_was_about_to_leave() -> None:
     world = world_of(on_evict=("all",), host_blocks=64)
     store(world, "a", A)
-    index_of(world).below.drain()
+    world.index.below.drain()
     world.plan()
-    assert index_of(world).below.sinking_blocks == 8
+    assert world.index.below.sinking_blocks == 8
     world.manager.reset()
     sinks = sinks_of(world)
     assert sum(len(sink.slots) for sink in sinks) == 4

@@ -14,7 +14,17 @@ NAMES = 60
 
 
 class Plain(EvictionPolicy):
-    """What these have in common: parents and time do not matter."""
+    """What these have in common: parents and time do not matter, and what is pinned is passed over."""
+
+    def __init__(self, slots: int, pins: Sequence[int], keys: Sequence[Key]) -> None:
+        super().__init__(slots, pins, keys)
+        self.passed_over: dict[int, list[int]] = {}
+        """The lists that slots come back to."""
+
+    def release(self, slots: Sequence[int]) -> None:
+        for slot in slots[::-1]:
+            if slot in self.passed_over:
+                self.passed_over.pop(slot).append(slot)
 
 
 class PlainARC(Plain):
@@ -24,7 +34,6 @@ class PlainARC(Plain):
         super().__init__(slots, pins, keys)
         self.once: list[int] = []
         self.often: list[int] = []
-        self.passed_over: dict[int, list[int]] = {}
         self.once_gone: list[Key] = []
         self.often_gone: list[Key] = []
         self.border = 0.0
@@ -57,11 +66,6 @@ class PlainARC(Plain):
                 if slot in home:
                     home.remove(slot)
                     home.append(slot)
-
-    def release(self, slots: Sequence[int]) -> None:
-        for slot in slots[::-1]:
-            if slot in self.passed_over:
-                self.passed_over.pop(slot).append(slot)
 
     def evict(self, count: int) -> list[int]:
         victims: list[int] = []
@@ -96,7 +100,6 @@ class PlainS3FIFO(Plain):
         super().__init__(slots, pins, keys)
         self.small: list[int] = []
         self.main: list[int] = []
-        self.passed_over: dict[int, list[int]] = {}
         self.uses: dict[int, int] = {}
         self.failed: list[Key] = []
 
@@ -116,11 +119,6 @@ class PlainS3FIFO(Plain):
 
     def renew(self, chain: Sequence[int], end_tokens: int, block_tokens: int) -> None:
         """Do nothing."""
-
-    def release(self, slots: Sequence[int]) -> None:
-        for slot in slots[::-1]:
-            if slot in self.passed_over:
-                self.passed_over.pop(slot).append(slot)
 
     def evict(self, count: int) -> list[int]:
         victims: list[int] = []

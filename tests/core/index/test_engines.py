@@ -49,8 +49,7 @@ class Engines:
 
     def begin(self, world: World) -> None:
         self.serial += 1
-        request = world.add(f"r{self.serial}", text(self.random.choice("abc"), self.random.randrange(6, 30)))
-        world.admit(request)
+        world.begin(f"r{self.serial}", text(self.random.choice("abc"), self.random.randrange(6, 30)))
 
     def placed(self, world: World) -> list[FakeRequest]:
         return [request for request in world.requests.values() if request.placed and not request.loading]

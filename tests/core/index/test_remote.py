@@ -63,7 +63,7 @@ class Remote(Bench):
         self.way.check_at_rest()
         assert self.remote._reservations.at_rest
         assert self.remote._look_ups.at_rest
-        assert self.remote._lives.holds_nothing
+        assert not any(self.remote._lives._held.values())
 
 
 @pytest.fixture

@@ -79,10 +79,7 @@ def test_a_lazy_engine_rests_at_a_full_node_and_tries_again_when_it_has_computed
     taken = world.host_pool.take(8)  # by others
 
     def compute(name: str) -> None:
-        request = world.add(name, text(name, 32))
-        world.admit(request)
-        world.compute(request)
-        world.finish(request)
+        world.finish(world.prefill(name, text(name, 32)))
         for _ in range(20):
             world.step(idle=True)
             if not world.manager.busy:
@@ -117,9 +114,7 @@ def test_stores_stay_within_their_budget_while_answers_are_awaited(later: bool, 
 
 def test_a_store_that_fails_is_tried_again_and_given_up_in_the_end(later: bool) -> None:
     world = world_of(later)
-    request = world.add("r", A[:8])
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill("r", A[:8])
     for _ in range(12):
         world.step(fails=lambda _: True)
     world.finish(request)
@@ -147,9 +142,7 @@ def test_a_part_of_an_offer_is_loaded_and_its_lease_lasts_as_long(later: bool, a
     assert world.admit(request, accept)
     (copy,) = world.plan().loads
     for name in "xy":
-        other = world.add(name, text(name, 24))
-        world.admit(other)
-        world.compute(other)
+        other = world.prefill(name, text(name, 24))
         for _ in range(3):
             for store in world.plan().stores:
                 assert not set(store.slots) & set(copy.slots), "what is being read is not written (I11)"
@@ -176,9 +169,7 @@ def test_a_part_that_cannot_be_resumed_from_is_computed(later: bool) -> None:
 
 def test_a_preempted_request_is_stored_from_wherever_the_device_has_it(later: bool) -> None:
     world = world_of(later)
-    request = world.add("r", A)
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill("r", A)
     world.preempt(request)
     world.drain()
     world.fill_device()
@@ -191,9 +182,7 @@ def test_a_preempted_request_is_stored_from_wherever_the_device_has_it(later: bo
 
 def test_a_request_that_begins_again_is_not_confused_by_answers_of_before(later: bool) -> None:
     world = world_of(later)
-    request = world.add("r", A)
-    world.admit(request)
-    world.compute(request)
+    request = world.prefill("r", A)
     world.plan()
     world.preempt(request)
     world.admit(request)
@@ -208,10 +197,7 @@ def test_a_request_that_begins_again_is_not_confused_by_answers_of_before(later:
 
 def test_what_the_device_gave_away_before_slots_were_granted_is_counted() -> None:
     world = world_of(later=True)
-    request = world.add("r", A)
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     world.plan()
     for block in world.pool.allocate(world.pool.num_free) or []:
         world.pool.free([block])
@@ -222,9 +208,7 @@ def test_what_the_device_gave_away_before_slots_were_granted_is_counted() -> Non
 
 def test_what_is_granted_in_a_later_step_is_copied_after_the_compute_of_that_step() -> None:
     world = world_of(later=True)
-    request = world.add("r", A[:4])
-    world.admit(request)
-    world.compute(request)
+    world.prefill("r", A[:4])
     world.plan()
     (copy,) = world.plan().stores
     assert not copy.filled, "its block may have been given away and back, and have its key before its content"
@@ -233,9 +217,7 @@ def test_what_is_granted_in_a_later_step_is_copied_after_the_compute_of_that_ste
 def test_after_a_reset_nothing_of_before_is_loaded_or_stored(later: bool) -> None:
     world = world_of(later)
     old = loading(world)
-    running = world.add("running", B)
-    world.admit(running)
-    world.compute(running)
+    running = world.prefill("running", B)
     world.plan()
     world.reset()
     for _ in range(3):
@@ -256,9 +238,7 @@ def test_after_a_stop_nothing_is_stored_and_what_is_in_flight_ends(later: bool) 
     world = world_of(later)
     request = loading(world)
     world.plan()
-    other = world.add("other", B)
-    world.admit(other)
-    world.compute(other)
+    other = world.prefill("other", B)
     world.plan()
     world.manager.stop()
     world.weights += 1
@@ -295,9 +275,7 @@ def test_without_a_node_everything_is_computed_and_counted(later: bool) -> None:
 def test_copies_under_way_end_well_when_the_node_dies(later: bool, comes_back: bool) -> None:
     world = world_of(later)
     request = loading(world)
-    other = world.add("other", B)
-    world.admit(other)
-    world.compute(other)
+    other = world.prefill("other", B)
     for _ in range(2):
         world.plan()
     assert {pending.is_load for pending in world.pending.values()} == {True, False}
@@ -317,9 +295,7 @@ def test_copies_under_way_end_well_when_the_node_dies(later: bool, comes_back: b
 def test_copies_that_have_not_begun_do_not_begin_in_another_life(later: bool) -> None:
     world = world_of(later)
     request = loading(world)
-    other = world.add("other", B)
-    world.admit(other)
-    world.compute(other)
+    other = world.prefill("other", B)
     world.plan()
     world.match(world.add("third", B))  # takes the answer: stores are planned now
     link_of(world).node.restart()
@@ -405,9 +381,7 @@ def test_what_one_engine_stored_another_one_loads(later: bool) -> None:
 
 def test_an_engine_at_rest_has_said_all_that_it_had_to_say(later: bool) -> None:
     first, second = pair(later)
-    request = first.add("r", A)
-    first.admit(request)
-    first.compute(request)
+    request = first.prefill("r", A)
     first.finish(request)
     while first.manager.busy:
         first.step()
@@ -420,9 +394,7 @@ def test_an_engine_at_rest_has_said_all_that_it_had_to_say(later: bool) -> None:
 def test_of_two_that_compute_the_same_one_stores_it_and_the_other_takes_over(later: bool) -> None:
     first, second = pair(later)
     for world in (first, second):
-        request = world.add("r", A)
-        world.admit(request)
-        world.compute(request)
+        world.prefill("r", A)
     for _ in range(3):
         first.plan()
     for _ in range(3):

@@ -313,9 +313,7 @@ def test_what_the_engine_leaves_out_of_its_table_is_not_loaded() -> None:
 
 def test_what_the_engine_left_out_from_the_beginning_is_not_a_loss_of_this_request() -> None:
     world = World(groups=HYBRID)
-    first = world.add("first", A)
-    world.admit(first)
-    world.compute(first)
+    first = world.prefill("first", A)
     world.slide(first)  # before the plan
     world.finish(first)
     world.drain()
@@ -345,8 +343,7 @@ def test_a_smaller_part_of_an_offer_needs_other_window_blocks() -> None:
 
 def test_a_smaller_part_whose_window_is_gone_is_a_failed_load_and_recomputed() -> None:
     world = World(groups=HYBRID)
-    request = world.add("first", A)
-    world.admit(request)
+    request = world.begin("first", A)
     for upto in range(4, 33, 4):
         world.compute(request, upto)
         if upto >= 24:

@@ -109,10 +109,7 @@ def test_a_plan_does_as_much_whatever_the_number_of_chains_that_wait(many: int) 
     def calls_of_a_plan(chains: int) -> int:
         world = World(pin_budget=2, device_blocks=chains, host_blocks=chains)
         for number in range(chains):
-            request = world.add(f"r{number}", text(f"{number}-", 4))
-            world.admit(request)
-            world.compute(request)
-            world.finish(request)
+            world.finish(world.prefill(f"r{number}", text(f"{number}-", 4)))
         for copy in world.plan().stores:
             world.run(copy)
         assert world.manager.gauges().backlog_blocks == chains - 2

@@ -8,16 +8,10 @@ from hypothesis import given
 
 from kvtide.core import ChunkedLocal, FullAttention, Group, NotStored, SlidingWindow, StateSpace
 from kvtide.core.chain import Chain
-from tests.support import FakeRequest, World, keys_of, text
+from tests.support import World, keys_of, text
 
 A = text("a", 32)
 HYBRID = (FullAttention(4), SlidingWindow(4, 5))
-
-
-def running(world: World, tokens: list[str], request_id: str = "r") -> FakeRequest:
-    request = world.add(request_id, tokens)
-    world.admit(request)
-    return request
 
 
 def blocks_in(world: World) -> int:
@@ -30,7 +24,7 @@ def blocks_in(world: World) -> int:
 
 def test_blocks_are_stored_once_their_tokens_are_computed() -> None:
     world = World()
-    request = running(world, A)
+    request = world.begin("r", A)
     stored = []
     for upto in (3, 4, 11, 12, 13, 32):
         world.compute(request, upto)
@@ -43,8 +37,7 @@ def test_blocks_are_stored_once_their_tokens_are_computed() -> None:
 
 def test_placeholders_are_not_stored() -> None:
     world = World()
-    request = running(world, A)
-    world.compute(request, 32, tell=False)
+    world.prefill("r", A, 32, tell=False)
     assert blocks_in(world) == 0
     world.manager.advance("r", 8)
     assert blocks_in(world) == 2
@@ -52,8 +45,7 @@ def test_placeholders_are_not_stored() -> None:
 
 def test_tokens_that_fill_no_block_leave_nothing_to_do() -> None:
     world = World()
-    request = running(world, A)
-    world.compute(request, 4)
+    request = world.prefill("r", A, 4)
     world.step()
     world.compute(request, 7)
     assert not world.manager.busy
@@ -61,8 +53,7 @@ def test_tokens_that_fill_no_block_leave_nothing_to_do() -> None:
 
 def test_a_computed_block_whose_key_is_not_known_yet_waits_for_it() -> None:
     world = World()
-    request = running(world, text("a", 6))
-    world.compute(request, 4)
+    request = world.prefill("r", text("a", 6), 4)
     world._extend(request, 8)
     world.manager.advance("r", 8)  # the last tokens were sampled on the device and are not known on the host yet
     assert blocks_in(world) == 1
@@ -73,8 +64,7 @@ def test_a_computed_block_whose_key_is_not_known_yet_waits_for_it() -> None:
 
 def test_a_block_that_never_got_a_key_is_counted() -> None:
     world = World()
-    request = running(world, text("a", 6))
-    world.compute(request)
+    request = world.prefill("r", text("a", 6))
     world.manager.advance("r", 12)
     world.finish(request)
     assert world.manager.metrics.not_stored == {NotStored.NO_KEY: 2}
@@ -83,8 +73,7 @@ def test_a_block_that_never_got_a_key_is_counted() -> None:
 def test_what_is_stored_is_not_stored_again() -> None:
     world = World()
     world.serve("first", A)
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     assert blocks_in(world) == 0
     world.finish(request)
     world.drain()
@@ -104,7 +93,7 @@ def test_what_is_being_stored_is_not_stored_again() -> None:
 def test_requests_are_served_in_the_order_in_which_they_had_blocks() -> None:
     world = World(pin_budget=8)
     for name in "ab":
-        world.compute(running(world, text(name, 32), name))
+        world.prefill(name, text(name, 32))
     world.step()
     assert (len(world.cached_blocks(text("a", 32))), len(world.cached_blocks(text("b", 32)))) == (8, 0)
     world.step()
@@ -116,9 +105,7 @@ def test_requests_are_served_in_the_order_in_which_they_had_blocks() -> None:
 
 def test_a_request_that_finishes_in_its_only_step_is_stored_whole() -> None:
     world = World()
-    request = running(world, A)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     world.drain()
     assert world.cached_blocks(A) == list(range(8))
 
@@ -132,16 +119,14 @@ def test_a_block_that_is_not_full_is_not_stored() -> None:
 
 def test_a_request_that_computed_nothing_stores_nothing() -> None:
     world = World()
-    request = running(world, A)
-    world.finish(request)
+    world.finish(world.begin("r", A))
     world.finish(world.add("waiting", A))
     assert not world.manager.busy
 
 
 def test_holes_are_filled_at_the_end() -> None:
     world = World(host_blocks=8)
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     world.step()
     world.serve("other", text("b", 12))
     holes = set(range(8)) - set(world.cached_blocks(A))
@@ -153,7 +138,7 @@ def test_holes_are_filled_at_the_end() -> None:
 
 def test_a_cut_prefix_is_not_chased_while_the_request_runs() -> None:
     world = World(host_blocks=8, device_blocks=40)
-    requests = [running(world, text(name, 40), name) for name in "ab"]
+    requests = [world.begin(name, text(name, 40)) for name in "ab"]
     for upto in range(4, 41, 4):
         for request in requests:
             world.compute(request, upto)
@@ -170,8 +155,7 @@ def test_a_full_host_is_not_asked_again_while_the_request_runs(pin_budget: int) 
     world.serve("other", text("b", 17))
     reader = world.add("reader", text("b", 17))
     world.manager.reserve(world.manager.match("reader", 0, 17))  # keeps all slots
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     assert not world.plan().stores
     assert not world.manager.busy, "nothing changes as long as nobody does anything"
     world.finish(reader)
@@ -182,8 +166,7 @@ def test_a_full_host_is_not_asked_again_while_the_request_runs(pin_budget: int) 
 
 def test_what_continues_a_cut_prefix_waits_for_the_end() -> None:
     world = World(host_blocks=4)
-    request = running(world, A)
-    world.compute(request, 16)
+    request = world.prefill("r", A, 16)
     world.step()
     world.serve("other", text("b", 16))
     assert world.cached_blocks(A) == []
@@ -198,8 +181,7 @@ def test_what_continues_a_cut_prefix_waits_for_the_end() -> None:
 @pytest.mark.parametrize("pin_budget", [1, 8])
 def test_holes_before_and_behind_what_the_host_has_are_stored_in_order(pin_budget: int) -> None:
     world = World(pin_budget=pin_budget)
-    first = running(world, A[:16], "first")
-    world.compute(first)
+    first = world.prefill("first", A[:16])
     keys = first.keys[0]
     known = Chain(0, keys[2:3], keys[1], 12, slots=world.host_pool.take(1))
     world.host_pool.assign(known)  # being fetched, say
@@ -213,14 +195,13 @@ def test_holes_before_and_behind_what_the_host_has_are_stored_in_order(pin_budge
 
 def test_the_prefix_of_a_request_that_ended_earlier_is_evicted_earlier() -> None:
     world = World(host_blocks=6)
-    first, second = running(world, text("a", 8), "first"), running(world, text("b", 16), "second")
+    first, second = world.begin("first", text("a", 8)), world.begin("second", text("b", 16))
     for request in (second, first):
         world.compute(request)
         world.step()
     world.finish(first)
     world.finish(second)
-    third = running(world, text("c", 4), "third")
-    world.compute(third)
+    world.prefill("third", text("c", 4))
     world.step()
     assert world.cached_blocks(text("a", 8)) == [0]
     assert world.cached_blocks(text("b", 16)) == [0, 1, 2, 3]
@@ -249,8 +230,7 @@ def test_window_blocks_are_stored_before_they_leave_the_window() -> None:
 
 def test_a_group_with_small_blocks_need_not_wait_for_one_with_large_ones() -> None:
     world = World(groups=(FullAttention(8), SlidingWindow(4, 9)))
-    request = running(world, A)
-    world.compute(request, 4)
+    request = world.prefill("r", A, 4)
     (copy,) = world.plan().stores
     assert copy.blocks == tuple(request.blocks[1])
     world.run(copy)
@@ -259,7 +239,7 @@ def test_a_group_with_small_blocks_need_not_wait_for_one_with_large_ones() -> No
 
 def test_window_blocks_that_left_before_they_were_stored_are_counted_once() -> None:
     world = World(groups=HYBRID)
-    request = running(world, text("a", 40))
+    request = world.begin("r", text("a", 40))
     for upto in range(4, 41, 4):
         world.compute(request, upto)
         world.slide(request)  # before the plan
@@ -273,8 +253,7 @@ def test_window_blocks_that_left_before_they_were_stored_are_counted_once() -> N
 
 def test_a_null_block_is_never_part_of_a_transfer() -> None:
     world = World(groups=HYBRID)
-    request = running(world, text("a", 40))
-    world.compute(request)
+    request = world.prefill("r", text("a", 40))
     world.slide(request)
     world.finish(request)
     for copy in world.plan().stores:
@@ -283,7 +262,7 @@ def test_a_null_block_is_never_part_of_a_transfer() -> None:
 
 def test_groups_shrink_together_although_old_window_blocks_are_not_cached() -> None:
     world = World(groups=HYBRID, host_blocks=16, pin_budget=8)
-    request = running(world, text("a", 41))
+    request = world.begin("r", text("a", 41))
     for upto in range(4, 41, 4):
         world.compute(request, upto)
         if upto >= 36:
@@ -304,8 +283,7 @@ def test_groups_shrink_together_although_old_window_blocks_are_not_cached() -> N
 
 def test_a_preempted_request_is_stored_and_loads_back() -> None:
     world = World()
-    request = running(world, text("a", 40))
-    world.compute(request, 32)
+    request = world.prefill("r", text("a", 40), 32)
     world.preempt(request)
     world.step()
     world.fill_device()
@@ -321,8 +299,7 @@ def test_a_preempted_request_is_stored_and_loads_back() -> None:
 
 def test_preemption_may_be_told_after_the_blocks_were_freed() -> None:
     world = World()
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     world._release(request)
     world.manager.preempt("r")
     world.step()
@@ -332,8 +309,7 @@ def test_preemption_may_be_told_after_the_blocks_were_freed() -> None:
 
 def test_what_left_its_window_and_is_still_on_the_device_is_stored_at_a_preemption() -> None:
     world = World(groups=HYBRID)
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     world.slide(request)
     world.preempt(request)
     world.drain()
@@ -343,8 +319,7 @@ def test_what_left_its_window_and_is_still_on_the_device_is_stored_at_a_preempti
 
 def test_a_request_that_ends_before_it_runs_again_has_nothing_to_store() -> None:
     world = World(groups=(FullAttention(1),), host_blocks=2)
-    request = running(world, A[:2])
-    world.compute(request)
+    request = world.prefill("r", A[:2])
     world.step()
     world.preempt(request)
     world.serve("other", text("b", 2))
@@ -355,8 +330,7 @@ def test_a_request_that_ends_before_it_runs_again_has_nothing_to_store() -> None
 
 def test_what_the_device_has_lost_when_a_preemption_is_told_is_counted() -> None:
     world = World()
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     world._release(request)
     world.fill_device()
     world.manager.preempt("r")
@@ -366,8 +340,7 @@ def test_what_the_device_has_lost_when_a_preemption_is_told_is_counted() -> None
 
 def test_what_is_recomputed_after_a_preemption_is_storable_again() -> None:
     world = World(device_blocks=8, pin_budget=8)
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     world.preempt(request)
     for _ in range(3):
         world.step(fails=lambda _: True)
@@ -385,8 +358,7 @@ def test_what_is_recomputed_after_a_preemption_is_storable_again() -> None:
 
 def test_nothing_of_a_request_that_ran_at_a_reset_is_stored() -> None:
     world = World()
-    request = running(world, text("a", 40))
-    world.compute(request, 16)
+    request = world.prefill("r", text("a", 40), 16)
     world.reset()
     world.compute(request, 40)
     world.step()
@@ -398,8 +370,7 @@ def test_nothing_of_a_request_that_ran_at_a_reset_is_stored() -> None:
 
 def test_what_a_reset_costs_is_counted_in_every_group() -> None:
     world = World(groups=HYBRID)
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     world.reset()
     world.finish(request)
     assert world.manager.metrics.not_stored == {NotStored.RESET: 16}
@@ -407,8 +378,7 @@ def test_what_a_reset_costs_is_counted_in_every_group() -> None:
 
 def test_a_request_preempted_after_a_reset_starts_again_and_is_stored() -> None:
     world = World()
-    request = running(world, A)
-    world.compute(request)
+    request = world.prefill("r", A)
     world.reset()
     world.preempt(request)
     assert not world.admit(request)
@@ -443,7 +413,7 @@ def test_every_computed_block_is_stored_or_its_loss_is_counted(
     fate = iter(failures)
     for number, length in enumerate(lengths):
         tokens = text(f"t{number}.", length)
-        request = running(world, tokens, f"r{number}")
+        request = world.begin(f"r{number}", tokens)
         while request.computed < length:
             world.compute(request, min(length, request.computed + chunk))
             world.step(fails=lambda _: next(fate, False))

@@ -33,10 +33,7 @@ def lazy(**options: object) -> World:
 
 def fill(world: World, name: str, tokens: int) -> None:
     """Leave a prefix in the free queue, without any plan."""
-    request = world.add(name, text(name, tokens))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill(name, text(name, tokens)))
 
 
 def front(world: World, count: int) -> list[bool]:
@@ -90,9 +87,7 @@ def test_f3_several_loads_in_the_first_step_that_has_any_evict_nothing_that_was_
 
 def test_running_requests_are_not_stored() -> None:
     world = lazy()
-    request = world.add("r", text("a", 48))
-    world.admit(request)
-    world.compute(request)
+    world.prefill("r", text("a", 48))
     assert not world.plan().stores
     assert not world.manager.busy
 
@@ -231,9 +226,7 @@ def test_computing_is_no_reason_to_look_at_clean_blocks_again(monkeypatch: pytes
     world = lazy()
     fill(world, "a", 4 * 6)
     world.step()
-    request = world.add("r", text("b", 3))
-    world.admit(request)
-    world.compute(request, 2)
+    request = world.prefill("r", text("b", 3), 2)
     world.step()
     watch = Watch(world, monkeypatch)
     world.compute(request, 3)
@@ -278,8 +271,7 @@ def test_a_block_that_came_back_behind_the_cursor_is_not_skipped() -> None:
     fill(world, "b", 4 * 6)
     world.step()
     for name in "ab":  # everything is taken out of the queue and comes back in another order
-        request = world.add(f"again {name}", text(name, 24) + text("more", 4))
-        world.admit(request)
+        request = world.begin(f"again {name}", text(name, 24) + text("more", 4))
         world.step()
         world.compute(request)
         world.finish(request)
@@ -377,8 +369,7 @@ def test_a_block_that_a_full_host_refused_is_not_skipped_although_clean_ones_are
     world.step()
     world.add("keeps its slots", text("clean", 9))
     world.manager.reserve(world.manager.match("keeps its slots", 0, 9))
-    uses_its_blocks = world.add("uses its blocks", text("clean", 9))
-    world.admit(uses_its_blocks)
+    uses_its_blocks = world.begin("uses its blocks", text("clean", 9))
     world.pool.free(held[:2])
     fill(world, "under way", 8)
     (under_way,) = world.plan().stores
@@ -399,8 +390,7 @@ def test_what_is_over_the_budget_is_not_skipped_although_clean_ones_are_behind_i
     fill(world, "clean", 16)
     for _ in range(8):
         world.step()
-    uses_its_blocks = world.add("uses its blocks", text("clean", 17))
-    world.admit(uses_its_blocks)
+    uses_its_blocks = world.begin("uses its blocks", text("clean", 17))
     world.pool.free(held[:3])
     fill(world, "dirty", 12)
     world.finish(uses_its_blocks)
@@ -463,9 +453,7 @@ def test_an_idle_engine_comes_to_rest(host_blocks: int, broken: bool) -> None:
 
 def test_what_failed_for_good_is_tried_again_once_the_engine_computes() -> None:
     world = lazy()
-    running = world.add("r", text("b", 5))
-    world.admit(running)
-    world.compute(running, 4)
+    running = world.prefill("r", text("b", 5), 4)
     fill(world, "a", 4 * 11)
     for _ in range(10):
         world.step(fails=lambda _: True)
@@ -562,10 +550,7 @@ def test_a_host_smaller_than_the_target_lets_an_idle_engine_come_to_rest() -> No
 
 def test_stores_that_always_fail_let_an_idle_engine_come_to_rest() -> None:
     world = World(mode="lazy", device_blocks=16, step_tokens=40)
-    request = world.add("r", text("a", 32))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 32)))
     for _ in range(100):
         world.step(fails=lambda _: True)
     assert not world.manager.busy
@@ -574,10 +559,7 @@ def test_stores_that_always_fail_let_an_idle_engine_come_to_rest() -> None:
 def test_a_block_that_the_device_evicts_before_it_is_stored_is_counted() -> None:
     world = World(mode="lazy", device_blocks=8, step_tokens=4)
     world.pool.on_evicted = world.manager.evicted
-    request = world.add("r", text("a", 32))
-    world.admit(request)
-    world.compute(request)
-    world.finish(request)
+    world.finish(world.prefill("r", text("a", 32)))
     world.step()
     stored = len(world.cached_blocks(text("a", 32)))
     assert 0 < stored < 8
@@ -661,14 +643,10 @@ def test_a_host_whose_only_slot_is_the_parent_of_what_is_to_be_stored_is_nothing
     fill(world, "a", 4)
     world.step()
     assert world.cached_blocks(text("a", 4)) == [0]
-    holder = world.add("holds the parent", text("a", 5))
-    world.admit(holder)
+    world.begin("holds the parent", text("a", 5))
     for name, tokens in (("child", text("a", 8)), ("other", text("b", 4))):
         world.pool.free([held.pop()])
-        request = world.add(name, tokens)
-        world.admit(request)
-        world.compute(request)
-        world.finish(request)
+        world.finish(world.prefill(name, tokens))
     assert front(world, 2) == [False, False], "the child, and one that is over the budget"
     assert not world.plan().stores
     assert not world.manager.busy

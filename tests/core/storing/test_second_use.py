@@ -190,9 +190,7 @@ def test_behind_a_block_that_is_kept_out_nothing_is_stored() -> None:
 def test_what_was_not_computed_was_not_used(mode: str) -> None:
     world = second_use(mode=mode)
     for name, computed in (("first", 5), ("second", 16)):
-        request = world.add(name, A)
-        world.admit(request)
-        world.compute(request, computed)
+        request = world.prefill(name, A, computed)
         world.step()
         world.finish(request)
         world.fill_device()

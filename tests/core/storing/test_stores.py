@@ -13,17 +13,9 @@ from kvtide.core.index.index import RUN_BLOCKS_MAX
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.storing import stores as stores_module
 from kvtide.core.storing.stores import ATTEMPTS_MAX
-from tests.support import FakeRequest, World, text
+from tests.support import World, text
 
 A = text("a", 32)
-
-
-def computed(world: World, tokens: list[str], request_id: str = "r") -> FakeRequest:
-    """A running request of which everything is computed and nothing is planned yet."""
-    request = world.add(request_id, tokens)
-    world.admit(request)
-    world.compute(request)
-    return request
 
 
 @pytest.fixture
@@ -38,7 +30,7 @@ def small_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_keys_are_visible_when_every_rank_has_every_byte(ranks: int) -> None:
     world = World(ranks=ranks)
-    computed(world, A)
+    world.prefill("r", A)
     (copy,) = world.plan().stores
     for rank in range(ranks):
         assert world.cached_blocks(A) == []
@@ -50,7 +42,7 @@ def test_keys_are_visible_when_every_rank_has_every_byte(ranks: int) -> None:
 
 def test_device_blocks_are_pinned_until_the_store_has_ended() -> None:
     world = World(device_blocks=16, pin_budget=16)
-    request = computed(world, A)
+    request = world.prefill("r", A)
     (copy,) = world.plan().stores
     world.finish(request)
     assert (world.manager.gauges().store_pins, world.pool.num_pinned) == (8, 8)
@@ -60,7 +52,7 @@ def test_device_blocks_are_pinned_until_the_store_has_ended() -> None:
 
 def test_a_plan_is_cut_into_transfers_of_bounded_size() -> None:
     world = World(device_blocks=600, host_blocks=600, pin_budget=600)
-    computed(world, text("a", 4 * 600))
+    world.prefill("r", text("a", 4 * 600))
     plan = world.plan()
     assert [len(copy.blocks) for copy in plan.stores] == [
         RUN_BLOCKS_MAX,
@@ -83,14 +75,14 @@ def test_slots_of_two_lives_share_no_transfer(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(LocalIndex, "_begin", begin_in_another_life)
     world = World(device_blocks=32, pin_budget=16)
-    computed(world, A)
-    computed(world, text("b", 8), "s")
+    world.prefill("r", A)
+    world.prefill("s", text("b", 8))
     assert [(copy.life, len(copy.slots)) for copy in world.plan().stores] == [(1, 8), (2, 2)]
 
 
 def test_blocks_of_earlier_steps_need_not_wait_for_the_step_of_the_plan() -> None:
     world = World()
-    request = computed(world, A)
+    request = world.prefill("r", A)
     assert [copy.filled for copy in world.plan().stores] == [True]
     world.finish(request)
 
@@ -98,12 +90,12 @@ def test_blocks_of_earlier_steps_need_not_wait_for_the_step_of_the_plan() -> Non
 def test_blocks_that_were_looked_up_by_key_may_be_filled_by_the_step_of_the_plan() -> None:
     """vLLM gives a block its key when it schedules the step that fills it."""
     world = World(pin_budget=4)
-    world.finish(computed(world, A))
+    world.finish(world.prefill("r", A))
     (first,) = world.plan().stores
     world.run(first)
     (rest,) = world.plan().stores
     assert (first.filled, rest.filled) == (True, False)
-    preempted = computed(world, text("b", 16), "preempted")
+    preempted = world.prefill("preempted", text("b", 16))
     world.preempt(preempted)
     world.run(rest)
     assert [copy.filled for copy in world.plan().stores] == [False]
@@ -112,7 +104,7 @@ def test_blocks_that_were_looked_up_by_key_may_be_filled_by_the_step_of_the_plan
 def test_small_stores_of_one_plan_share_a_transfer() -> None:
     world = World()
     for name in "abc":
-        computed(world, text(name, 8), name)
+        world.prefill(name, text(name, 8))
     assert [len(copy.blocks) for copy in world.plan().stores] == [6]
 
 
@@ -120,7 +112,7 @@ def test_a_chain_is_cut_into_its_blocks_if_need_be(monkeypatch: pytest.MonkeyPat
     for module in (local_module, stores_module):
         monkeypatch.setattr(module, "RUN_BLOCKS_MAX", 1)
     world = World()
-    request = computed(world, A[:8])
+    request = world.prefill("r", A[:8])
     assert [copy.blocks for copy in world.plan().stores] == [(block,) for block in request.blocks[0]]
 
 
@@ -128,26 +120,26 @@ def test_a_chain_is_cut_into_its_blocks_if_need_be(monkeypatch: pytest.MonkeyPat
 def test_small_stores_fill_up_the_last_transfer() -> None:
     world = World()
     for name, tokens in (("a", 16), ("b", 8), ("c", 8)):
-        world.finish(computed(world, text(name, tokens), name))
+        world.finish(world.prefill(name, text(name, tokens)))
     assert [len(copy.blocks) for copy in world.plan().stores] == [4, 4]
 
 
 def test_what_is_tried_again_does_not_share_a_transfer_with_what_is_new() -> None:
     """Each has attempts of its own."""
     world = World(pin_budget=32)
-    computed(world, A, "a")
+    world.prefill("a", A)
     world.step(fails=lambda _: True)
-    world.preempt(computed(world, text("b", 32), "b"))  # found by key, as what is tried again
+    world.preempt(world.prefill("b", text("b", 32)))  # found by key, as what is tried again
     assert [len(copy.blocks) for copy in world.plan().stores] == [8, 8]
 
 
 def test_what_was_stored_later_is_evicted_later() -> None:
     world = World(host_blocks=6)
-    computed(world, text("a", 8), "a")
+    world.prefill("a", text("a", 8))
     world.step()
-    computed(world, text("b", 16), "b")
+    world.prefill("b", text("b", 16))
     world.step()
-    computed(world, text("c", 4), "c")
+    world.prefill("c", text("c", 4))
     world.step()
     assert world.cached_blocks(text("a", 8)) == [0]
     assert world.cached_blocks(text("b", 16)) == [0, 1, 2, 3]
@@ -155,9 +147,9 @@ def test_what_was_stored_later_is_evicted_later() -> None:
 
 def test_what_is_stored_after_a_reset_does_not_share_a_transfer_with_what_came_to_nothing() -> None:
     world = World(pin_budget=32)
-    world.finish(computed(world, A, "before"))  # begun, and not planned yet
+    world.finish(world.prefill("before", A))  # begun, and not planned yet
     world.reset()
-    world.finish(computed(world, A, "after"))
+    world.finish(world.prefill("after", A))
     world.drain()
     assert world.cached_blocks(A) == list(range(8))
     assert world.manager.metrics.not_stored == {NotStored.RESET: 8}
@@ -166,7 +158,7 @@ def test_what_is_stored_after_a_reset_does_not_share_a_transfer_with_what_came_t
 @pytest.mark.usefixtures("small_transfers")
 def test_transfers_of_one_prefix_may_end_in_any_order() -> None:
     world = World(pin_budget=32, host_blocks=8)
-    request = computed(world, A)
+    request = world.prefill("r", A)
     first, second = world.plan().stores
     world.run(second)
     assert world.cached_blocks(A) == [4, 5, 6, 7]
@@ -183,7 +175,7 @@ def test_transfers_of_one_prefix_may_end_in_any_order() -> None:
 @pytest.mark.parametrize("lost", [[0], [7], [2, 3, 5], list(range(8))])
 def test_f10_blocks_that_one_rank_had_no_place_for_are_not_visible_and_are_counted(lost: list[int]) -> None:
     world = World(ranks=2, pin_budget=32)
-    computed(world, A)
+    world.prefill("r", A)
     plan = world.plan()
     slots = [slot for copy in plan.stores for slot in copy.slots]
     for copy in plan.stores:
@@ -201,7 +193,7 @@ def test_f10_blocks_that_one_rank_had_no_place_for_are_not_visible_and_are_count
 
 def test_what_follows_a_block_without_a_place_is_offered_once_that_has_one() -> None:
     world = World(pin_budget=32)
-    request = computed(world, A)
+    request = world.prefill("r", A)
     (copy,) = world.plan().stores
     world.run(copy, not_kept=copy.slots[3:4])
     assert world.cached_blocks(A) == [0, 1, 2, 4, 5, 6, 7]
@@ -214,7 +206,7 @@ def test_what_follows_a_block_without_a_place_is_offered_once_that_has_one() -> 
 def test_a_chain_continues_a_block_that_is_kept_when_its_first_ones_are_not() -> None:
     world = World(pin_budget=32, host_blocks=9)
     world.serve("a", A)
-    longer = computed(world, text("a", 40), "b")
+    longer = world.prefill("b", text("a", 40))
     (copy,) = world.plan().stores
     world.run(copy, not_kept=copy.slots[:1])
     assert world.manager.gauges().slots_pinned == 0, "the block before it is kept no longer"
@@ -227,7 +219,7 @@ def test_a_chain_continues_a_block_that_is_kept_when_its_first_ones_are_not() ->
 
 def test_stores_never_pin_more_than_their_budget() -> None:
     world = World(pin_budget=3)
-    request = computed(world, A)
+    request = world.prefill("r", A)
     sizes = []
     while len(world.cached_blocks(A)) < 8:
         plan = world.plan()
@@ -242,7 +234,7 @@ def test_stores_never_pin_more_than_their_budget() -> None:
 
 def test_no_store_starts_while_the_budget_is_used_up() -> None:
     world = World(pin_budget=3)
-    computed(world, A)
+    world.prefill("r", A)
     (copy,) = world.plan().stores
     assert not world.plan().stores
     world.run(copy)
@@ -251,8 +243,7 @@ def test_no_store_starts_while_the_budget_is_used_up() -> None:
 
 def test_what_is_over_the_budget_at_the_end_waits_and_is_stored_from_the_free_queue() -> None:
     world = World(pin_budget=3)
-    request = computed(world, A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     assert world.manager.gauges().backlog_blocks == 5
     assert world.manager.busy
     world.drain()
@@ -263,7 +254,7 @@ def test_what_is_over_the_budget_at_the_end_waits_and_is_stored_from_the_free_qu
 def test_a_gauge_says_how_many_blocks_wait() -> None:
     world = World(pin_budget=3)
     for name in "abc":
-        world.finish(computed(world, text(name, 16), name))
+        world.finish(world.prefill(name, text(name, 16)))
     waiting = []
     while world.manager.busy:
         waiting.append(world.manager.gauges().backlog_blocks)
@@ -273,7 +264,7 @@ def test_a_gauge_says_how_many_blocks_wait() -> None:
 
 def test_what_waits_again_is_not_too_much_because_it_has_waited_before() -> None:
     world = World(device_blocks=16, pin_budget=1)
-    world.finish(computed(world, text("a", 64)))
+    world.finish(world.prefill("r", text("a", 64)))
     world.drain()
     assert world.manager.metrics.stored_blocks == 16
     assert not world.manager.metrics.not_stored
@@ -282,9 +273,9 @@ def test_what_waits_again_is_not_too_much_because_it_has_waited_before() -> None
 @pytest.mark.usefixtures("small_transfers")
 def test_a_tail_is_not_lost_because_its_head_waits_for_room() -> None:
     world = World(pin_budget=8)
-    computed(world, A, "a")
+    world.prefill("a", A)
     world.step(fails=lambda _: True)  # the head and the tail have to be tried again
-    world.finish(computed(world, text("b", 28), "b"))  # and there is room for one block
+    world.finish(world.prefill("b", text("b", 28)))  # and there is room for one block
     assert world.manager.gauges().store_pins == 7
     world.plan()
     world.drain_copies()
@@ -296,15 +287,14 @@ def test_a_tail_is_not_lost_because_its_head_waits_for_room() -> None:
 
 def test_a_store_that_uses_the_budget_up_leaves_nothing_to_wait_for() -> None:
     world = World(pin_budget=8)
-    world.finish(computed(world, A))
+    world.finish(world.prefill("r", A))
     world.step()
     assert not world.manager.busy
 
 
 def test_what_waited_too_long_is_counted() -> None:
     world = World(pin_budget=3, device_blocks=8)
-    request = computed(world, A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     world.fill_device()  # someone else needs the blocks that are not pinned
     world.drain()
     assert world.cached_blocks(A) == [0, 1, 2]
@@ -313,7 +303,7 @@ def test_what_waited_too_long_is_counted() -> None:
 
 def test_what_continues_a_block_that_was_lost_is_lost_too() -> None:
     world = World(pin_budget=1)
-    request = computed(world, text("a", 16))
+    request = world.prefill("r", text("a", 16))
     blocks = list(request.blocks[0])
     world.finish(request)
     world.pool._forget(blocks[2])
@@ -324,7 +314,7 @@ def test_what_continues_a_block_that_was_lost_is_lost_too() -> None:
 
 def test_a_window_block_is_of_use_without_the_block_before_it() -> None:
     world = World(pin_budget=1, groups=(SlidingWindow(4, 5),))
-    request = computed(world, text("a", 16))
+    request = world.prefill("r", text("a", 16))
     blocks = list(request.blocks[0])
     world.finish(request)
     world.pool._forget(blocks[2])
@@ -335,7 +325,7 @@ def test_a_window_block_is_of_use_without_the_block_before_it() -> None:
 
 def test_what_was_begun_goes_on_before_others_of_its_length() -> None:
     world = World(pin_budget=1)
-    first, second = computed(world, text("a", 8), "a"), computed(world, text("b", 8), "b")
+    first, second = world.prefill("a", text("a", 8)), world.prefill("b", text("b", 8))
     (_, tail_of_a), (head_of_b, tail_of_b) = list(first.blocks[0]), list(second.blocks[0])
     world.finish(first)
     world.finish(second)
@@ -349,7 +339,7 @@ def test_what_was_begun_goes_on_before_others_of_its_length() -> None:
 
 def test_whose_request_has_ended_first_is_stored_first() -> None:
     world = World(pin_budget=1)
-    requests = [computed(world, text(name, 4), name) for name in "abc"]
+    requests = [world.prefill(name, text(name, 4)) for name in "abc"]
     blocks = [request.blocks[0][0] for request in requests]
     for request in requests:
         world.finish(request)
@@ -364,8 +354,7 @@ def test_whose_request_has_ended_first_is_stored_first() -> None:
 def test_what_waits_is_bounded_by_the_device_pool() -> None:
     world = World(pin_budget=1, device_blocks=4)
     for name in "abcd":  # each finds the device empty again
-        request = computed(world, text(name, 12), name)
-        world.finish(request)
+        world.finish(world.prefill(name, text(name, 12)))
         world.fill_device()
         assert world.manager.gauges().backlog_blocks <= 4
     lost = world.manager.metrics.not_stored
@@ -379,8 +368,7 @@ def test_what_waits_is_bounded_by_the_device_pool() -> None:
 
 def test_a_full_host_costs_blocks_and_says_so() -> None:
     world = World(host_blocks=3)
-    request = computed(world, A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     world.drain()
     assert world.cached_blocks(A) == [0, 1, 2]
     assert world.manager.metrics.not_stored[NotStored.HOST_FULL] == 5
@@ -389,8 +377,7 @@ def test_a_full_host_costs_blocks_and_says_so() -> None:
 def test_the_parent_is_not_evicted_to_make_room_for_its_own_child() -> None:
     for policy in ("prefix", "lru"):
         world = World(host_blocks=1, policy=policy)
-        request = world.add("r", text("a", 8))
-        world.admit(request)
+        request = world.begin("r", text("a", 8))
         for upto in (4, 8):
             world.compute(request, upto)
             world.step()
@@ -405,7 +392,7 @@ def test_the_parent_is_not_evicted_to_make_room_for_its_own_child() -> None:
 
 def test_a_failed_store_leaves_nothing_visible_and_is_tried_again() -> None:
     world = World()
-    computed(world, A)
+    world.prefill("r", A)
     world.step(fails=lambda _: True)
     assert world.cached_blocks(A) == []
     assert world.manager.metrics.stores_failed == 1
@@ -420,7 +407,7 @@ def test_what_failed_first_is_tried_again_first() -> None:
     world = World()
     blocks: list[int] = []
     for name in "ab":
-        request = computed(world, text(name, 4), name)
+        request = world.prefill(name, text(name, 4))
         blocks += request.blocks[0]
         world.plan()
     world.step(fails=lambda _: True)
@@ -429,7 +416,7 @@ def test_what_failed_first_is_tried_again_first() -> None:
 
 def test_a_store_that_failed_on_one_rank_of_two_is_not_visible() -> None:
     world = World(ranks=2)
-    computed(world, A)
+    world.prefill("r", A)
     (copy,) = world.plan().stores
     world.run(copy, ranks=[0])
     world.run(copy, ranks=[1], why="broken")
@@ -440,7 +427,7 @@ def test_a_store_that_failed_on_one_rank_of_two_is_not_visible() -> None:
 
 def test_a_store_is_given_up_after_so_many_attempts() -> None:
     world = World()
-    request = computed(world, A)
+    request = world.prefill("r", A)
     tries: list[Copy] = []
 
     def fails(copy: Copy) -> bool:
@@ -478,8 +465,7 @@ def test_a_failed_store_is_taken_over_by_another_holder_of_the_same_bytes() -> N
 
 def test_a_failed_store_whose_bytes_are_gone_is_counted() -> None:
     world = World(device_blocks=8)
-    request = computed(world, A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     (copy,) = world.plan(idle=True).stores[:1]
     world.run(copy, why="broken")
     for pending in list(world.pending.values()):
@@ -492,8 +478,7 @@ def test_a_failed_store_whose_bytes_are_gone_is_counted() -> None:
 
 def test_a_head_that_failed_once_does_not_cost_its_deferred_tail() -> None:
     world = World(pin_budget=4)
-    request = computed(world, A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     world.step(fails=lambda copy: copy.id == 1)
     world.drain()
     assert world.cached_blocks(A) == list(range(8))
@@ -503,8 +488,7 @@ def test_a_head_that_failed_once_does_not_cost_its_deferred_tail() -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_parts_of_a_prefix_that_fail_in_any_order_are_all_tried_again(order: tuple[int, int]) -> None:
     world = World(pin_budget=32)
-    request = computed(world, A)
-    world.finish(request)
+    world.finish(world.prefill("r", A))
     stores = world.plan().stores
     for index in order:
         world.run(stores[index], why="broken")
@@ -516,7 +500,7 @@ def test_parts_of_a_prefix_that_fail_in_any_order_are_all_tried_again(order: tup
 def test_one_failure_in_a_shared_transfer_is_not_the_end_of_the_others() -> None:
     world = World()
     for name in "abc":
-        world.finish(computed(world, text(name, 8), name))
+        world.finish(world.prefill(name, text(name, 8)))
     world.step(fails=lambda _: True)
     world.drain()
     assert all(world.cached_blocks(text(name, 8)) == [0, 1] for name in "abc")
@@ -528,7 +512,7 @@ def test_one_failure_in_a_shared_transfer_is_not_the_end_of_the_others() -> None
 @pytest.mark.parametrize("when", ["planned", "in flight", "waiting"])
 def test_a_reset_ends_stores_that_are(when: str) -> None:
     world = World(pin_budget=8 if when != "waiting" else 2)
-    request = computed(world, A)
+    request = world.prefill("r", A)
     if when == "in flight":
         world.plan()
     world.finish(request)
@@ -542,10 +526,10 @@ def test_a_reset_ends_stores_that_are(when: str) -> None:
 
 def test_the_same_key_can_be_stored_anew_while_an_old_copy_of_it_ends() -> None:
     world = World(pin_budget=32)
-    world.finish(computed(world, A))
+    world.finish(world.prefill("r", A))
     (old,) = world.plan().stores
     world.reset()
-    world.finish(computed(world, A, "s"))
+    world.finish(world.prefill("s", A))
     (new,) = world.plan().stores
     assert set(old.slots).isdisjoint(new.slots)
     world.run(new)
@@ -557,7 +541,7 @@ def test_the_same_key_can_be_stored_anew_while_an_old_copy_of_it_ends() -> None:
 
 def test_reports_about_unknown_stores_change_nothing() -> None:
     world = World(groups=(FullAttention(4), SlidingWindow(4, 9)))
-    computed(world, A)
+    world.prefill("r", A)
     world.plan()
     world.report(Report(0, done=(77,), failed=((78, "what?"),)), Report(5, done=(1,)))
     assert world.manager.metrics.reports_unknown == 3

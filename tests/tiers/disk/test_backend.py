@@ -27,6 +27,14 @@ def items(numbers: range, size: int = 8192) -> list[Item]:
     return [Item(key(number), block(number, size)) for number in numbers]
 
 
+def fill(folder: Path) -> Path:
+    """Leave a store with ten blocks in a folder."""
+    store = disk_store(folder)
+    store.put(items(range(10)))
+    store.close()
+    return folder
+
+
 def served(store: DiskBackend, numbers: range, size: int = 8192) -> list[int]:
     """Return the blocks that come back; each has to be what it was."""
     wanted = [Item(key(number), room(size)) for number in numbers]

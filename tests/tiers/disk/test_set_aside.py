@@ -13,7 +13,7 @@ from kvtide.errors import ConfigError
 from kvtide.tiers.disk import set_aside
 from kvtide.tiers.disk.store_folder import used_bytes
 from tests.command_line import run
-from tests.tiers.disk.test_backend import items, served
+from tests.tiers.disk.test_backend import fill, items, served
 from tests.tiers.support import disk_store
 
 MARKER = "kvtide-store.json"
@@ -30,9 +30,7 @@ WRITTEN = {
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    store = disk_store(tmp_path)
-    store.put(items(range(10)))
-    store.close()
+    fill(tmp_path)
     (tmp_path / "holiday.jpg").write_text("a beach")
     return tmp_path
 

@@ -14,7 +14,7 @@ def test_addresses_are_completed_with_the_usual_ports() -> None:
     assert isinstance(config, MooncakeConfig)
     assert config.address == ("cache.example:50051", "http://cache.example:8080/metadata")
     assert config.place == "mooncake://cache.example:50051"
-    assert config.segment_bytes == 0
+    assert config.segment == 0
 
 
 def test_all_options_are_read() -> None:
@@ -22,7 +22,7 @@ def test_all_options_are_read() -> None:
     (config,) = parse_tiers([{"type": "mooncake", **options, "devices": "mlx5_0"}])
     assert isinstance(config, MooncakeConfig)
     assert config.address == ("h:1", "P2PHANDSHAKE")
-    assert (config.hostname, config.segment_bytes, config.protocol, config.devices) == ("me", 1 << 30, "rdma", "mlx5_0")
+    assert (config.hostname, config.segment, config.protocol, config.devices) == ("me", 1 << 30, "rdma", "mlx5_0")
 
 
 @pytest.mark.parametrize(

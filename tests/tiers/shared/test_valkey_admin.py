@@ -8,7 +8,6 @@ import pytest
 
 from kvtide.errors import ConfigError
 from kvtide.tiers import HIT, Item, Verdict
-from kvtide.tiers.admin import no_progress
 from kvtide.tiers.record import HEADER_BYTES
 from kvtide.tiers.valkey import clear, inspect, verify
 from tests.contracts.tier_contract import BLOCK_BYTES, block, get, key, lookup, put, room, verdicts
@@ -61,7 +60,7 @@ def test_verify_finds_what_does_not_hold_and_changes_nothing(own: Server) -> Non
     assert (found.records, found.corrupt_records, len(found.corrupt)) == (30, 4, 4)
     assert seen == sorted(seen)
     assert seen[-1] == found.bytes
-    assert verify(own.url, {}, no_progress) == found
+    assert verify(own.url, {}, lambda *_: None) == found
 
 
 def test_clear_removes_all_that_is_ours_and_running_engines_begin_anew(own: Server) -> None:
@@ -69,7 +68,7 @@ def test_clear_removes_all_that_is_ours_and_running_engines_begin_anew(own: Serv
     with valkey_tier(own.url) as one, valkey_tier(own.url) as other:
         put(one, [Item(key(number), block(number, 64)) for number in range(2500)])
         put(other, [Item(key(1), block(1))])
-        assert clear(own.url, {}, no_progress) == 2501
+        assert clear(own.url, {}, lambda *_: None) == 2501
         assert own.raw.keys("*") == [b"somebody else's"]
         assert verdicts(get(one, [Item(key(1), room(64))])) == [Verdict.MISS]
         assert verdicts(lookup(other, [key(1)])) == [Verdict.MISS]
@@ -78,7 +77,7 @@ def test_clear_removes_all_that_is_ours_and_running_engines_begin_anew(own: Serv
 
 
 def test_a_server_that_cannot_be_used_is_refused_by_name_and_without_the_password() -> None:
-    for call in (lambda place: inspect(place, {}), lambda place: verify(place, {}, no_progress)):
+    for call in (lambda place: inspect(place, {}), lambda place: verify(place, {}, lambda *_: None)):
         with pytest.raises(ConfigError) as refusal:
             call("valkey://kv:hunter2@127.0.0.1:1")
         assert refusal.value.option == "url"

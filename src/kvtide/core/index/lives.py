@@ -100,11 +100,6 @@ class Lives:
         if life != self.now:
             self._drain(life)
 
-    @property
-    def holds_nothing(self) -> bool:
-        """Whether nothing is held, of any life."""
-        return not any(self._held.values())
-
     def _drain(self, life: int) -> None:
         """Tell that nothing is held any more of a life that is over."""
         if not self._held[life]:

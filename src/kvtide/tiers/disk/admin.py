@@ -11,7 +11,7 @@ from kvtide.redaction import redacted
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.disk.aligned import PAGE
 from kvtide.tiers.disk.file_io import read_all
-from kvtide.tiers.disk.lock import FolderLock, Held, holder
+from kvtide.tiers.disk.lock import LOCK_NAME, FolderLock, Held, holder
 from kvtide.tiers.disk.manifests import read_manifests
 from kvtide.tiers.disk.segments import Found, find_segments
 from kvtide.tiers.disk.shared_folder import stores_inside
@@ -85,7 +85,7 @@ def clear(place: str, _options: Mapping[str, object], progress: Progress) -> int
                 removed += sum(len(_headers_if_readable(segment) or ()) for segment in find_segments(folder.path))
                 empty(folder.path)
                 progress(done, len(folders))
-        for name in (FORMAT_NAME, "lock"):
+        for name in (FORMAT_NAME, LOCK_NAME):
             (root / name).unlink(missing_ok=True)
     return removed
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtide.tiers.disk.aligned import PAGE, aligned
+from kvtide.tiers.disk.aligned import PAGE, aligned, is_aligned
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 BUFFERS_MAX = 512
@@ -46,12 +46,17 @@ def probe(folder: Path) -> IoMode:
     return IoMode.DIRECT if works else IoMode.BUFFERED
 
 
-def open_file(path: Path, mode: IoMode, *, create: bool = False, write: bool = True) -> int:
+def open_file(path: Path, mode: IoMode, *, create: bool = False) -> int:
     """Open a file that only its owner can read."""
-    flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     if mode is IoMode.DIRECT:
         flags |= os.O_DIRECT
     return os.open(path, flags, FILE_MODE)
+
+
+def moves_as_it_is(buffer: memoryview, mode: IoMode) -> bool:
+    """Say whether whole pages can be read to this memory, or written from it."""
+    return is_aligned(buffer) if mode is IoMode.DIRECT else not buffer.nbytes % PAGE
 
 
 def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> None:

@@ -36,7 +36,7 @@ def open_backend(config: DiskConfig, namespace: Namespace, slot_bytes_max: int) 
     if layout is None:
         needed = bytes_needed(slot_bytes_max) * namespace.world
         raise ConfigError(f"{config.option}.size", config.size, f"at least {needed} bytes, for one block on each rank")
-    cipher = config.secret.cipher() if config.secret is not None else None
+    cipher = config.cipher()
     begin_s = time.monotonic()
     folder, lock = move_in(f"{config.option}.path", config.path, namespace.rank, namespace.world, share_bytes)
     try:

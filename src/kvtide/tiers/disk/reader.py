@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from kvtide.errors import describe
 from kvtide.tiers.base import MISS, Item, KeyResult, Verdict
-from kvtide.tiers.disk.aligned import PAGE, Bounce, is_aligned, pages
-from kvtide.tiers.disk.file_io import IoMode
+from kvtide.tiers.disk.aligned import PAGE, Bounce, pages
+from kvtide.tiers.disk.file_io import IoMode, moves_as_it_is
 from kvtide.tiers.disk.index import Index, Spot
 from kvtide.tiers.record import Reading, Sealer, stored_key, unpack
 
@@ -68,8 +68,7 @@ class Reader:
         header = unpack(raw)
         if header is None or header.length != item.buffer.nbytes:
             return self._verify(item, spot, raw, b"")
-        direct = self._mode is IoMode.DIRECT
-        as_it_is = not header.encrypted and (is_aligned(item.buffer) if direct else not item.buffer.nbytes % PAGE)
+        as_it_is = not header.encrypted and moves_as_it_is(item.buffer, self._mode)
         return Wanted(position, item, spot, raw, header.place, as_it_is)
 
     def _read_run(self, run: Sequence[Wanted], results: list[KeyResult]) -> None:

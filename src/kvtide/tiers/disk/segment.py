@@ -145,10 +145,8 @@ class Segment:
         entries = self._entries()
         used = np.flatnonzero(self._valid(entries))
         if used.size:
-            last = entries[used]
             self.next_entry = int(used[-1]) + 1
-            ends = last["place"].astype(np.int64) + -(-last["length"].astype(np.int64) // PAGE)
-            self.next_page = int(ends.max())
+            self.next_page = int(_ends(entries[used]).max())
         return _keys(entries[used]), used.tolist()
 
     def published_keys(self) -> list[bytes]:
@@ -223,7 +221,6 @@ class Segment:
     def _valid(self, entries: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """Say which entries look like records of this segment's owner: a hint, as an index is."""
         sequences = np.arange(self.layout.capacity, dtype=np.uint64) + np.uint64(self.owner.first_sequence)
-        ends = entries["place"].astype(np.int64) + -(-entries["length"].astype(np.int64) // PAGE)
         valid: npt.NDArray[np.bool_] = (
             (entries["magic"] == int.from_bytes(MAGIC, "little"))
             & (entries["version"] == FORMAT_VERSION)
@@ -231,9 +228,15 @@ class Segment:
             & (entries["key_bytes"] <= KEY_BYTES_MAX)
             & (entries["sequence"] == sequences)
             & (entries["place"] >= self.layout.first_page)
-            & (ends <= self.layout.last_page)
+            & (_ends(entries) <= self.layout.last_page)
         )
         return valid
+
+
+def _ends(entries: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """Return the page behind each body."""
+    ends: npt.NDArray[np.int64] = entries["place"].astype(np.int64) + -(-entries["length"].astype(np.int64) // PAGE)
+    return ends
 
 
 def _keys(entries: npt.NDArray[np.void]) -> list[bytes]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from kvtide.errors import ConfigError
 from kvtide.tiers.admin import OtherFormat
 from kvtide.tiers.disk.lock import LOCK_NAME
-from kvtide.tiers.disk.segments import find_segments, stat_of
+from kvtide.tiers.disk.segments import stat_of
 from kvtide.tiers.record import FORMAT_VERSION
 
 FORMAT_NAME = "kvtide-store.json"
@@ -110,15 +110,13 @@ def in_use(option: str, root: Path, pid: int | None) -> ConfigError:
     )
 
 
-def empty(folder: Path) -> int:
-    """Remove a rank's folder with all that is ours; return the number of segments."""
-    segments = sum(1 for _ in find_segments(folder))
+def empty(folder: Path) -> None:
+    """Remove a rank's folder with all that is ours."""
     for path in folder.iterdir():
         if _OURS.fullmatch(path.name):
             path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
-    return segments
 
 
 def remove_store(root: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtide.tiers.base import Item
-from kvtide.tiers.disk.aligned import PAGE, Bounce, is_aligned, pages
-from kvtide.tiers.disk.file_io import IoMode
+from kvtide.tiers.disk.aligned import Bounce, pages
+from kvtide.tiers.disk.file_io import IoMode, moves_as_it_is
 from kvtide.tiers.disk.segment import Segment
 from kvtide.tiers.record import Sealer
 
@@ -30,17 +30,13 @@ class Writer:
             header, body = self._sealer.seal(item.key, item.buffer, sequence=sequence, place=page)
             headers.append(header)
             page += pages(body.nbytes)
-            if _as_it_is(body, self._mode):
+            if moves_as_it_is(body, self._mode):
                 waiting.append(body)
                 continue
             segment.write([*waiting, _bounced(body)], begin)
             waiting, begin = [], page
         segment.write(waiting, begin)
         segment.publish(first_entry, headers)
-
-
-def _as_it_is(body: memoryview, mode: IoMode) -> bool:
-    return is_aligned(body) if mode is IoMode.DIRECT else not body.nbytes % PAGE
 
 
 def _bounced(body: memoryview) -> memoryview:

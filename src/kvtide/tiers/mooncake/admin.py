@@ -44,15 +44,13 @@ def clear(place: str, options: Mapping[str, object], progress: Progress) -> int:
 def _store(place: str) -> Iterator[Any]:
     address = parse_place(place)
     options = {"type": "mooncake", "master": address.master, "metadata": address.metadata, "deadline_ms": _DEADLINE_MS}
+    store, is_up = None, True
     try:
         store = connect(MooncakeConfig.model_validate(options))
-    except BackendDown as down:
-        raise ConfigError("url", redacted(place), f"a store that can be used ({down})") from None
-    is_up = True
-    try:
         yield store
     except BackendDown as down:
         is_up = False
         raise ConfigError("url", redacted(place), f"a store that can be used ({down})") from None
     finally:
-        disconnect(store, is_up=is_up)
+        if store is not None:
+            disconnect(store, is_up=is_up)

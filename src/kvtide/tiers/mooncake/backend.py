@@ -38,9 +38,7 @@ class MooncakeBackend(Backend):
         self._config = config
         self._namespace = namespace
         self._names = Names(namespace.digest)
-        self.sealer = Sealer(
-            namespace.digest, config.secret.cipher() if config.secret else None, where=f"mooncake at {config.place}"
-        )
+        self.sealer = Sealer(namespace.digest, config.cipher(), where=f"mooncake at {config.place}")
         self._staging = Staging()
         self._connecting = threading.Lock()
         self._store: Any = None

@@ -62,7 +62,7 @@ def connect(config: MooncakeConfig) -> Any:
     who = (config.protocol, config.devices, address.master)
     _try_elsewhere([*where, *who])
     store = module.MooncakeDistributedStore()
-    if status := store.setup(*where, config.segment_bytes, 0, *who):
+    if status := store.setup(*where, config.segment, 0, *who):
         raise BackendDown(f"setup failed with status {status}")
     return store
 

@@ -83,11 +83,6 @@ class MooncakeConfig(TierConfig):
         return address_of("master", self.master, self.metadata)
 
     @property
-    def segment_bytes(self) -> int:
-        """Memory that is lent."""
-        return self.segment
-
-    @property
     def place(self) -> str:
         """Where it keeps bytes."""
         return f"mooncake://{self.address.master}"

@@ -16,7 +16,7 @@ from kvtide.tiers.batches import batches
 from kvtide.tiers.record import HEADER_BYTES, checksum_of, unpack
 from kvtide.tiers.valkey.connection import Connection, good
 from kvtide.tiers.valkey.manifests import read_manifests
-from kvtide.tiers.valkey.names import PREFIX, RecordName, generation_names
+from kvtide.tiers.valkey.names import NAMESPACES, PREFIX, RecordName, generation_names
 from kvtide.tiers.valkey.options import parse_access
 from kvtide.tiers.valkey.protocol import Reply
 
@@ -84,7 +84,7 @@ def clear(place: str, options: Mapping[str, object], progress: Progress) -> int:
                 (count,) = _ask(connection, [(b"UNLINK", *(name.raw for name in page))])
                 removed += count if isinstance(count, int) else 0
                 progress(removed, None)
-        _ask(connection, [(b"UNLINK", PREFIX + b"namespaces")])
+        _ask(connection, [(b"UNLINK", NAMESPACES)])
     return removed
 
 

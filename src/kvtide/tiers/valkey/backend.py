@@ -55,9 +55,9 @@ class ValkeyBackend(Backend):
         self._connections = Connections(config.access, config.deadline_ms / 1000)
         self._namespace = namespace
         self._names = Names(namespace.digest)
-        self.sealer = Sealer(namespace.digest, config.secret.cipher() if config.secret else None, where=self._where)
+        self.sealer = Sealer(namespace.digest, config.cipher(), where=self._where)
         self._expiry = (b"EX", b"%d" % config.ttl_s) if config.ttl_s else ()
-        self._body_bytes_max = config.max_value_bytes - HEADER_BYTES
+        self._body_bytes_max = config.max_value - HEADER_BYTES
         self._sweep = Sweep(self._names)
         self._generation = Generation(self._names)
         # A full server, or a replica, still reads: this switches writing off alone.

@@ -20,10 +20,8 @@ def open_tier(config: TierConfig, namespace: Namespace, slot_bytes_max: int) -> 
     """Open the tier for the namespace's rank. A server that cannot be reached is no error: it is tried again later."""
     assert isinstance(config, ValkeyConfig)
     needed = slot_bytes_max + HEADER_BYTES
-    if needed > config.max_value_bytes:
-        raise ConfigError(
-            f"{config.option}.max_value", config.max_value_bytes, f"at least {needed}, a block and its header"
-        )
+    if needed > config.max_value:
+        raise ConfigError(f"{config.option}.max_value", config.max_value, f"at least {needed}, a block and its header")
     return tier_of(config, namespace)
 
 

@@ -126,11 +126,6 @@ class ValkeyConfig(TierConfig):
         return self._access
 
     @property
-    def max_value_bytes(self) -> int:
-        """The largest record that the server takes."""
-        return self.max_value
-
-    @property
     def place(self) -> str:
         """Where it keeps bytes."""
         return str(self._access.address)

@@ -7,9 +7,8 @@ from datetime import datetime
 
 from kvtide.traces.errors import MalformedLine
 from kvtide.traces.hashing import prefix_hashes
-from kvtide.traces.readers.base import REQUESTS_PER_S, LineReader, json_object, required_object
+from kvtide.traces.readers.base import LineReader, json_object, required_object
 from kvtide.traces.record import TraceRequest
-from kvtide.traces.tokenizers import Tokenize
 
 TIMES = ("timestamp", "created", "time")
 SESSIONS = ("session_id", "conversation_id", "user")
@@ -24,9 +23,7 @@ class OpenAIChatReader(LineReader):
 
     default_block_tokens = 16
 
-    def __init__(self, block_tokens: int | None, tokenize: Tokenize, requests_per_s: float = REQUESTS_PER_S) -> None:
-        super().__init__(block_tokens, tokenize, requests_per_s)
-        self._begin_s: float | None = None
+    _begin_s: float | None = None
 
     @staticmethod
     def recognises(line: str) -> bool:

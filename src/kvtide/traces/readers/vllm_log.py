@@ -11,9 +11,8 @@ from datetime import datetime, timedelta
 
 from kvtide.traces.errors import MalformedLine
 from kvtide.traces.hashing import prefix_hashes
-from kvtide.traces.readers.base import REQUESTS_PER_S, LineReader
+from kvtide.traces.readers.base import LineReader
 from kvtide.traces.record import TraceRequest
-from kvtide.traces.tokenizers import Tokenize
 
 _REQUEST = re.compile(r"Request (?P<id>\S+) details: prompt: .*prompt_token_ids: (?P<tokens>\[[^\]]*\]|None)")
 _LOG_LINE = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\.py:\d+\]")
@@ -33,9 +32,7 @@ class VLLMLogReader(LineReader):
 
     default_block_tokens = 16
 
-    def __init__(self, block_tokens: int | None, tokenize: Tokenize, requests_per_s: float = REQUESTS_PER_S) -> None:
-        super().__init__(block_tokens, tokenize, requests_per_s)
-        self._begin: datetime | None = None
+    _begin: datetime | None = None
 
     @staticmethod
     def recognises(line: str) -> bool:
