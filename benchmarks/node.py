@@ -30,12 +30,9 @@ import multiprocessing
 import os
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +47,7 @@ from kvtide.node.described_groups import described
 from kvtide.node.frames import Kind
 from kvtide.node.hello import Hello, Role
 from kvtide.node.index_link import IndexLink
+from node_process import node_process
 
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 1_000
@@ -213,24 +211,6 @@ def make_keys(prompt: int, size: int) -> list[bytes]:
     return [head + block.to_bytes(8, "little") for block in range(size)]
 
 
-@contextmanager
-def node(memory_bytes: int) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        socket = Path(folder) / "node.sock"
-        command = [sys.executable, "-m", "kvtide", "node", "--memory", str(memory_bytes), "--socket", str(socket)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 (ours)
-        try:
-            end_s = time.monotonic() + TIMEOUT_S
-            while not socket.exists():
-                assert process.poll() is None, "the node does not start"
-                assert time.monotonic() < end_s, "the node takes too long to start"
-                time.sleep(0.01)
-            yield socket
-        finally:
-            process.terminate()
-            process.wait(TIMEOUT_S)
-
-
 def be_busy(socket: Path, number: int, seconds: float, results: Pipe) -> None:
     """One of several engines: stores a prompt, then looks up and loads its own prompts and those of others."""
     engine = Engine(f"engine {number}", socket, 1)
@@ -255,7 +235,7 @@ def be_busy(socket: Path, number: int, seconds: float, results: Pipe) -> None:
 def lookups(engines: int, seconds: float) -> list[Took]:
     memory = engines * PROMPTS_HELD * PROMPT_BLOCKS * BLOCK_BYTES
     context = multiprocessing.get_context("spawn")
-    with node(memory) as socket:
+    with node_process(memory) as socket:
         pipes = [context.Pipe() for _ in range(engines)]
         processes = [
             context.Process(target=be_busy, args=(socket, number, seconds, theirs))
@@ -277,7 +257,7 @@ def growth(lengths: Sequence[int], times: int) -> dict[str, float]:
     """Return the median time of a look-up in ms, on a core, by its keys: of one engine, which does nothing else."""
     result = {}
     for size in lengths:
-        with node(2 * size * BLOCK_BYTES) as socket:
+        with node_process(2 * size * BLOCK_BYTES) as socket:
             engine = Engine("engine", socket, 1, device_blocks=2 * size)
             engine.store(0, size)
             took = [engine.load(0, nth, size)[0].on_core_s for nth in range(times)]
@@ -311,7 +291,7 @@ def costs(prompts: int) -> tuple[Cost, Cost]:
     """Return what storing costs, and loading. They take turns, so that noise of the machine meets both alike."""
     slots = PROMPTS_HELD * PROMPT_BLOCKS
     stored, loaded = Cost([], []), Cost([], [])
-    with node(slots * BLOCK_BYTES) as socket:
+    with node_process(slots * BLOCK_BYTES) as socket:
         engines = Engine("own", None, slots), Engine("at the node", socket, slots)
         for prompt in range(PROMPTS_HELD + prompts):  # the first ones fill the pools
             for engine, cost in zip(engines, stored, strict=True):
@@ -327,11 +307,11 @@ def costs(prompts: int) -> tuple[Cost, Cost]:
 def engines_on_a_node(*, small: bool) -> dict[str, object]:
     """Return what engines gain, and what it costs them (node_engines.py)."""
     documents, rounds = (2, 3) if small else (12, 41)
-    with node(node_engines.memory_for(documents)) as socket:
+    with node_process(node_engines.memory_for(documents)) as socket:
         own_ms, other_ms = node_engines.other_engine_ttft(socket, documents)
-    with node(node_engines.memory_for(documents)) as socket:
+    with node_process(node_engines.memory_for(documents)) as socket:
         found, first_was_loaded = node_engines.found_after_kill(socket, documents)
-    with node(node_engines.COPY_BLOCKS * node_engines.COPY_LAYERS * node_engines.COPY_FRAGMENT_BYTES) as socket:
+    with node_process(node_engines.COPY_BLOCKS * node_engines.COPY_LAYERS * node_engines.COPY_FRAGMENT_BYTES) as socket:
         rates, pages = node_engines.copy_rates(socket, rounds)
     return {
         "other_engine_ttft_ratio": round(other_ms / own_ms, 3),

@@ -19,8 +19,6 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +40,7 @@ from kvtide.node.frames import Kind
 from kvtide.node.hello import Hello, Role
 from kvtide.node.index_link import IndexLink
 from kvtide.tiers import Item, open_tiers, parse_tiers
+from node_process import node_process
 from tiers_common import NAMESPACE, Blocks, run_calls
 
 TOKENS = 16
@@ -236,20 +235,6 @@ def until(holds: Callable[[], bool], pause_s: float = STEP_S) -> None:
         time.sleep(pause_s)
 
 
-@contextmanager
-def node(settings: Settings) -> Iterator[Path]:
-    socket = settings.folder / "node.sock"
-    command = [sys.executable, "-m", "kvtide", "node", "--memory", str(settings.memory_bytes), "--socket", str(socket)]
-    command += ["--tier", json.dumps(settings.tier("node"))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 (ours)
-    try:
-        until(socket.exists)
-        yield socket
-    finally:
-        process.kill()
-        process.wait(TIMEOUT_S)
-
-
 # ---------------------------------------------------------------------- measuring
 
 
@@ -257,13 +242,13 @@ def measure(settings: Settings) -> dict[str, object]:
     """Read every prompt in both ways, in turns, in one life of the node after the other: its memory begins empty."""
     times: dict[str, list[float]] = {"alone": [], "private": [], "node": []}
     alone = Alone(settings)
-    with node(settings) as socket:
+    with node_process(settings.memory_bytes, "--tier", json.dumps(settings.tier("node"))) as socket:
         engine = Engine(socket, settings)
         for prompt in range(settings.prompts):
             engine.store(prompt)
         engine.close()
     for _ in range(settings.rounds):
-        with node(settings) as socket, computing():
+        with node_process(settings.memory_bytes, "--tier", json.dumps(settings.tier("node"))) as socket, computing():
             engine = Engine(socket, settings)
             for prompt in range(settings.prompts):
                 ways = {way: alone.get(prompt, way) for way in ("alone", "private")}

@@ -244,9 +244,13 @@ class Comparison:
         self._answers: dict[int, dict[str, list[int]]] = {}
         """Of the first mode that had this round."""
         self.failed: dict[str, str] = {}
+        """Modes that could not be measured in any group, and why."""
+        self._down: set[str] = set()
+        """Of the present group."""
 
     def run(self, modes: Sequence[str]) -> None:
         """Run a group of modes, in turn."""
+        self._down = set()
         children = {mode: Child(self._context, serve, mode, self._settings, self._folder) for mode in modes}
         rounds: dict[str, list[Round]] = {mode: [] for mode in modes}
         starts = {mode: self._ask(mode, child.answer) for mode, child in children.items()}
@@ -255,21 +259,25 @@ class Comparison:
                 said = self._ask(mode, child.alone(children.values()).order, number)
                 if said is not None and number:
                     rounds[mode] += said
-                    say(f"{mode}: round {number} done in {said[0].done_s:.1f} s")
+                    waits = summary(said[0].follow_up_ms)
+                    told = f"follow-ups {waits['p50']:.0f} ms (p90 {waits['p90']:.0f})"
+                    say(f"{mode}: round {number} done in {said[0].done_s:.1f} s, {told}")
         for mode, child in children.items():
             counters = self._ask(mode, child.alone(children.values()).order, None)
             child.end()
-            if mode not in self.failed:
+            if mode not in self._down:
                 self._add_row(mode, starts[mode], rounds[mode], counters[0])
 
     def _ask(self, mode: str, ask: Any, *arguments: Any) -> Any:
-        if mode in self.failed:
+        if mode in self._down:
             return None
         try:
             return ask(*arguments)
         except FailedError as error:
             say(f"{mode} failed: {error}")
-            self.failed[mode] = str(error)
+            self._down.add(mode)
+            if all(row["mode"] != mode for row in self.rows):
+                self.failed[mode] = str(error)
             return None
 
     def _add_row(self, mode: str, start: tuple[float, Any], rounds: list[Round], counters: dict[str, Any]) -> None:
@@ -284,6 +292,7 @@ class Comparison:
         row["other_answers"] = sum(self._differing(number, each.answers) for number, each in enumerate(rounds))
         row["counters"] = counters
         self.rows.append(row)
+        self.failed.pop(mode, None)
         if self._out is not None:
             self._out.write_text(json.dumps(self.as_json(), indent=1))
 

@@ -91,7 +91,6 @@ def caption(measured: Mapping[str, Any]) -> str:
         name: said(lengths[f"{name}_tokens"], lengths["scale"]) for name in ("common", "first", "question", "answer")
     }
     common = f"{tokens['common']} tokens that all have, and " if tokens["common"] != "0" else ""
-    different = sum(row["other_answers"] for row in measured["rows"])
     return " ".join(
         [
             f"{machines.pop()}, a Llama of {model['layers']} layers and {model['kv_heads']} KV heads, random weights.",
@@ -101,10 +100,21 @@ def caption(measured: Mapping[str, Any]) -> str:
             f"The device cache has room for {settings['device_tokens']:,} tokens, and host memory is"
             f" {settings['host_bytes'] / 2**30:,.3g} GiB.",
             f"Rounds for each row: {settings['rounds']}.",
-            f"**{different} answers differed.**" if different else "Answers were the same everywhere.",
+            _answers(measured["rows"]),
             *(f"{name_of(mode)} could not be run: {_last_line(why)}." for mode, why in measured["failed"].items()),
         ]
     )
+
+
+def _answers(rows: Sequence[Any]) -> str:
+    """Say whether answers were the same. Where nothing is copied, too, batches of other shapes round otherwise."""
+    different = [row["other_answers"] for row in rows[1:]]
+    if not any(different):
+        return "Answers were the same everywhere."
+    answers = sum(rows[0][name]["count"] for name in ("first_ms", "follow_up_ms"))
+    text = f"Of the {answers} answers of a row, {min(different)} to {max(different)} differ from those of the first"
+    uncopied = [row["other_answers"] for row in rows[1:] if row["mode"] == "device-cache"]
+    return text + (f", and {uncopied[0]} where nothing is copied." if uncopied else ".")
 
 
 def said(what: Mapping[str, Any], scale: float = 1.0) -> str:
