@@ -147,18 +147,21 @@ class WorkerSide:
         if self.loads.heard:
             self._let_compute_wait()
         self.loads.announce(step.announce)
-        plan = step.plan
+        last_begin = self._last_begin
+        if self._frees_deferred:
+            self._last_begin = kv_tensors.fence(self._stripes)
+        if step.plan:
+            self._begin(step.plan, last_begin, idle=step.idle)
+
+    def _begin(self, plan: Plan, last_begin: Fence | None, *, idle: bool) -> None:
         for transfer_id in plan.ask:
             # Nobody waits for it any more. If this rank copies it still, the news of its end is for the core alone.
             self.loads.failed(transfer_id)
         self.loads.begin(plan.loads)
-        filled = tuple(copy for copy in plan.stores if copy.filled or step.idle)
-        last_begin = self._last_begin
-        if self._frees_deferred:
-            self._last_begin = kv_tensors.fence(self._stripes)
+        filled = tuple(copy for copy in plan.stores if copy.filled or idle)
         self._start(Plan(plan.step, loads=plan.loads, ask=plan.ask), last_begin)
         self._start(Plan(plan.step, stores=filled, errands=plan.errands))
-        if step.idle and plan.wait_for:
+        if idle and plan.wait_for:
             self._wait(plan)
 
     def _wait(self, plan: Plan) -> None:
@@ -175,7 +178,8 @@ class WorkerSide:
         if step is None or step.idle:
             return
         self._step = None
-        self._start(Plan(step.plan.step, stores=tuple(copy for copy in step.plan.stores if not copy.filled)))
+        if step.plan.stores:
+            self._start(Plan(step.plan.step, stores=tuple(copy for copy in step.plan.stores if not copy.filled)))
 
     def _start(self, plan: Plan, after: Fence | None = None) -> None:
         """Begin copies behind all compute that was issued until now, or until `after`."""
