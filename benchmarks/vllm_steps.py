@@ -85,6 +85,12 @@ def announce_late(_worker: Any) -> None:
     _worker_side()._announces_early = False
 
 
+def load_late(_worker: Any) -> None:
+    """Let loads wait for the step that computes when they are planned."""
+    side = _worker_side()
+    side._frees_deferred, side._last_begin = False, None
+
+
 def report_late(_worker: Any) -> None:
     """Let the scheduler hear of copies by reports alone, as from a worker in another process."""
     from kvtide.vllm.step_messages import Looked  # noqa: PLC0415 (only where kvtide is used)
@@ -168,6 +174,7 @@ VARIANTS: dict[str, Callable[..., None]] = {
     "wait-at-once": wait_at_once,
     "announce-late": announce_late,
     "load-after-forward": load_after_forward,
+    "load-late": load_late,
     "report-late": report_late,
     "store-beside-prompts": store_beside_prompts,
     **{f"turn-{mib}": turns_of(mib) for mib in (2, 4, 8)},

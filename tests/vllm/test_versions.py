@@ -270,3 +270,23 @@ def test_blocks_leave_the_free_queue_for_somebody_else_in_one_way(version: str) 
     at_the_start = "self.sink_blocks = self.block_pool.free_block_queue.popleft_n("
     managers = source(version, "v1/core/single_type_kv_cache_manager.py")
     assert "popleft" not in managers.replace(at_the_start, "")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_f7_blocks_of_requests_are_kept_back_while_a_step_in_flight_may_use_them(version: str) -> None:
+    """What `versions.defers_frees` says."""
+    text = ast.unparse(ast.parse(source(version, SCHEDULER)))
+    assert "multiple_inflight_batches = self.vllm_config.max_concurrent_batches > 1" in text
+    assert "if multiple_inflight_batches and kv_transfer_config.is_kv_consumer:\n" in text
+    for name in ("_preempt_request", "_free_blocks"):
+        assert "self._free_request_blocks(request)" in body(version, SCHEDULER, "Scheduler", name)
+    free = body(version, SCHEDULER, "Scheduler", "_free_request_blocks")
+    condition = "not self.defer_block_free or request.last_sched_seq <= self.processed_step_seq"
+    if "self._request_blocks_can_be_freed(request)" in free:
+        assert condition in body(version, SCHEDULER, "Scheduler", "_request_blocks_can_be_freed")
+    else:
+        assert condition in free
+    assert "self.deferred_frees.append((self.sched_step_seq, blocks))" in free
+    # The other one is of a request whose load has failed, and which no step has seen.
+    assert text.count("self.kv_cache_manager.free(") == free.count("self.kv_cache_manager.free(") + 1
+    assert "self.kv_cache_manager.free(" in body(version, SCHEDULER, "Scheduler", "_update_waiting_for_remote_kv")

@@ -119,6 +119,26 @@ def reads_before_bind(kv_cache_config: Any) -> bool:
     )
 
 
+def defers_frees(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether vLLM keeps the blocks of requests that are over back until no step in flight may use them.
+
+    It does so for connectors whose loads do not wait for compute, in all versions that are tested
+    (tests/vllm/test_versions.py). Only models with nothing but full attention: other groups give blocks up while their
+    request runs, and before 0.26 at once.
+    """
+    transfer = vllm_config.kv_transfer_config
+    return (
+        hasattr(vllm_config.scheduler_config.get_scheduler_cls(), "_free_request_blocks")
+        and vllm_config.max_concurrent_batches > 1
+        and transfer.is_kv_consumer
+        and all(
+            type(spec) in {cache_interface.FullAttentionSpec, cache_interface.MLAAttentionSpec}
+            for group in kv_cache_config.kv_cache_groups
+            for spec in layer_specs(group.kv_cache_spec)
+        )
+    )
+
+
 def host_hit_source() -> Any:
     """Return what vLLM calls hits in host memory in its metrics (0.32), or None."""
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kvtide.copy import CopyEngine, Direction, HostArena
+from kvtide.copy import CopyEngine, Direction, Fence, HostArena
 from kvtide.core import Plan, Report
 from kvtide.errors import CopyError
 from kvtide.tiers.log_once import is_worth_a_line
@@ -41,12 +41,17 @@ class WorkerSide:
         open_tiers: OpenTiers = no_tiers,
         sharing: Sharing = ALONE,
         node: MemoryAtNode | None = None,
+        frees_deferred: bool = False,
     ) -> None:
         """`slots` is what the scheduler is expected to say in the first step; `kv_caches` are vLLM's KV tensors.
 
         `open_tiers` opens what is below host memory, once that is mapped. `sharing`: with whom that is shared.
-        `node` keeps host memory and what is below. None: this engine keeps its own.
+        `node` keeps host memory and what is below. None: this engine keeps its own. `frees_deferred`: vLLM gives out no
+        block that a step in flight may use.
         """
+        self._frees_deferred = frees_deferred
+        self._last_begin: Fence | None = None
+        """All compute that was issued before the forward pass of the last step."""
         self._sharing = sharing
         self._open_tiers = open_tiers
         self._node = node
@@ -124,8 +129,9 @@ class WorkerSide:
         """Take a step's metadata, before its forward pass, and begin all that need not wait for that.
 
         Loads write to blocks that no step reads any more, stores read blocks that earlier steps have filled. So the
-        link is busy while the forward pass computes, however long that takes. How much host memory there is, the
-        scheduler says (F22): normally what was expected.
+        link is busy while the forward pass computes, however long that takes. Loads need not even wait for the step
+        before, which computes still, where vLLM keeps back what that uses. How much host memory there is, the scheduler
+        says (F22): normally what was expected.
         """
         if not step.slots:
             return  # the scheduler's half has nothing to do
@@ -141,14 +147,21 @@ class WorkerSide:
         if self.loads.heard:
             self._let_compute_wait()
         self.loads.announce(step.announce)
-        plan = step.plan
+        last_begin = self._last_begin
+        if self._frees_deferred:
+            self._last_begin = kv_tensors.fence(self._stripes)
+        if step.plan:
+            self._begin(step.plan, last_begin, idle=step.idle)
+
+    def _begin(self, plan: Plan, last_begin: Fence | None, *, idle: bool) -> None:
         for transfer_id in plan.ask:
             # Nobody waits for it any more. If this rank copies it still, the news of its end is for the core alone.
             self.loads.failed(transfer_id)
         self.loads.begin(plan.loads)
-        filled = tuple(copy for copy in plan.stores if copy.filled or step.idle)
-        self._start(Plan(plan.step, loads=plan.loads, stores=filled, errands=plan.errands, ask=plan.ask))
-        if step.idle and plan.wait_for:
+        filled = tuple(copy for copy in plan.stores if copy.filled or idle)
+        self._start(Plan(plan.step, loads=plan.loads, ask=plan.ask), last_begin)
+        self._start(Plan(plan.step, stores=filled, errands=plan.errands))
+        if idle and plan.wait_for:
             self._wait(plan)
 
     def _wait(self, plan: Plan) -> None:
@@ -167,13 +180,14 @@ class WorkerSide:
         if step is None or step.idle:
             return
         self._step = None
-        self._start(Plan(step.plan.step, stores=tuple(copy for copy in step.plan.stores if not copy.filled)))
+        if step.plan.stores:
+            self._start(Plan(step.plan.step, stores=tuple(copy for copy in step.plan.stores if not copy.filled)))
 
-    def _start(self, plan: Plan) -> None:
-        """Begin copies behind all compute that was issued until now."""
+    def _start(self, plan: Plan, after: Fence | None = None) -> None:
+        """Begin copies behind all compute that was issued until now, or until `after`."""
         if plan:
             self._has_stored = self._has_stored or bool(plan.stores or plan.errands)
-            self._worker.start(plan, kv_tensors.fence(self._stripes))
+            self._worker.start(plan, after or kv_tensors.fence(self._stripes))
 
     def _let_compute_wait(self) -> None:
         """Let this step's forward pass, and every copy that comes after it, come after the loads it may read."""
@@ -262,6 +276,7 @@ class WorkerSide:
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until no copy reads or writes device memory. Returns whether that came true in time."""
+        self._last_begin = None  # when that memory is there again vLLM may write zeros to it first
         return self._worker.settle(timeout_s)
 
     def shutdown(self) -> None:
