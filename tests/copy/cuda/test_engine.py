@@ -14,6 +14,7 @@ import pytest
 
 from kvtide.copy import Direction, Finished, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route
+from kvtide.copy.cuda.gpu import Stream
 from kvtide.copy.cuda.lane import Lane
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
@@ -240,6 +241,33 @@ def test_f6_a_store_reads_what_compute_that_was_issued_before_it_wrote(route: Ro
         wrong += bool((rig.arena.memory != 7).any())
         assert rig.engine.close(PATIENCE_S)
     assert (wrong == 0) == fenced
+
+
+def test_f6_a_lane_that_could_not_enter_its_stream_tries_again_before_it_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fence is about the stream that is current: on another one it would order nothing."""
+    enter, failed = FakeGpu.enter, set[int]()
+
+    def enter_elsewhere_first(gpu: FakeGpu, stream: Stream | None = None) -> None:
+        enter(gpu, stream)
+        if stream is not None and threading.get_ident() not in failed:
+            failed.add(threading.get_ident())
+            enter(gpu, gpu.stream())
+            raise RuntimeError("not now")
+
+    monkeypatch.setattr(FakeGpu, "enter", enter_elsewhere_first)
+    for seed in range(12):
+        rig = FakeRig(Shape(), seed=seed)
+        rig.spin()
+        rig.gpu.run_on(rig.compute, partial(_write_all, rig.arrays, 7))
+        event = FakeEvent(rig.gpu)
+        event.record(rig.compute)
+        assert rig.engine.submit(STORE, Copy(1, tuple(range(9)), tuple(range(9))), event.wait)
+        assert rig.finish(1).done == (1,)
+        assert (rig.arena.memory == 7).all()
+        assert rig.engine.close(PATIENCE_S)
+        failed.clear()
 
 
 @pytest.mark.parametrize("route", Route)

@@ -79,6 +79,7 @@ class Lane:
         """Of the transfer that is being written down."""
         self._last = self._kernels if self._staged and direction is Direction.LOAD else self._copies
         """Where every chunk ends, so that transfers end in the order in which they were issued."""
+        self._entered = False
         self._chunks = 0
         """Issued so far."""
         self._begin: Event | None = None
@@ -96,13 +97,21 @@ class Lane:
 
     def enter(self) -> None:
         """Get the calling thread ready, and the kernels compiled."""
+        self._enter_stream()
         self._kit.compile(self._gpu)
+
+    def _enter_stream(self) -> None:
+        """Make the stream current that fences are about, once."""
+        if not self._entered:
+            self._gpu.enter(self._kernels)
+            self._entered = True
 
     def issue(self, copy: Copy, after: Fence | None, usable_slots: int, spare: Issued | None = None) -> Issued:
         """Issue a transfer and return; the bytes have moved when `end` is reached. Uses `spare` events, if given.
 
         Raises what goes wrong; a part of it may be under way then, until `settle`.
         """
+        self._enter_stream()
         slots = self._arena.slots
         block_ids, slot_ids = checked_pairs(copy, blocks=self._cache.blocks, slots=slots, usable_slots=usable_slots)
         if after is not None:
