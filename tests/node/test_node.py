@@ -31,6 +31,14 @@ GROUPS = [{"kind": "FullAttention", "block_tokens": 16}]
 NAMESPACE = {"model": "tiny", "strange": "\ud800\x00é", "parts": [1000, 500], "groups": GROUPS}
 
 
+@pytest.fixture(autouse=True)
+def _hang_ups_are_heard() -> Iterator[None]:
+    """By nodes of these tests, also where the tests run by nohup: children ignore what their parent ignores."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 class NodeProcess:
     """A node, and the lines that it says."""
 
