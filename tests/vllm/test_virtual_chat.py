@@ -1,0 +1,30 @@
+"""Conversations in virtual time: what makes follow-ups start sooner, and what others wait for that."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from tests.vllm.virtual_chat import VARIANTS, Waits, converse
+
+
+@pytest.fixture(scope="module")
+def waits() -> dict[str, Waits]:
+    return {variant: converse(variant, conversations=16, decode_ms=7.5) for variant in VARIANTS}
+
+
+def test_follow_ups_start_sooner_with_each_step_that_they_do_not_wait(waits: dict[str, Waits]) -> None:
+    medians = {variant: statistics.median(each.follow_up_ms) for variant, each in waits.items()}
+    in_cache = medians["everything in the device cache"]
+    assert in_cache < medians["kvtide"] < medians["loads behind the step in flight"]
+    assert medians["loads behind the step in flight"] < medians["and heard of by reports"]
+
+
+def test_f31_nobody_waits_long_for_the_load_of_somebody_else(waits: dict[str, Waits]) -> None:
+    assert max(waits["kvtide"].held_ms) < 1.0, "a step without a prompt takes 7.5"
+
+
+def test_all_conversations_take_place(waits: dict[str, Waits]) -> None:
+    for each in waits.values():
+        assert (len(each.first_ms), len(each.follow_up_ms)) == (16, 48)
