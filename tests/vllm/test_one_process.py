@@ -38,21 +38,41 @@ class BesideComputeEngine(ControlledEngine):
         return finished
 
 
-class Documents(World):
-    """Twelve documents at once: each is one step, four of them fit, and a step is issued while another one computes."""
+class BesideCompute(World):
+    """Steps are issued while others compute, and copies of a step are over when that is."""
 
     control: Control
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        control = Control(BesideComputeEngine)
+        super().__init__(path, control=control, monkeypatch=monkeypatch, asynchronous=True, **options)
+
+    @property
+    def engine(self) -> BesideComputeEngine:
+        engine = self.control.engine
+        assert isinstance(engine, BesideComputeEngine)
+        return engine
+
+    def _execute(self, step: Any) -> Any:
+        self.engine.issued += 1
+        return super()._execute(step)
+
+    def _process(self, step: Any, output: Any) -> None:
+        self.engine.over += 1
+        super()._process(step, output)
+
+
+class Documents(BesideCompute):
+    """Twelve documents at once: each is one step, and four of them fit."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, *, new_tokens: int, **options: Any) -> None:
         super().__init__(
             path,
+            monkeypatch,
             blocks=4 * (DOCUMENT_BLOCKS + 2),
             host_blocks=800,
             max_tokens=DOCUMENT_TOKENS + 32,
             step_tokens=DOCUMENT_TOKENS + BLOCK_TOKENS,
-            asynchronous=True,
-            control=Control(BesideComputeEngine),
-            monkeypatch=monkeypatch,
             **options,
         )
         self.generate("warm-up", text(100, BLOCK_TOKENS + 1))  # once the worker has spoken it can be asked
@@ -68,20 +88,6 @@ class Documents(World):
                 self.stored_beside_decoding += sum(len(copy.blocks) for copy in step.kv_connector_metadata.plan.stores)
         self.run()
         self.check_at_rest()
-
-    def _execute(self, step: Any) -> Any:
-        self.engine.issued += 1
-        return super()._execute(step)
-
-    def _process(self, step: Any, output: Any) -> None:
-        self.engine.over += 1
-        super()._process(step, output)
-
-    @property
-    def engine(self) -> BesideComputeEngine:
-        engine = self.control.engine
-        assert isinstance(engine, BesideComputeEngine)
-        return engine
 
 
 @pytest.mark.parametrize("new_tokens", [4, 6, 16])
@@ -136,12 +142,11 @@ def test_a_request_runs_in_the_next_step_that_is_planned_after_its_load_ended(
     assert steps_until_loaded_runs(tmp_path, monkeypatch, one_process=False) == 3
 
 
-class FollowUp(World):
-    """One request that is loaded while steps are issued ahead; copies of a step are over when that is."""
+class FollowUp(BesideCompute):
+    """One request that is loaded beside another one."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        control = Control(BesideComputeEngine)
-        super().__init__(path, control=control, monkeypatch=monkeypatch, asynchronous=True, **options)
+        super().__init__(path, monkeypatch, **options)
         self.generate("first", text(1, 100))
         self.evict_device()
         self.add("beside", text(2, 30), 40)
@@ -150,18 +155,6 @@ class FollowUp(World):
         self.waited_steps = 0
         while "again" not in self.step().num_scheduled_tokens:
             self.waited_steps += 1
-
-    def _execute(self, step: Any) -> Any:
-        self.engine.issued += 1
-        return super()._execute(step)
-
-    def _process(self, step: Any, output: Any) -> None:
-        self.engine.over += 1
-        super()._process(step, output)
-
-    @property
-    def engine(self) -> Any:
-        return self.control.engine
 
 
 def test_a_load_is_heard_of_when_the_step_is_over_beside_which_it_was_copied(

@@ -26,7 +26,7 @@ import pytest
 from kvtide.copy import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.core import Copy
 from kvtide.vllm import kv_tensors, load_ends, overdue, requests, step_times, versions
-from tests.vllm.world import BLOCK_TOKENS, World
+from tests.vllm.world import BLOCK_TOKENS, World, starts_of
 
 WORKLOAD = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "chat_workload.py"))
 BLOCK_BYTES = BLOCK_TOKENS * 128 * 1024
@@ -156,9 +156,7 @@ class VirtualChat(World):
         """Nothing is copied, so there is nothing to check."""
 
     def _forward(self, step: Any) -> dict[str, list[int]]:
-        starts = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
-        cached = step.scheduled_cached_reqs
-        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        starts = starts_of(step)
         sampled: dict[str, list[int]] = {}
         for name, count in step.num_scheduled_tokens.items():
             sampled[name] = [7] if starts[name] + count >= len(self.tokens[name]) else []

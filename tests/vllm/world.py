@@ -109,6 +109,13 @@ def text(seed: int, length: int) -> list[int]:
     return [random.Random(f"{seed}/{i}").randrange(3, VOCAB) for i in range(length)]
 
 
+def starts_of(step: Any) -> dict[str, int]:
+    """Return how many tokens of each request were computed before a step."""
+    starts = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+    cached = step.scheduled_cached_reqs
+    return starts | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+
+
 class World:
     """One engine without a model."""
 
@@ -371,9 +378,7 @@ class World:
 
     def _forward(self, step: Any) -> dict[str, list[int]]:
         """Check what is read, write what is computed, sample what follows."""
-        starts = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
-        cached = step.scheduled_cached_reqs
-        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        starts = starts_of(step)
         sampled: dict[str, list[int]] = {}
         # A request may hit blocks that another one writes in the same step: all write, then all read.
         for name, count in step.num_scheduled_tokens.items():
