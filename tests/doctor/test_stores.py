@@ -18,7 +18,7 @@ from kvtide.tiers.config import parse_tiers
 from kvtide.tiers.mooncake.options import MooncakeConfig
 from tests.doctor.support import is_bad, is_ok, is_warning
 from tests.ports import free_port
-from tests.tiers.shared.servers import Server, mooncake
+from tests.tiers.shared.servers import Server, mooncake, mooncake_program
 from tests.tiers.shared.support import valkey_config
 
 PASSWORD = "hunter2"  # noqa: S105 - of a server that lives for a test
@@ -120,6 +120,7 @@ def test_a_mooncake_store_that_answers_is_well() -> None:
 
 
 def test_a_mooncake_store_that_is_not_there_is_bad() -> None:
+    mooncake_program()  # its client comes with it
     finding = check_mooncake(mooncake_config(master=f"127.0.0.1:{free_port()}"))
     assert is_bad(finding, "cannot be reached", "start mooncake_master")
 
