@@ -33,7 +33,7 @@ NAMESPACE = {"model": "tiny", "strange": "\ud800\x00é", "parts": [1000, 500], "
 
 @pytest.fixture(autouse=True)
 def _signals_are_heard() -> Iterator[None]:
-    """By nodes of these tests, also where the tests run by nohup or in the background: children ignore what we ignore."""
+    """By nodes of these tests, also where tests run by nohup or in the background: children ignore what we ignore."""
     ignored = [number for number in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
         signal.signal(number, lambda *_: None)
