@@ -37,6 +37,7 @@ SUBMIT_S, SCHEDULE_S, UPDATE_S, LAUNCH_S, LAUNCH_PROMPT_S = 0.0003, 0.0005, 0.00
 TOKEN_S = 29.4e-6
 """Of a prompt."""
 AT_ONCE = 6
+MAX_TOKENS = 16_000
 
 
 @dataclass
@@ -141,13 +142,20 @@ class VirtualChat(World):
         self.time = VirtualTime()
         self._decode_s = decode_s
         self.waits = Waits()
-        monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
         for module in (requests, load_ends, step_times, overdue):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1.0 + self.time.now_s))
         monkeypatch.setattr(kv_tensors, "fence", self.time.fence)
         monkeypatch.setattr(kv_tensors, "stripes_of", lambda *_: [SimpleNamespace()])
         monkeypatch.setattr(kv_tensors, "make_copy_engine", self._make_engine)
-        super().__init__(path, max_tokens=16_000, step_tokens=8_192, max_running=64, asynchronous=True, **options)
+        super().__init__(
+            path,
+            max_tokens=MAX_TOKENS,
+            step_tokens=8_192,
+            max_running=64,
+            asynchronous=True,
+            engine_args={"hf_overrides": {"max_position_embeddings": MAX_TOKENS}},
+            **options,
+        )
 
     def _make_engine(self, _: object, __: int, slots: int, ___: object, sharing: Any) -> Any:
         return VirtualCopies(self.time), sharing.open_arena(slots, 16)
