@@ -163,14 +163,21 @@ def test_an_answer_that_takes_its_time_is_taken_in_a_later_step(rig: Rig) -> Non
     worker.memory.drained()
 
 
-def test_a_node_that_does_not_answer_is_left_and_tried_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_answer_is_waited_for_and_that_is_said_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that leaves ends the life of its engine, and the next one would have to wait as long."""
     monkeypatch.setattr(memory_module, "HELLO_S", 0.0)
     scheduler, worker = rig.scheduler(), Worker(rig.path)
     gate = held(rig)
-    assert worker.memory.join(pool_of(scheduler)) is None
+    for _ in range(3):
+        assert worker.memory.join(pool_of(scheduler)) is None
     gate.set()
-    assert worker.lines[0].endswith("it did not answer a hello within 0 s")
-    worker.memory.close()
+    worker.join(pool_of(scheduler)).close()
+    [line] = worker.lines
+    assert line.endswith("it has not answered a hello for 0 s")
+    assert rig.handler.told == [], "its life goes on"
+    worker.memory.drained()
 
 
 # ---------------------------------------------------------------------- the scheduler's half, at its start

@@ -38,7 +38,7 @@ class NodeMemory:
         """What is joined, or tried to."""
         self._client: Client | None = None
         self._try_s = float("-inf")
-        """When to try again, or until when to wait for the answer to a hello."""
+        """When to try again, or when to say that a hello is not answered."""
 
     def join(self, pool: Pool) -> HostArena | None:
         """See `HostMemory`. Its connection stays as long as the memory is used: its end would end the life."""
@@ -51,7 +51,7 @@ class NodeMemory:
             self._hang_up()
             for_good = isinstance(error, Refused) and error.for_good
             self._try_s = float("inf") if for_good else time.monotonic() + RETRY_S
-            self._tell(f"rank {self._hello.rank} has no memory of the node at {self._path}: {error}")
+            self._tell(str(error))
             return None
 
     def _join(self, pool: Pool, now_s: float) -> HostArena | None:
@@ -63,8 +63,8 @@ class NodeMemory:
             self._client.wait_for_frames(JOIN_S)
         self._client.poll()
         if self._client.welcome is None:
-            if now_s >= self._try_s:
-                raise NoNode(f"it did not answer a hello within {HELLO_S:g} s")
+            if now_s >= self._try_s:  # and waits on: to leave would end the life for all ranks
+                self._tell(f"it has not answered a hello for {HELLO_S:g} s")
             return None
         if not self._client.arenas:
             raise NoNode("it has sent no memory")
@@ -95,7 +95,7 @@ class NodeMemory:
             self._client.close()
         self._client = None
 
-    def _tell(self, line: str) -> None:
-        if line != self._said:
-            self._said = line
-            self._say(line)
+    def _tell(self, why: str) -> None:
+        if why != self._said:
+            self._said = why
+            self._say(f"rank {self._hello.rank} has no memory of the node at {self._path}: {why}")
