@@ -111,7 +111,6 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "pages": "",
         "touching": "pages",
         "frames": "errors",
-        "drained": "errors frames",
         "hello": "errors frames",
         "mapped": "errors hello",
         "arenas": "errors hello huge_pages mapped touching",
@@ -140,11 +139,11 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "strangers": "frames hello lines namespaces",
         "spaces": "arenas codec described_groups errors frames hello lines namespaces owners room shares space"
         " strangers tiers",
-        "server": "arenas connection credentials door drained errors frames handler hello lines listening lives loop"
+        "server": "arenas connection credentials door errors frames handler hello lines listening lives loop"
         " owners peers turns",
         "turns": "codec peers",
         "node": "credentials hello listening loop metrics peers server settings spaces systemd tiers",
-        "client": "connection credentials drained errors frames hello mapped",
+        "client": "connection credentials errors frames hello mapped",
         "link": "client errors frames hello",
         "index_link": "client codec errors frames hello link",
         "ask": "client errors frames hello",

@@ -133,8 +133,7 @@ def an_engine_that_ended_before_its_workers(path: Path) -> Iterator[None]:
 def let_go(ended: RealEngine) -> None:
     """Say that nothing is copied any more: this process goes on."""
     for worker in ended.workers:
-        assert worker.welcome is not None
-        worker.drained([worker.welcome.member])
+        worker.drained()
     ended.close()
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from kvtide.node import processes
-from kvtide.node.client import Client
 from kvtide.node.errors import Gone, Refused
 from tests.node.support import ECHO, SOON_S, Rig, python, serving, wait_to_read, wait_until
 
@@ -110,12 +109,12 @@ from kvtide.node.hello import Hello, Role
 scheduler = Client(Path(sys.argv[1]), Hello(Role.SCHEDULER, engine="forked", namespace={"parts": [1000]}))
 welcome = scheduler.wait(20)
 worker = Client(Path(sys.argv[1]), Hello(Role.WORKER, epoch=welcome.epoch, owner=welcome.owner))
-member = worker.wait(20).member
+worker.wait(20)
 lives, parent = os.pipe()
 if os.fork() == 0:
     os.close(parent)
     try:
-        worker.drained([member])
+        worker.drained()
         print("the child was heard", flush=True)
     except NodeError:
         print("the child is not heard", flush=True)
@@ -141,11 +140,6 @@ def test_f28_what_a_forked_child_has_and_says_is_not_its_parents(tmp_path: Path)
         wait_until(lambda: states(rig) == {})
 
 
-def drain(client: Client) -> None:
-    assert client.welcome is not None
-    client.drained([client.welcome.member])
-
-
 def test_a_worker_whose_scheduler_is_gone_can_say_that_it_copies_no_more(tmp_path: Path) -> None:
     with serving(tmp_path) as rig:
         scheduler = rig.scheduler()
@@ -153,7 +147,7 @@ def test_a_worker_whose_scheduler_is_gone_can_say_that_it_copies_no_more(tmp_pat
         scheduler.close()
         wait_until(lambda: states(rig) == {"engine": "ending"})
         assert rig.handler.told == [("ending", "engine")]
-        drain(worker)
+        worker.drained()
         wait_until(lambda: rig.handler.told == [("ending", "engine"), ("over", "engine")])
         worker.close()
 
@@ -163,7 +157,7 @@ def test_a_worker_that_has_said_so_can_go_and_come_again(tmp_path: Path) -> None
         scheduler = rig.scheduler()
         for _ in range(3):
             worker = rig.worker(scheduler, rank=1)
-            drain(worker)
+            worker.drained()
             worker.close()
             wait_until(lambda: rig.call(lambda: rig.server.connections) == 1)
         assert scheduler.ask(ECHO, timeout_s=SOON_S) is not None
@@ -171,23 +165,6 @@ def test_a_worker_that_has_said_so_can_go_and_come_again(tmp_path: Path) -> None
         assert rig.call(lambda: len(rig.server.lives._processes)) == 1
         scheduler.close()
         wait_until(lambda: rig.handler.told == [("ending", "engine"), ("over", "engine")])
-
-
-def test_it_can_be_said_in_the_next_life(tmp_path: Path) -> None:
-    with serving(tmp_path) as rig:
-        scheduler = rig.scheduler("first")
-        worker = rig.worker(scheduler)
-        assert worker.welcome is not None
-        worker.close()
-        scheduler.close()
-        wait_until(lambda: states(rig) == {"first": "ending"})
-        scheduler = rig.scheduler("second")
-        again = rig.worker(scheduler)
-        again.drained([*range(10_000, 12_500), worker.welcome.member])  # others are not known, and do no harm
-        wait_until(lambda: states(rig) == {"second": "open"})
-        assert rig.handler.told == [("ending", "first"), ("over", "first")]
-        again.close()
-        scheduler.close()
 
 
 def test_on_older_kernels_processes_are_found_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +232,7 @@ def test_a_hundred_lives_leave_nothing_behind(tmp_path: Path) -> None:
         for _ in range(100):
             scheduler = rig.scheduler("short")
             worker = rig.worker(scheduler)
-            drain(worker)
+            worker.drained()
             worker.close()
             scheduler.close()
         wait_until(lambda: rig.handler.told.count(("over", "short")) == 100)

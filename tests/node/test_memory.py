@@ -180,6 +180,23 @@ def test_a_node_that_does_not_answer_is_waited_for_and_that_is_said_once(
     worker.memory.drained()
 
 
+@pytest.mark.parametrize("is_heard", [False, True], ids=["its hello is not heard", "its welcome is not read"])
+def test_f28_a_worker_that_leaves_before_it_is_answered_keeps_no_life_at_the_node(rig: Rig, is_heard: bool) -> None:
+    scheduler, worker = rig.scheduler(), Worker(rig.path)
+    gate = held(rig)
+    assert worker.memory.join(pool_of(scheduler)) is None
+    if is_heard:
+        gate.set()
+        wait_until(lambda: rig.call(lambda: rig.server.connections) == 2)
+        rig.check_alive()
+    worker.memory.close()
+    gate.set()
+    wait_until(lambda: rig.call(lambda: rig.server.connections) == 1)
+    assert rig.handler.told == [], "the others go on"
+    scheduler.close()
+    wait_until(lambda: rig.handler.told == [("ending", "engine"), ("over", "engine")])
+
+
 # ---------------------------------------------------------------------- the scheduler's half, at its start
 
 

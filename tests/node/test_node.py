@@ -268,8 +268,7 @@ def metrics(port: int) -> list[str]:
 def leave(scheduler: Client, workers: list[Client]) -> None:
     """Go in good order."""
     for worker in workers:
-        assert worker.welcome is not None
-        worker.drained([worker.welcome.member])
+        worker.drained()
     close(*workers, scheduler)
 
 

@@ -60,7 +60,7 @@ def test_a_worker_that_ends_takes_its_scheduler_with_it_but_not_other_workers() 
     first, second = joined(owners, scheduler, 0), joined(owners, scheduler, 1)
     assert seen(owners.exited(first.number, 0.0)) == ([scheduler.owner], [scheduler], [])
     assert second.is_connected
-    assert seen(owners.drained(second.number, second)) == ([], [second], [scheduler.owner])
+    assert seen(owners.drained(second.number)) == ([], [second], [scheduler.owner])
 
 
 def test_an_exit_counts_before_the_connection_has_ended() -> None:
@@ -73,28 +73,21 @@ def test_an_exit_counts_before_the_connection_has_ended() -> None:
     assert seen(owners.closed(scheduler.number, 0.0)) == ([], [], [])
 
 
-def test_what_another_process_says_of_a_workers_copies_means_nothing() -> None:
+@pytest.mark.parametrize("pid", [2, 0], ids=["in sight", "out of sight"])
+def test_f28_a_worker_speaks_for_itself_only(pid: int) -> None:
+    """Processes out of sight all have one number."""
     owners = Owners()
     scheduler = opened(owners)
-    worker, other = joined(owners, scheduler), joined(owners, opened(owners), pid=3)
+    worker, other = joined(owners, scheduler, pid=pid), joined(owners, opened(owners), pid=pid)
     owners.closed(scheduler.number, 0.0)
-    assert seen(owners.drained(worker.number, other)) == ([], [], [])
-    assert seen(owners.drained(worker.number, worker)) == ([], [worker], [scheduler.owner])
-
-
-def test_f28_of_processes_out_of_sight_which_all_have_one_number_each_speaks_for_itself() -> None:
-    owners = Owners()
-    scheduler = opened(owners)
-    worker, other = joined(owners, scheduler, pid=0), joined(owners, opened(owners), pid=0)
-    owners.closed(scheduler.number, 0.0)
-    assert seen(owners.drained(worker.number, other)) == ([], [], [])
-    assert seen(owners.drained(worker.number, worker)) == ([], [worker], [scheduler.owner])
+    assert seen(owners.drained(other.number)) == ([], [], [])
+    assert seen(owners.drained(worker.number)) == ([], [worker], [scheduler.owner])
 
 
 def test_what_a_scheduler_says_of_its_copies_means_nothing() -> None:
     owners = Owners()
     scheduler = opened(owners)
-    assert seen(owners.drained(scheduler.number, scheduler)) == ([], [], [])
+    assert seen(owners.drained(scheduler.number)) == ([], [], [])
     assert not scheduler.is_quiet
 
 
@@ -184,7 +177,7 @@ class WhateverHappens(RuleBasedStateMachine):
         member = data.draw(st.sampled_from(self.members))
         if event == "drained":
             self.can_write.pop(member.number, None)
-            self.apply(self.owners.drained(member.number, member))
+            self.apply(self.owners.drained(member.number))
             return
         self.silent_since_s.setdefault(member.number, self.now_s)
         if event == "closed":

@@ -238,8 +238,6 @@ def test_nonsense_instead_of_a_hello_costs_a_line_and_a_connection(tmp_path: Pat
         (NONSENSE, b"", "nonsense"),
         (Kind.HELLO, b"{}", "a frame of kind 1, which is not for it to send"),
         (Kind.STATUS, b"", "a frame of kind 4, which is not for it to send"),
-        (Kind.DRAINED, b"123", "numbers of members in 3 bytes"),
-        (Kind.DRAINED, bytes(8 * 1001), "numbers of members in 8008 bytes"),
         (Kind.WELCOME, b"", "not for it to send"),
     ],
 )

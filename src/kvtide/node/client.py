@@ -14,7 +14,6 @@ from pathlib import Path
 
 from kvtide.node.connection import Connection
 from kvtide.node.credentials import check_node, credentials_of
-from kvtide.node.drained import drained_frames
 from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.frames import TAGS, Frame, Kind
 from kvtide.node.hello import Hello, Welcome, read_welcome
@@ -128,10 +127,9 @@ class Client:
         end.register(self.fileno(), select.POLLRDHUP)
         return bool(end.poll(0))
 
-    def drained(self, members: Iterable[int]) -> None:
-        """Say that no copy of these members is under way, nor will be: our own, now or in earlier lives."""
-        for frame in drained_frames(members):
-            self._connection.send(frame)
+    def drained(self) -> None:
+        """Say that we copy nothing any more. Also before the hello is answered."""
+        self.send(Kind.DRAINED)
 
     def close(self) -> None:
         """Close the connection. What is mapped stays, until its owner closes it. May be called again."""

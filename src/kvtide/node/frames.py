@@ -35,7 +35,7 @@ class Kind(IntEnum):
     STATUS = 4
     """An operator asks how the node is; the answer has the same kind."""
     DRAINED = 5
-    """No copy of these members is under way any more, nor will be (`drained.py`)."""
+    """A worker says that it copies nothing any more, nor will."""
     STOPPING = 6
     """The node is about to end."""
     CLEAR = 7

@@ -15,7 +15,7 @@ from kvtide import __version__
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame, Kind
 
-PROTOCOL = 2
+PROTOCOL = 3
 """One more with every change of what frames hold."""
 HELLO_BYTES_MAX = 1 << 16
 NAME_CHARS_MAX = 256

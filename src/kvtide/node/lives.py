@@ -62,9 +62,9 @@ class Lives:
         """Its connection has ended."""
         self._apply(self.owners.closed(member.number, time.monotonic()))
 
-    def drained(self, number: int, by: Member) -> None:
-        """A member says that its process copies no more, as this one."""
-        self._apply(self.owners.drained(number, by))
+    def drained(self, member: Member) -> None:
+        """A member says that it copies no more."""
+        self._apply(self.owners.drained(member.number))
 
     def tick(self, now_s: float) -> None:
         """Time has passed."""

@@ -79,10 +79,7 @@ class NodeMemory:
 
     def drained(self) -> None:
         """See `HostMemory`. If that is lost with its connection, the next hello says it."""
-        if self._client is not None and self._client.welcome is not None:
-            with contextlib.suppress(NodeError):
-                self._client.drained([self._client.welcome.member])
-        self._hang_up()
+        self._hang_up(is_drained=True)
         self._pool = None
 
     def close(self) -> None:
@@ -90,8 +87,11 @@ class NodeMemory:
         self._hang_up()
         self._try_s = float("inf")
 
-    def _hang_up(self) -> None:
+    def _hang_up(self, *, is_drained: bool = False) -> None:
         if self._client is not None:
+            if is_drained or self._client.welcome is None:  # without an answer there is no memory to copy to
+                with contextlib.suppress(NodeError):
+                    self._client.drained()
             self._client.close()
         self._client = None
 

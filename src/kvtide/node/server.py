@@ -12,7 +12,6 @@ from kvtide.node.arenas import NodeArena
 from kvtide.node.connection import Connection
 from kvtide.node.credentials import Access, credentials_of
 from kvtide.node.door import Door
-from kvtide.node.drained import read_drained
 from kvtide.node.errors import BadFrame, Gone, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, FIRST_OF_INDEX, Frame, Kind
 from kvtide.node.handler import Handler
@@ -191,8 +190,7 @@ class Server:
         elif peer.role is None:
             self._greet(peer, frame)
         elif frame.kind == Kind.DRAINED and peer.member is not None:
-            for number in read_drained(frame):
-                self.lives.drained(number, peer.member)
+            self.lives.drained(peer.member)
         elif frame.kind == Kind.STATUS and peer.role is Role.OPERATOR:
             peer.connection.send(Frame(Kind.STATUS, self._status_body(), frame.tag))
         elif frame.kind == Kind.CLEAR and peer.role is Role.OPERATOR:
