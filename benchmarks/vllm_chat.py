@@ -48,6 +48,7 @@ from chat_workload import SMALL, USUAL, Lengths, Turn, all_tokens, conversations
 from vllm_common import (
     CONNECTORS,
     GIB,
+    GRAPHS,
     PRELOAD,
     SMALL_MODEL,
     Child,
@@ -66,12 +67,6 @@ MODES = (
     "none,kvtide-eager,simple-eager/device-cache,kvtide-lazy,simple-lazy/kvtide-eager,offloading/kvtide-eager,lmcache"
 )
 """On one GPU of 140 GB beside 128 GiB of host memory: no group has more than two host tiers."""
-
-GRAPHS: dict[str, dict[str, Any]] = {
-    "all": {"mode": 0, "cudagraph_mode": "FULL", "max_cudagraph_capture_size": 512},
-    "decode": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
-}
-"""What runs as CUDA graphs. Nothing is compiled: that takes a minute, and changes neither copies nor their order."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +118,16 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
     mode = mode.partition("@")[0]
     tokens = settings.device_tokens if mode != "device-cache" else 11 * max(map(all_tokens, rounds)) // 10
     arguments = engine_arguments(
-        mode, settings.model, folder, device_tokens=tokens, host_bytes=settings.host_bytes, small=settings.small
+        mode,
+        settings.model,
+        folder,
+        device_tokens=tokens,
+        host_bytes=settings.host_bytes,
+        graphs="none" if settings.small else settings.graphs,
+        small=settings.small,
     )
     if mode.startswith("kvtide-node"):
         arguments["kv_transfer_config"]["kv_connector_extra_config"]["node"] = settings.node
-    if settings.small:
-        arguments["enforce_eager"] = True
-    else:
-        arguments["compilation_config"] = GRAPHS[settings.graphs]
     longest = max(map(longest_tokens, rounds)) + 64
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(**arguments, max_model_len=longest, max_num_batched_tokens=8192, disable_log_stats=True)

@@ -102,8 +102,16 @@ def write_model(model: Model, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+GRAPHS: dict[str, dict[str, Any]] = {
+    "all": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL", "max_cudagraph_capture_size": 512}},
+    "decode": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
+    "none": {"enforce_eager": True},
+}
+"""What runs as CUDA graphs. Nothing is compiled: that takes a minute, and changes neither copies nor their order."""
+
+
 def engine_arguments(
-    mode: str, model: Model, folder: Path, *, device_tokens: int, host_bytes: int, small: bool
+    mode: str, model: Model, folder: Path, *, device_tokens: int, host_bytes: int, graphs: str, small: bool
 ) -> dict[str, Any]:
     """Return what an engine is made with in a mode, which may have options of its own: `kvtide-eager+host=8GiB`."""
     name, *extra = mode.split("+")
@@ -118,6 +126,7 @@ def engine_arguments(
         "max_num_seqs": 64,
         "num_gpu_blocks_override": blocks,
         "enable_prefix_caching": True,
+        **GRAPHS[graphs],
     }
     connector = CONNECTORS[name]
     if connector:

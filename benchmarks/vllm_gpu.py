@@ -4,7 +4,8 @@
     python benchmarks/vllm_gpu.py --start
 
 Documents of 16,000 tokens are visited in turn; the device cache holds four of the twelve, the host tier all of them.
-Llama-3.1-8B's shape with random weights. What is measured:
+Llama-3.1-8B's shape with random weights, CUDA graphs for steps of up to 512 tokens. What is measured, or what of it
+`--phases` names:
 
 - first visit, revisit: TTFT of one document at a time, median
 - all at once: seconds until all documents, asked together, have answered with 32 tokens each
@@ -44,6 +45,7 @@ from typing import Any
 from vllm_common import (
     CONNECTORS,
     GIB,
+    GRAPHS,
     PRELOAD,
     SMALL_MODEL,
     Child,
@@ -62,6 +64,13 @@ BLOCK_TOKENS = 16
 MODES = "none,device-cache,kvtide-eager/kvtide-lazy,offloading/simple-eager,simple-lazy"
 """On one GPU of 140 GB beside 128 GiB of host memory: no group has more than two host tiers."""
 START_HOST_BYTES = 64 * GIB
+PHASES = {
+    "first": "first_ms",
+    "revisit": "revisit_ms",
+    "at-once": "at_once_s",
+    "waves": "waves_s",
+    "no-reuse": "no_reuse_s",
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class Scale:
     model: Model = field(default_factory=Model)
     small: bool = False
     steps: bool = False
+    graphs: str = "all"
 
     @property
     def document_bytes(self) -> int:
@@ -122,11 +132,11 @@ def make_engine(mode: str, scale: Scale, folder: Path) -> Any:
         folder,
         device_tokens=tokens,
         host_bytes=scale.host_bytes,
+        graphs="none" if scale.small else scale.graphs,
         small=scale.small,
     )
     return LLM(
         **arguments,
-        enforce_eager=True,
         max_model_len=scale.document_tokens + 64,
         max_num_batched_tokens=16_384,
         disable_log_stats=True,
@@ -236,6 +246,7 @@ class Comparison:
     def __init__(self, arguments: argparse.Namespace, scale: Scale) -> None:
         self._scale = scale
         self._rounds: int = arguments.rounds
+        self._phases = {PHASES[name] for name in arguments.phases.split(",")}
         self._out: Path | None = arguments.out
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
@@ -256,8 +267,8 @@ class Comparison:
             self.results[mode] = Result(mode)
             self._try(mode, child.answer, "start_s")
         # In this order: what has no reuse drives everything else out of the host tier.
-        phases = ["warm_ms", "first_ms", *["revisit_ms", "at_once_s", "waves_s"] * rounds, *["no_reuse_s"] * rounds]
-        for phase in phases:
+        phases = ["first_ms", *["revisit_ms", "at_once_s", "waves_s"] * rounds, *["no_reuse_s"] * rounds]
+        for phase in ["warm_ms", *(phase for phase in phases if phase in self._phases)]:
             for mode, child in children.items():
                 if phase == "waves_s" and mode != "device-cache":
                     continue
@@ -384,6 +395,8 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=2, help="how often the first group is measured, the others are once (default: 2)"
     )
+    parser.add_argument("--phases", default=",".join(PHASES), help="what to measure (default: all of %(default)s)")
+    parser.add_argument("--graphs", choices=GRAPHS, default="all", help="steps that run as CUDA graphs (default: all)")
     parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
     parser.add_argument("--start", action="store_true", help="measure the start with a large host tier instead")
     parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each phase")
@@ -397,6 +410,8 @@ def main() -> int:
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(CONNECTORS)}")
     if unknown := {variant for _, *variants in modes for variant in variants} - VARIANTS.keys():
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(VARIANTS)} behind the @")
+    if unknown := set(arguments.phases.split(",")) - PHASES.keys():
+        parser.error(f"--phases: {', '.join(sorted(unknown))}: expected some of {', '.join(PHASES)}")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     scale = (
@@ -404,7 +419,7 @@ def main() -> int:
         if arguments.small
         else Scale(model=Model(kv_heads=arguments.kv_heads), host_bytes=arguments.host_gib * GIB)
     )
-    scale = replace(scale, steps=arguments.steps)
+    scale = replace(scale, steps=arguments.steps, graphs=arguments.graphs)
     if arguments.start:
         return start_up(arguments, scale if scale.small else replace(scale, host_bytes=START_HOST_BYTES))
     return compare(arguments, scale)

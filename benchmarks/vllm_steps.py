@@ -91,6 +91,14 @@ def load_late(_worker: Any) -> None:
     side._frees_deferred, side._last_begin = False, None
 
 
+def copy_nothing(_worker: Any) -> None:
+    """End all copies at once: what is left is the cost of planning them. Answers to what was seen before are wrong."""
+    from kvtide.copy import NullCopyEngine  # noqa: PLC0415 (only where kvtide is used)
+
+    engine, nothing = _worker_side()._engine, NullCopyEngine()
+    engine.submit, engine.poll, engine.wait = nothing.submit, nothing.poll, nothing.wait
+
+
 def report_late(_worker: Any) -> None:
     """Let the scheduler hear of copies by reports alone, as from a worker in another process."""
     from kvtide.vllm.step_messages import Looked  # noqa: PLC0415 (only where kvtide is used)
@@ -173,6 +181,7 @@ def turns_of(mib: int) -> Callable[[Any], None]:
 VARIANTS: dict[str, Callable[..., None]] = {
     "wait-at-once": wait_at_once,
     "announce-late": announce_late,
+    "copy-nothing": copy_nothing,
     "load-after-forward": load_after_forward,
     "load-late": load_late,
     "report-late": report_late,
