@@ -17,13 +17,13 @@ from kvtide.core.index.counted import Counted
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.owner import Owner
+from kvtide.core.index.sound import check_chains, check_look_up, check_offers, check_search
 from kvtide.core.index.waiting import WaitingLookUps
 from kvtide.core.ledger import Entry, FetchEntry
 from kvtide.core.match import Match
 from kvtide.core.messages import Errand, Name, Report
 from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.core.requests import Request
-from kvtide.errors import ProtocolError
 
 LEASED_QUARTERS_MAX = 3
 """Of its slots: so much one engine may lease. An engine that does not return leases must not keep all others from
@@ -39,7 +39,6 @@ class SharedIndex:
     def __init__(self, index: LocalIndex, *, leased_quarters_max: int = LEASED_QUARTERS_MAX) -> None:
         self._index = index
         self._leased_quarters_max = leased_quarters_max
-        self._groups = len(index.block_tokens)
         self._owners: dict[int, Owner] = {}
         self._waiting = WaitingLookUps(index)
         self._writing: dict[int, int] = {}
@@ -204,36 +203,19 @@ class SharedIndex:
             (owner, notice) for owner, notice in notices if owner in self._owners and not self._owners[owner].closed
         ]
 
-    def _check(self, sound: bool) -> None:
-        if not sound:
-            raise ProtocolError("this engine asks for what cannot be: it has another idea of the model's groups")
-
-    def _leaves_out_no_more_than_the_device_has(self, call: calls.LookUp) -> bool:
-        """Or looking would cost more than the message did."""
-        sizes = self._index.block_tokens
-        return all(first <= call.device_tokens // size for first, size in zip(call.firsts, sizes, strict=False))
-
-    def _is_sound(self, offer: Offer) -> bool:
-        return (
-            0 <= offer.group < self._groups
-            and offer.end_tokens > 0
-            and offer.end_tokens % self._index.block_tokens[offer.group] == 0
-            and all(0 <= position < len(offer.keys) for position in offer.gone)
-        )
-
     # ------------------------------------------------------------------ loading
 
     def _look_up(self, owner: int, call: calls.LookUp) -> Found:
-        self._check(len(call.keys) == self._groups and 0 <= call.device_tokens < call.num_tokens)
-        self._check(self._leaves_out_no_more_than_the_device_has(call))
-        self._index.computed(call.computed_tokens, call.computed_s)
-        request = Request("", call.keys, [[]] * self._groups)
-        # There is nothing behind the last key, whatever number somebody sends: looking costs as much as the message.
         sizes = self._index.block_tokens
+        check_look_up(call, sizes)
+        self._index.computed(call.computed_tokens, call.computed_s)
+        request = Request("", call.keys, [[]] * len(sizes))
+        # There is nothing behind the last key, whatever number somebody sends: looking costs as much as the message.
         known = max(len(keys) * size for keys, size in zip(call.keys, sizes, strict=True))
         num_tokens = min(call.num_tokens, max(known, call.device_tokens) + max(sizes))
         match = self._index.look_up(request, call.device_tokens, num_tokens, lambda _: True)
-        self._check(not match.waits or _are_different(call))  # a key that comes up twice would be in two slots
+        if match.waits:
+            check_search(call)
         if self._waiting.begin((owner, call.id), request, match):
             return self._look_again(owner, call.id)
         return self._found(owner, call.id, match)
@@ -284,11 +266,11 @@ class SharedIndex:
     # ------------------------------------------------------------------ storing
 
     def _reserve(self, owner: int, call: calls.Reserve) -> Reserved:
-        self._check(all(map(self._is_sound, call.offers)))
+        check_offers(call.offers, self._index.block_tokens)
         if self._are_known(owner, call.offers):  # as usual when a request ends that has loaded
             return Reserved(call.id, [Taken([], [], {}, [], len(offer.keys)) for offer in call.offers])
+        check_chains(call.offers)
         wants = list(map(_want, call.offers))
-        self._check(all(len({want.chain.parent, *want.chain.keys}) == 1 + len(want.chain) for want in wants))
         taken: list[Taken] = []
         room = call.room_blocks
         if self._owners[owner].slots_ready < self._index.host.slots:
@@ -382,12 +364,6 @@ class SharedIndex:
             last = first + len(list(alike))
             self._notices += [(owner, Unkept(run.part(first, last, size))) for owner in owners]
             first = last
-
-
-def _are_different(call: calls.LookUp) -> bool:
-    """Whether no key of a group is there twice."""
-    firsts = call.firsts or [0] * len(call.keys)
-    return all(len(set(keys[first:])) == len(keys[first:]) for keys, first in zip(call.keys, firsts, strict=True))
 
 
 def _refuse_left(grants: list[Grant]) -> None:
