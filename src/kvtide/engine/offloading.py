@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from kvtide.copy import CopyEngine, DeviceCache, HostArena, ThreadedCopyEngine
+from kvtide.copy.packing import NAMESPACE_PART
 from kvtide.core.config import OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import Key
@@ -18,7 +19,7 @@ from kvtide.engine.at_node import AtNode, read_node
 from kvtide.engine.config import EngineConfig
 from kvtide.engine.keys import tier_namespace
 from kvtide.engine.kv_cache import RankCache
-from kvtide.engine.packing import as_packed, packing_copy_engine, take_packing, with_packed_slots
+from kvtide.engine.packing import packing_copy_engine, take_packing, with_packed_slots
 from kvtide.errors import ConfigError
 from kvtide.node.option import STAND_IN_BLOCKS
 from kvtide.tiers import TierConfig, parse_tiers
@@ -158,7 +159,9 @@ class Offloading:
         if read.packed and copy_engine is not threaded_copy_engine:
             raise ConfigError("packing", "on", "the engine's own copy engine, or off")
         offload, tiers = read.offload, read.tiers
-        namespace = as_packed(tier_namespace(config)) if read.packed else tier_namespace(config)
+        namespace = tier_namespace(config)
+        if read.packed:
+            namespace = namespace.with_setting(NAMESPACE_PART)
         for rank, cache in enumerate(caches):
             device = cache.device_cache()
             if read.packed:

@@ -6,14 +6,13 @@ from collections.abc import MutableMapping
 from dataclasses import replace
 
 from kvtide.copy import CopyEngine, DeviceCache, HostArena, ThreadedCopyEngine
-from kvtide.copy.packing import NAMESPACE_PART, whole_tiles_bytes
+from kvtide.copy.packing import whole_tiles_bytes
 from kvtide.copy.packing.codec import Reference
 from kvtide.copy.unpacked import UnpackedRows, packed_bytes_with_row, rows_for
 from kvtide.core.config import Geometry
 from kvtide.engine.config import EngineConfig
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice
-from kvtide.tiers.namespace import Namespace
 
 
 def take_packing(config: EngineConfig, options: MutableMapping[str, object], *, at_node: bool) -> bool:
@@ -42,8 +41,3 @@ def packing_copy_engine(device: DeviceCache, slots: int) -> tuple[CopyEngine, li
     arena = HostArena(slots, whole_tiles_bytes([device.block_bytes]))
     rows = HostArena(rows_for(slots), device.block_bytes)
     return ThreadedCopyEngine(device, arena, unpacked=UnpackedRows(rows, slots), codec=Reference), [arena, rows]
-
-
-def as_packed(namespace: Namespace) -> Namespace:
-    """Return the namespace of the same blocks, packed."""
-    return replace(namespace, settings=(*namespace.settings, NAMESPACE_PART))

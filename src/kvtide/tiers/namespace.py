@@ -50,6 +50,10 @@ class Namespace:
         """Return the namespace of one rank's part of each block."""
         return replace(self, rank=rank)
 
+    def with_setting(self, setting: tuple[str, str]) -> Namespace:
+        """Return the namespace of blocks that depend on one more setting."""
+        return replace(self, settings=(*self.settings, setting))
+
     @property
     def digest(self) -> bytes:
         """What records carry: 16 bytes that differ when any part does."""

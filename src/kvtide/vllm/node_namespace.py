@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.version import __version__
 
+from kvtide.copy.packing import NAMESPACE_PART
 from kvtide.node.described_groups import described
 from kvtide.node.hello import NAME_CHARS_MAX
 from kvtide.vllm.layout import Layout
@@ -16,7 +17,6 @@ from kvtide.vllm.replicas import elsewhere
 from kvtide.vllm.settings import shortened
 from kvtide.vllm.tiers import (
     TEXT_CHARS_MAX,
-    as_packed,
     asked_backend,
     backends_of,
     namespace_of,
@@ -49,7 +49,7 @@ def namespace_at_node(vllm_config: Any, kv_cache_config: Any, layout: Layout) ->
     geometry = layout.geometry
     namespace = namespace_of(vllm_config, kv_cache_config, geometry.block_bytes, "")
     if geometry.host_block_bytes is not None:
-        namespace = as_packed(namespace)
+        namespace = namespace.with_setting(NAMESPACE_PART)
     parts = namespace.manifest().items()
     said = {name: value for name, value in parts if name not in ("layout", "rank", "block_bytes")}
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,15 +50,10 @@ def tiers_opener(
     ) -> TierStack:
         namespace = namespace_of(vllm_config, kv_cache_config, block_bytes, layout())
         if places is not None:
-            namespace = as_packed(namespace)
+            namespace = namespace.with_setting(NAMESPACE_PART)
         return open_stack(configs, namespace, rank, memory, share, places=places)
 
     return open_tiers
-
-
-def as_packed(namespace: Namespace) -> Namespace:
-    """Return the namespace of the same blocks, packed."""
-    return replace(namespace, settings=(*namespace.settings, NAMESPACE_PART))
 
 
 def refuse_unstable_keys(option: str, value: object, vllm_config: Any) -> None:
