@@ -123,7 +123,7 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
         folder,
         device_tokens=tokens,
         host_bytes=settings.host_bytes,
-        graphs="none" if settings.small else settings.graphs,
+        graphs=settings.graphs,
         small=settings.small,
     )
     if mode.startswith("kvtide-node"):

@@ -126,7 +126,7 @@ def engine_arguments(
         "max_num_seqs": 64,
         "num_gpu_blocks_override": blocks,
         "enable_prefix_caching": True,
-        **GRAPHS[graphs],
+        **GRAPHS["none" if small else graphs],
     }
     connector = CONNECTORS[name]
     if connector:

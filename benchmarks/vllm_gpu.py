@@ -132,7 +132,7 @@ def make_engine(mode: str, scale: Scale, folder: Path) -> Any:
         folder,
         device_tokens=tokens,
         host_bytes=scale.host_bytes,
-        graphs="none" if scale.small else scale.graphs,
+        graphs=scale.graphs,
         small=scale.small,
     )
     return LLM(
