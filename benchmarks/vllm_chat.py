@@ -20,7 +20,11 @@ not measured are paused. Two groups are compared by what they have in common. A 
 `kvtide-eager+host=8GiB`. Answers of all modes are compared. `kvtide-eager@turn-4` is kvtide with one thing changed
 (`vllm_steps.py` has them all), and `--steps` shows how long steps are, by what they compute. `kvtide-node` is at the
 node that was started before (`--node`), where it finds what others there have computed:
-`kvtide-node,kvtide-node+mode=eager` are two engines at one node.
+`kvtide-node,kvtide-node+mode=eager` are two engines at one node. With `--kill` engines at a node are killed with -9 in
+the middle of a round, started again, and have the first round once more.
+
+Answers of two modes may differ where batches have other shapes. With VLLM_BATCH_INVARIANT=1 in the environment vLLM
+computes the same for all of them, more slowly: then every difference is a fault.
 
 `--definition` takes the lengths from a file of vLLM's own multi-turn benchmark, and `--scale` makes them longer or
 shorter. `multi_turn.json` has the numbers that vLLM comes with: some 80,000 tokens in all. `--small` is a tiny model
@@ -67,6 +71,8 @@ MODES = (
     "none,kvtide-eager,simple-eager/device-cache,kvtide-lazy,simple-lazy/kvtide-eager,offloading/kvtide-eager,lmcache"
 )
 """On one GPU of 140 GB beside 128 GiB of host memory: no group has more than two host tiers."""
+KILLED_AFTER_S = 3.0
+"""In a round of about 20 s."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class Settings:
     rounds: int = 2
     graphs: str = "all"
     node: str | None = None
+    kill: bool = False
 
     def conversations(self, round_number: int) -> list[list[Turn]]:
         """Return the conversations of a round. Round 0 is for warming up, and shorter."""
@@ -260,10 +267,30 @@ class Comparison:
                     told = f"follow-ups {waits['p50']:.0f} ms (p90 {waits['p90']:.0f})"
                     say(f"{mode}: round {number} done in {said[0].done_s:.1f} s, {told}")
         for mode, child in children.items():
-            counters = self._ask(mode, child.alone(children.values()).order, None)
-            child.end()
+            child.alone(children.values())
+            is_killed = self._settings.kill and mode.startswith("kvtide-node")
+            counters = [{}] if is_killed else self._ask(mode, child.order, None)
             if mode not in self._down:
                 self._add_row(mode, starts[mode], rounds[mode], counters[0])
+            if is_killed:
+                self._kill_and_start_again(mode, child)
+            child.end()
+
+    def _kill_and_start_again(self, mode: str, child: Child) -> None:
+        """Kill an engine among copies, and let the next one have the first round: a row of its own."""
+        if mode in self._down:
+            return
+        child.begin(self._settings.rounds + 1)
+        time.sleep(KILLED_AFTER_S)
+        child.kill()
+        again = Child(self._context, serve, mode, self._settings, self._folder)
+        name = f"{mode} again"
+        start = self._ask(name, again.answer)
+        self._ask(name, again.order, 0)
+        said, counters = self._ask(name, again.order, 1), self._ask(name, again.order, None)
+        again.end()
+        if name not in self._down:
+            self._add_row(name, start, said, counters[0])
 
     def _ask(self, mode: str, ask: Any, *arguments: Any) -> Any:
         if mode in self._down:
@@ -336,7 +363,7 @@ def say(line: str) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return what all modes have in common."""
-    more = {name: getattr(arguments, name) for name in ("steps", "rounds", "graphs", "node")}
+    more = {name: getattr(arguments, name) for name in ("steps", "rounds", "graphs", "node", "kill")}
     if arguments.small:
         settings = Settings(SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True, **more)
     else:
@@ -358,6 +385,7 @@ def main() -> int:
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
     parser.add_argument("--graphs", choices=GRAPHS, default="all", help="steps that run as CUDA graphs (default: all)")
     parser.add_argument("--node", help="the socket of the node for the mode kvtide-node")
+    parser.add_argument("--kill", action="store_true", help="kill engines at a node with -9, and start them again")
     parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
     parser.add_argument("--scale", type=float, default=1.0, help="times the tokens of a definition (default: 1)")
     parser.add_argument("--device-tokens", type=int, help="room in the device cache (default: 131072; --small: 640)")
@@ -374,6 +402,8 @@ def main() -> int:
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(VARIANTS)} behind the @")
     if "kvtide-node" in names and arguments.node is None:
         parser.error("--modes: kvtide-node: expected a --node, started before with `kvtide node`")
+    if arguments.kill and "kvtide-node" not in names:
+        parser.error("--kill: expected the mode kvtide-node: only a node outlives engines")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     if arguments.small:  # by itself vLLM's CPU build gives engines with a connector other cores than those without

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtide.options import parse_size
+
 GIB = 1 << 30
 PATIENCE_S = 600.0
 PRELOAD = [
@@ -115,6 +117,8 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Return what an engine is made with in a mode, which may have options of its own: `kvtide-eager+host=8GiB`."""
     name, *extra = mode.split("+")
+    more = dict(option.split("=", 1) for option in extra)
+    host_bytes = parse_size("host", more.pop("host")) if "host" in more else host_bytes
     block_tokens = 32 if small else 16
     blocks = device_tokens // block_tokens + 1
     arguments: dict[str, Any] = {
@@ -132,7 +136,7 @@ def engine_arguments(
     if connector:
         options = {connector.get("host", "cpu_bytes_to_use"): host_bytes, **connector["options"]}
         options |= lmcache_options(name, options.pop("", 0) / GIB)
-        options |= dict(option.split("=", 1) for option in extra)
+        options |= more
         arguments["kv_transfer_config"] = {
             "kv_connector": connector["kv_connector"],
             "kv_role": "kv_both",
@@ -269,10 +273,19 @@ class Child:
             other._signal(signal.SIGCONT if other is self else signal.SIGSTOP)
         return self
 
-    def order(self, phase: str | None) -> Any:
+    def order(self, phase: Any) -> Any:
         """Let it run a phase; None: let it come to its end."""
-        self._orders.send(phase)
+        self.begin(phase)
         return self.answer()
+
+    def begin(self, phase: Any) -> None:
+        """Let it run a phase, and do not wait for it."""
+        self._orders.send(phase)
+
+    def kill(self) -> None:
+        """End it and all that it has started, as nothing but the system can."""
+        self._signal(signal.SIGKILL)
+        self._process.join(30)
 
     def answer(self) -> Any:
         """Return what it has to say."""

@@ -19,7 +19,8 @@ ARGS: dict[str, Any] = {
     "blocks": 1024,
     "max_model_len": 8192,
     "max_num_batched_tokens": 8192,
-    "gpu_memory_utilization": 0.5,
+    "kv_cache_memory_bytes": 8 << 30,
+    "gpu_memory_utilization": 0.1,  # others may use the GPU too
 }
 
 
