@@ -24,6 +24,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from socket import socketpair
 
@@ -33,9 +34,10 @@ from kvtide.core.index.shared import SharedIndex
 from kvtide.node.codec import Kind, call_frame, read_call, read_reply, reply_frame
 from kvtide.node.connection import Connection
 from kvtide.node.credentials import Credentials
+from kvtide.node.frames import Frame
 from kvtide.node.peers import Peer
 from kvtide.node.space import make_index
-from kvtide.node.turns import Turns
+from kvtide.node.turns import Turns, hear, may_say_more
 from node import ENGINES, LOADS_PER_S, PROMPT_BLOCKS, PROMPTS_HELD, STEP_BLOCKS, STEP_S, STORES_PER_S, make_keys
 
 BLOCK_TOKENS = 16
@@ -70,6 +72,19 @@ Answered = Callable[[float, Reply], None]
 """Hears when an answer came, and which."""
 
 
+@dataclass
+class Said:
+    """What an engine has said at one time."""
+
+    looks_up: bool
+    frames: int
+    """That are not answered."""
+    when_s: float
+    sent_s: float
+    """What sending took."""
+    answered: Answered | None
+
+
 class World:
     """Engines, a node, and a clock."""
 
@@ -91,8 +106,8 @@ class World:
         self._ids = count(1)
         self._order = count()
         self._coming: list[tuple[float, int, Engine, list[Call], Answered | None]] = []
-        self._unread: dict[Engine, tuple[float, float, Answered | None]] = {}
-        """Who has sent something that is not all answered: when, what that took, and who hears the answer."""
+        self._said: dict[Engine, list[Said]] = {engine: [] for engine in self.engines}
+        """What each has said and is not all answered."""
 
     def at(self, when_s: float, engine: Engine, calls: list[Call], answered: Answered | None = None) -> None:
         """Let calls be sent then; `answered` hears what the last one gives."""
@@ -108,12 +123,12 @@ class World:
                 self._answer(next(engine for engine in self.engines if engine.peer is peer))
 
     def _receive(self) -> None:
-        """Read what has come. Who is not done with what it said before waits."""
+        """Read what has come. Who has said enough waits."""
         later = []
         while self._coming and self._coming[0][0] <= self.now_s:
             event = heapq.heappop(self._coming)
             when_s, _, engine, calls, answered = event
-            if engine in self._unread:
+            if engine.peer.waiting and (self._at_once or not may_say_more(engine.peer)):
                 later.append(event)
                 continue
             begin = time.thread_time()
@@ -121,16 +136,21 @@ class World:
                 frame = call_frame(call)
                 engine.connection.send(frame)
             sent = time.thread_time()
-            while len(engine.peer.waiting) < len(calls):
-                engine.peer.waiting += engine.peer.connection.receive()
+            frames: list[Frame] = []
+            while len(frames) < len(calls):
+                frames += engine.peer.connection.receive()
+            hear(engine.peer, frames)
             self._passed(time.thread_time() - sent)
-            self._unread[engine] = when_s, sent - begin, answered
+            looks_up = isinstance(calls[0], LookUp)
+            self._said[engine].append(Said(looks_up, len(calls), when_s, sent - begin, answered))
             self._turns.add(engine.peer)
         for event in later:
             heapq.heappush(self._coming, event)
 
     def _answer(self, engine: Engine) -> None:
         waiting = engine.peer.waiting
+        if not waiting:
+            return  # it has looked something up, too, and that was all
         frame = waiting.popleft()
         begin = time.thread_time()
         reply = self.index.handle(engine.number, read_call(frame))
@@ -139,25 +159,26 @@ class World:
         spent = time.thread_time() - begin
         self._passed(spent)
         self.node_s[Kind(frame.kind).name.lower()].append(spent)
+        self._answered(engine, looks_up=frame.kind == Kind.LOOK_UP)
         if waiting and self._at_once:
             self._answer(engine)
         elif waiting:
             self._turns.add(engine.peer)
-        elif reply is not None:
-            self._heard(engine, frame.kind)
-        else:
-            del self._unread[engine]
 
-    def _heard(self, engine: Engine, kind: int) -> None:
-        when_s, sent_s, answered = self._unread.pop(engine)
+    def _answered(self, engine: Engine, *, looks_up: bool) -> None:
+        said = next(each for each in self._said[engine] if each.looks_up == looks_up)
+        said.frames -= 1
+        if said.frames:
+            return
+        self._said[engine].remove(said)
         begin = time.thread_time()
         replies = [read_reply(frame) for frame in engine.connection.receive()]
         spent = time.thread_time() - begin
-        if kind == Kind.LOOK_UP:
-            self.engine_s.append(sent_s + spent)
-            self.lookups_s.append(self.now_s - when_s + sent_s + spent)
-        if answered is not None:
-            answered(self.now_s, replies[-1])
+        if looks_up:
+            self.engine_s.append(said.sent_s + spent)
+            self.lookups_s.append(self.now_s - said.when_s + said.sent_s + spent)
+        if said.answered is not None:
+            said.answered(self.now_s, replies[-1])
 
     def _passed(self, seconds: float) -> None:
         self.now_s += seconds

@@ -13,8 +13,8 @@ from kvtide.node.connection import Connection
 from kvtide.node.credentials import Credentials
 from kvtide.node.frames import Frame
 from kvtide.node.peers import Peer
-from kvtide.node.turns import Turns
-from tests.node.support import ECHO, NOTE, held, serving, wait_until
+from kvtide.node.turns import Turns, hear, may_say_more
+from tests.node.support import ECHO, MANY, NOTE, held, serving, wait_to_read, wait_until
 
 
 class Waiting:
@@ -23,10 +23,10 @@ class Waiting:
     def __init__(self) -> None:
         self.turns = Turns()
         self._pair = socketpair()
-        self._connection = Connection(self._pair[0])
+        self.connection = Connection(self._pair[0])
 
     def peer(self, *kinds: Kind) -> Peer:
-        peer = Peer(self._connection, Credentials(1, 1, frozenset()), 0.0)
+        peer = Peer(self.connection, Credentials(1, 1, frozenset()), 0.0)
         peer.waiting.extend(map(Frame, kinds))
         self.turns.add(peer)
         return peer
@@ -75,6 +75,80 @@ def test_an_engine_that_looks_something_up_does_not_wait_for_what_others_have_sa
         gate.set()
         wait_until(lambda: len(rig.handler.heard) == 4)
         assert rig.handler.heard == ["looking up", "storing", "storing", "storing"]
+
+
+def heard(*kinds: Kind) -> list[Kind]:
+    """Return in which order a node hears what one engine says in this order."""
+    waiting = Waiting()
+    peer = Peer(waiting.connection, Credentials(1, 1, frozenset()), 0.0)
+    for kind in kinds:
+        hear(peer, [Frame(kind)])
+    waiting.close()
+    return [Kind(frame.kind) for frame in peer.waiting]
+
+
+def test_a_look_up_goes_before_what_its_engine_said_when_a_request_ended() -> None:
+    ended = (Kind.RELEASE, Kind.RESERVE)
+    assert heard(*ended, Kind.LOOK_UP) == [Kind.LOOK_UP, *ended]
+    assert heard(*ended, Kind.LOOK_UP, Kind.RELEASE, Kind.LOOK_UP) == [Kind.LOOK_UP, Kind.LOOK_UP, *ended, Kind.RELEASE]
+
+
+@pytest.mark.parametrize("kind", [Kind.SETTLE, Kind.CUT, Kind.READY, Kind.AGAIN, Kind.DROP])
+def test_a_look_up_does_not_go_before_what_it_could_find_or_must_not(kind: Kind) -> None:
+    assert heard(Kind.RESERVE, kind, Kind.RELEASE, Kind.LOOK_UP) == [Kind.RESERVE, kind, Kind.LOOK_UP, Kind.RELEASE]
+
+
+def test_look_ups_and_all_the_rest_stay_in_order() -> None:
+    waiting = Waiting()
+    peer = Peer(waiting.connection, Credentials(1, 1, frozenset()), 0.0)
+    kinds = (Kind.RELEASE, Kind.LOOK_UP, Kind.RESERVE, Kind.LOOK_UP, Kind.SETTLE, Kind.LOOK_UP)
+    hear(peer, [Frame(kind, bytes([number])) for number, kind in enumerate(kinds)])
+    waiting.close()
+    assert [frame.body[0] for frame in peer.waiting] == [1, 3, 0, 2, 4, 5]
+
+
+@pytest.mark.parametrize(("frames", "body_bytes"), [(32, 0), (4, 64 << 10), (1, 1 << 20)])
+def test_who_has_said_enough_is_not_listened_to_until_some_of_it_is_answered(frames: int, body_bytes: int) -> None:
+    waiting = Waiting()
+    peer = Peer(waiting.connection, Credentials(1, 1, frozenset()), 0.0)
+    for _ in range(frames):
+        assert may_say_more(peer)
+        hear(peer, [Frame(Kind.RESERVE, bytes(body_bytes))])
+    assert not may_say_more(peer)
+    peer.waiting.popleft()
+    assert may_say_more(peer)
+    waiting.close()
+
+
+@pytest.mark.parametrize("kind", [Kind.SETTLE, Kind.LOOK_UP])
+def test_who_could_say_nothing_that_goes_first_is_not_listened_to(kind: Kind) -> None:
+    waiting = Waiting()
+    peer = waiting.peer(Kind.RESERVE, kind)
+    assert not may_say_more(peer)
+    waiting.close()
+
+
+def test_an_engine_that_looks_something_up_does_not_wait_for_the_end_of_its_last_request(tmp_path: Path) -> None:
+    with serving(tmp_path) as rig:
+        storing, engine = rig.scheduler("storing"), rig.scheduler("looking up")
+        gate = held(rig)
+        storing.send(NOTE)
+        engine.send(MANY)  # has the kind of a release
+        engine.send(ECHO)
+        gate.set()
+        wait_to_read(engine)
+        assert engine.poll()[0].kind == ECHO
+
+
+def test_what_an_engine_said_before_it_hung_up_is_heard(tmp_path: Path) -> None:
+    with serving(tmp_path) as rig:
+        storing, engine = rig.scheduler("storing"), rig.scheduler("hangs up")
+        gate = held(rig)
+        storing.send(NOTE)  # so that what the other one says has to wait
+        engine.send(MANY)
+        gate.set()
+        engine.close()
+        wait_until(lambda: "hangs up" in rig.handler.heard)
 
 
 def test_what_an_engine_has_said_is_heard_before_it_is_over(tmp_path: Path) -> None:

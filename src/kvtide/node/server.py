@@ -22,7 +22,7 @@ from kvtide.node.lives import Lives
 from kvtide.node.loop import READ, WRITE, Loop
 from kvtide.node.owners import Member, Owner, Owners
 from kvtide.node.peers import Limits, Peer
-from kvtide.node.turns import Turns
+from kvtide.node.turns import Turns, hear, may_say_more
 
 _FOR_OPERATORS = 8
 """Connections beyond the limit, so that a node that is full can be looked at."""
@@ -161,8 +161,15 @@ class Server:
     def _ready(self, peer: Peer, _: int) -> None:
         if peer.is_blocked:
             self._try(peer, peer.connection.flush)
-        elif not peer.waiting:  # else it has said enough: what waits for it does not grow
-            self._try(peer, lambda: peer.waiting.extend(peer.connection.receive()))
+        elif may_say_more(peer):
+            self._try(peer, partial(self._listen, peer))
+
+    def _listen(self, peer: Peer) -> None:
+        try:
+            hear(peer, peer.connection.receive())
+        except Gone:
+            if not peer.waiting:  # what it has said before is heard first
+                raise
 
     def _answer(self) -> bool:
         """Answer those whose turn it is; return whether there are more. Who has to read first waits until it has."""

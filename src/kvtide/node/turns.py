@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvtide.node.codec import Kind
+from kvtide.node.frames import Frame
 from kvtide.node.peers import Peer
+
+_NOBODY_WAITS_FOR = (Kind.RELEASE, Kind.RESERVE)
+"""A look-up finds the same before them as after them."""
+_FRAMES_MAX = 32
+_BYTES_MAX = 256 << 10
+"""Who has said so much is not listened to until some of it is answered."""
 
 
 class Turns:
@@ -27,3 +36,22 @@ class Turns:
             del self._others[first]
             return [*now, first]
         return now
+
+
+def may_say_more(peer: Peer) -> bool:
+    """Whether somebody is listened to: what waits for him does not grow without end."""
+    waiting = peer.waiting
+    if len(waiting) >= _FRAMES_MAX or any(frame.kind not in _NOBODY_WAITS_FOR for frame in waiting):
+        return False  # he could say nothing that goes before that
+    return sum(len(frame.body) for frame in waiting) < _BYTES_MAX
+
+
+def hear(peer: Peer, frames: Iterable[Frame]) -> None:
+    """Let frames wait. A look-up goes before what its engine has said when its last request ended."""
+    waiting = peer.waiting
+    for frame in frames:
+        position = len(waiting)
+        if frame.kind == Kind.LOOK_UP:
+            while position and waiting[position - 1].kind in _NOBODY_WAITS_FOR:
+                position -= 1
+        waiting.insert(position, frame)
