@@ -53,6 +53,7 @@ from vllm_common import (
     CONNECTORS,
     GIB,
     GRAPHS,
+    NODE,
     PRELOAD,
     SMALL_MODEL,
     Child,
@@ -82,7 +83,7 @@ class Settings:
     lengths: Lengths = USUAL
     model: Model = field(default_factory=Model)
     device_tokens: int = 131_072
-    host_bytes: int = 40 * GIB
+    host_bytes: int = 44 * GIB
     at_once: int = 6
     spacing_s: float = 0.05
     think_s: float = 0.5
@@ -90,7 +91,6 @@ class Settings:
     steps: bool = False
     rounds: int = 2
     graphs: str = "all"
-    node: str | None = None
     kill: bool = False
 
     def conversations(self, round_number: int) -> list[list[Turn]]:
@@ -98,6 +98,15 @@ class Settings:
         seed = 100 + round_number
         found = conversations(self.lengths, seed, self.model.vocab, spacing_s=self.spacing_s, think_s=self.think_s)
         return found if round_number else [turns[:2] for turns in found[:4]]
+
+    def all_rounds(self) -> list[list[list[Turn]]]:
+        """Return the conversations of all rounds, that for warming up first."""
+        return [self.conversations(number) for number in range(self.rounds + 1)]
+
+    @property
+    def kv_bytes(self) -> int:
+        """What a host tier has to hold so that nothing is computed twice: the round with the most."""
+        return max(map(all_tokens, self.all_rounds())) * self.model.token_bytes
 
 
 @dataclass
@@ -121,7 +130,7 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 (takes seconds)
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
-    rounds = [settings.conversations(number) for number in range(settings.rounds + 1)]
+    rounds = settings.all_rounds()
     mode = mode.partition("@")[0]
     tokens = settings.device_tokens if mode != "device-cache" else 11 * max(map(all_tokens, rounds)) // 10
     arguments = engine_arguments(
@@ -133,8 +142,6 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
         graphs=settings.graphs,
         small=settings.small,
     )
-    if mode.startswith("kvtide-node"):
-        arguments["kv_transfer_config"]["kv_connector_extra_config"]["node"] = settings.node
     longest = max(map(longest_tokens, rounds)) + 64
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(**arguments, max_model_len=longest, max_num_batched_tokens=8192, disable_log_stats=True)
@@ -363,7 +370,7 @@ def say(line: str) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return what all modes have in common."""
-    more = {name: getattr(arguments, name) for name in ("steps", "rounds", "graphs", "node", "kill")}
+    more = {name: getattr(arguments, name) for name in ("steps", "rounds", "graphs", "kill")}
     if arguments.small:
         settings = Settings(SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True, **more)
     else:
@@ -381,10 +388,10 @@ def main() -> int:
     parser.add_argument("--modes", default=MODES, help=f"which to run (default: {MODES})")
     parser.add_argument("--rounds", type=int, default=2, help="how often each mode is measured (default: 2)")
     parser.add_argument("--at-once", type=int, default=6, help="requests in the engine at a time (default: 6)")
-    parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
+    parser.add_argument("--host-gib", type=int, default=44, help="size of each host tier in GiB (default: 44)")
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
     parser.add_argument("--graphs", choices=GRAPHS, default="all", help="steps that run as CUDA graphs (default: all)")
-    parser.add_argument("--node", help="the socket of the node for the mode kvtide-node")
+    parser.add_argument("--node", default="", help="the socket of the node for the mode kvtide-node")
     parser.add_argument("--kill", action="store_true", help="kill engines at a node with -9, and start them again")
     parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
     parser.add_argument("--scale", type=float, default=1.0, help="times the tokens of a definition (default: 1)")
@@ -400,16 +407,21 @@ def main() -> int:
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(CONNECTORS)}")
     if unknown := {variant for group in groups for mode in group for variant in mode.split("@")[1:]} - VARIANTS.keys():
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(VARIANTS)} behind the @")
-    if "kvtide-node" in names and arguments.node is None:
+    if "kvtide-node" in names and not arguments.node:
         parser.error("--modes: kvtide-node: expected a --node, started before with `kvtide node`")
     if arguments.kill and "kvtide-node" not in names:
         parser.error("--kill: expected the mode kvtide-node: only a node outlives engines")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
+    os.environ[NODE] = arguments.node
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     if arguments.small:  # by itself vLLM's CPU build gives engines with a connector other cores than those without
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
+    settings = settings_of(arguments)
+    if settings.kv_bytes > settings.host_bytes:
+        sizes = f"{settings.kv_bytes / GIB:.1f} GiB of KV, and host tiers {settings.host_bytes / GIB:.1f}"
+        say(f"a round has {sizes}: some of it is computed again")
     with tempfile.TemporaryDirectory() as folder:
-        comparison = Comparison(settings_of(arguments), arguments.out, Path(folder))
+        comparison = Comparison(settings, arguments.out, Path(folder))
         for group in groups:
             comparison.run(group)
     print(json.dumps(comparison.as_json()) if arguments.json else comparison.table())

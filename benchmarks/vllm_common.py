@@ -59,6 +59,10 @@ CONNECTORS: dict[str, dict[str, Any]] = {
 }
 
 
+NODE = "KVTIDE_BENCHMARK_NODE"
+"""In the environment: the socket of the node for `kvtide-node`, which `--node` names."""
+
+
 @dataclass(frozen=True)
 class Model:
     """The shape of a Llama with random weights. As it stands: Llama-3.1-8B."""
@@ -119,6 +123,8 @@ def engine_arguments(
     name, *extra = mode.split("+")
     more = dict(option.split("=", 1) for option in extra)
     host_bytes = parse_size("host", more.pop("host")) if "host" in more else host_bytes
+    if name == "kvtide-node":
+        more["node"] = os.environ[NODE]
     block_tokens = 32 if small else 16
     blocks = device_tokens // block_tokens + 1
     arguments: dict[str, Any] = {

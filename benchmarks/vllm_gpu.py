@@ -16,8 +16,9 @@ Llama-3.1-8B's shape with random weights, CUDA graphs for steps of up to 512 tok
 Each mode is a server of its own, in fresh processes. The modes of a group (groups are separated by a slash) are there
 at the same time and are measured in turn, phase by phase, so that what the machine does otherwise meets all of them;
 those that are not measured are paused. Host and GPU memory have to suffice for the whole group. A mode may have options
-of its own: `kvtide-eager+host=8GiB`. `kvtide-eager@report-late` is kvtide with one thing changed (`vllm_steps.py` has
-them all), and `--steps` shows how long the steps of each phase are, by what they compute.
+of its own: `kvtide-eager+host=8GiB`. `kvtide-node` is at the node that was started before (`--node`).
+`kvtide-eager@report-late` is kvtide with one thing changed (`vllm_steps.py` has them all), and `--steps` shows how long
+the steps of each phase are, by what they compute.
 
 The ratio behind a revisit is to the limit: what it takes with everything in the device cache, and one large pinned copy
 of the document's KV. Outputs of all modes are compared. Why blocks were not stored or tokens not loaded is printed for
@@ -46,6 +47,7 @@ from vllm_common import (
     CONNECTORS,
     GIB,
     GRAPHS,
+    NODE,
     PRELOAD,
     SMALL_MODEL,
     Child,
@@ -398,6 +400,7 @@ def main() -> int:
     parser.add_argument("--phases", default=",".join(PHASES), help="what to measure (default: all of %(default)s)")
     parser.add_argument("--graphs", choices=GRAPHS, default="all", help="steps that run as CUDA graphs (default: all)")
     parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
+    parser.add_argument("--node", default="", help="the socket of the node for the mode kvtide-node")
     parser.add_argument("--start", action="store_true", help="measure the start with a large host tier instead")
     parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each phase")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -412,7 +415,10 @@ def main() -> int:
         parser.error(f"--modes: {', '.join(sorted(unknown))}: expected some of {', '.join(VARIANTS)} behind the @")
     if unknown := set(arguments.phases.split(",")) - PHASES.keys():
         parser.error(f"--phases: {', '.join(sorted(unknown))}: expected some of {', '.join(PHASES)}")
+    if any(mode.startswith("kvtide-node") for mode, *_ in modes) and not arguments.node:
+        parser.error("--modes: kvtide-node: expected a --node, started before with `kvtide node`")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
+    os.environ[NODE] = arguments.node
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     scale = (
         SMALL

@@ -25,6 +25,7 @@ NAMES = {
     "none": "without offloading",
     "kvtide-eager": "kvtide",
     "kvtide-lazy": "kvtide, `lazy`",
+    "kvtide-node": "kvtide, at a node",
     "offloading": "vLLM's OffloadingConnector",
     "simple-eager": "vLLM's SimpleCPUOffloadConnector, eager",
     "simple-lazy": "vLLM's SimpleCPUOffloadConnector, lazy",
@@ -40,23 +41,26 @@ COLUMNS: Mapping[str, tuple[Callable[[Any], float], int]] = {
     "between tokens, mean ms": (lambda row: row["between_ms"]["mean"], 1),
     "between tokens, p99 ms": (lambda row: row["between_ms"]["p99"], 0),
     "all done, s": (lambda row: row["done_s"], 1),
+    "other answers": (lambda row: row["other_answers"], 0),
 }
 """What is in a column, and with how many decimals."""
 
 HOW_TO_READ = (
     "A follow-up is a later turn: what was said before is on the device, or loaded, or computed again. *Between tokens*"
     " is what requests that are being answered wait for others, in later turns. *All done* is everything, from the"
-    " first request to the last token."
+    " first request to the last token. *Other answers* are those that differ from the first row's: batches of other"
+    " shapes are rounded otherwise, also where nothing is copied."
 )
 
 
 def by_mode(measured: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the rows of each mode, in the order of the table. Variants for engineers (`@`) are left out."""
-    modes: dict[str, list[Any]] = {name: [] for name in NAMES}
+    modes: dict[str, list[Any]] = {}
     for row in measured["rows"]:
         if "@" not in row["mode"]:
             modes.setdefault(row["mode"], []).append(row)
-    return {mode: rows for mode, rows in modes.items() if rows}
+    order = list(NAMES)
+    return dict(sorted(modes.items(), key=lambda item: order.index(item[0].split("+")[0].removesuffix(" again"))))
 
 
 def name_of(mode: str) -> str:
@@ -81,7 +85,7 @@ def _cell(values: Sequence[float], decimals: int) -> str:
 
 
 def caption(measured: Mapping[str, Any]) -> str:
-    """Say what was run, and whether the answers were the same."""
+    """Say what was run, and what could not be."""
     settings = measured["settings"]
     lengths, model = settings["lengths"], settings["model"]
     machines = {f"{row['machine']['device']} and vLLM {row['machine']['vllm']}" for row in measured["rows"]}
@@ -90,6 +94,7 @@ def caption(measured: Mapping[str, Any]) -> str:
     tokens = {
         name: said(lengths[f"{name}_tokens"], lengths["scale"]) for name in ("common", "first", "question", "answer")
     }
+    answers = sum(measured["rows"][0][name]["count"] for name in ("first_ms", "follow_up_ms"))
     common = f"{tokens['common']} tokens that all have, and " if tokens["common"] != "0" else ""
     return " ".join(
         [
@@ -99,22 +104,10 @@ def caption(measured: Mapping[str, Any]) -> str:
             f"At most {settings['at_once']} requests are served at a time.",
             f"The device cache has room for {settings['device_tokens']:,} tokens, and host memory is"
             f" {settings['host_bytes'] / 2**30:,.3g} GiB.",
-            f"Rounds for each row: {settings['rounds']}.",
-            _answers(measured["rows"]),
+            f"Rounds for each row: {settings['rounds']}, {answers} answers.",
             *(f"{name_of(mode)} could not be run: {_last_line(why)}." for mode, why in measured["failed"].items()),
         ]
     )
-
-
-def _answers(rows: Sequence[Any]) -> str:
-    """Say whether answers were the same. Where nothing is copied, too, batches of other shapes round otherwise."""
-    different = [row["other_answers"] for row in rows[1:]]
-    if not any(different):
-        return "Answers were the same everywhere."
-    answers = sum(rows[0][name]["count"] for name in ("first_ms", "follow_up_ms"))
-    text = f"Of the {answers} answers of a row, {min(different)} to {max(different)} differ from those of the first"
-    uncopied = [row["other_answers"] for row in rows[1:] if row["mode"] == "device-cache"]
-    return text + (f", and {uncopied[0]} where nothing is copied." if uncopied else ".")
 
 
 def said(what: Mapping[str, Any], scale: float = 1.0) -> str:
