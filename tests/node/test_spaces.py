@@ -182,7 +182,7 @@ def test_slots_are_ready_when_every_part_has_them(monkeypatch: pytest.MonkeyPatc
     wait_until(lambda: space.ready_slots == 10)
     with pytest.raises(Refused, match="part 2 of a block that has 2"):
         spaces.join(owner, hello(part=2))
-    wait_until(lambda: len(lines) == 4)
+    wait_until(lambda: len(lines) == 5)
     spaces.close()
 
 
