@@ -116,11 +116,19 @@ class World:
     def run(self) -> None:
         while self._coming or self._turns:
             self._receive()
-            if not self._turns:
+            if not self._turns and not self._rested():
                 self.now_s = max(self.now_s, self._coming[0][0])
-                continue
             for peer in self._turns.take():
                 self._answer(next(engine for engine in self.engines if engine.peer is peer))
+
+    def _rested(self) -> bool:
+        """Let the node use its time, if nobody has come before; return whether there is more to do."""
+        if self._coming[0][0] <= self.now_s:
+            return True
+        begin = time.thread_time()
+        more = self.index.rest()
+        self._passed(time.thread_time() - begin)
+        return more
 
     def _receive(self) -> None:
         """Read what has come. Who has said enough waits."""

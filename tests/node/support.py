@@ -79,6 +79,9 @@ class Recorder:
             return [Frame(MANY, bytes(LARGE_BYTES), frame.tag)]
         raise BadFrame("nonsense")
 
+    def rest(self) -> bool:
+        return False
+
     def ending(self, owner: Owner) -> None:
         self.told.append(("ending", owner.engine))
 

@@ -151,6 +151,27 @@ def test_what_an_engine_said_before_it_hung_up_is_heard(tmp_path: Path) -> None:
         wait_until(lambda: "hangs up" in rig.handler.heard)
 
 
+def test_a_node_rests_when_all_are_answered_and_goes_on_until_there_is_no_more_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path) as rig:
+        engine = rig.scheduler()
+        rests: list[int] = []
+
+        def rest() -> bool:
+            rests.append(len(rig.handler.heard))
+            return len(rests) < 5
+
+        gate = held(rig)
+        monkeypatch.setattr(rig.handler, "rest", rest)
+        for _ in range(3):
+            engine.send(NOTE)
+        gate.set()
+        wait_until(lambda: len(rests) >= 5)
+        assert set(rests) <= {0, 3}, "not between two answers"
+        assert rests[-1] == 3
+
+
 def test_what_an_engine_has_said_is_heard_before_it_is_over(tmp_path: Path) -> None:
     with serving(tmp_path) as rig:
         scheduler = rig.scheduler()

@@ -56,6 +56,8 @@ class HostPool:
         self._pins = [0] * slots
         self._free: list[int] = []
         self._num_cached = 0
+        self._has_overflowed = False
+        """Somebody has wanted more slots than were free."""
         self._policy = POLICIES[policy](slots, self._pins, self._key)
         self.evicting: Callable[[Sequence[int]], None] | None = None
         """Told of slots that are evicted at once, because somebody needs them."""
@@ -205,6 +207,7 @@ class HostPool:
     def take(self, count: int) -> list[int]:
         """Return up to `count` slots to write to, evicting what the policy gives up."""
         if len(self._free) < count:
+            self._has_overflowed = True
             self._evict(count - len(self._free))
         first = max(0, len(self._free) - count)
         slots = self._free[first:]
@@ -254,6 +257,7 @@ class HostPool:
                         self._free.append(slot)
             slot_of.clear()
         self._num_cached = 0
+        self._has_overflowed = False
         self._policy.clear()
         self._orphans.clear()
         self._events.add(Cleared())
@@ -277,12 +281,23 @@ class HostPool:
         """Take detached slots back."""
         self._free.extend(slots)
 
-    def _evict(self, count: int) -> None:
+    def evict_ahead(self, spare: int, at_most: int) -> bool:
+        """Evict up to `at_most` slots, until `spare` are free. Returns whether there is more to do.
+
+        Nothing leaves a pool that still grows, or that has had room for all so far.
+        """
+        lacking = min(spare - len(self._free), at_most)
+        if lacking <= 0 or not self._has_overflowed or self.slots < self.slots_max:
+            return False
+        return self._evict(lacking) == lacking and len(self._free) < spare
+
+    def _evict(self, count: int) -> int:
         victims = self._policy.evict(count)
         self._forget(victims)
         self._free.extend(victims)  # tails first, and taken from the end: runs of slots stay in order
         if self.evicting is not None:
             self.evicting(victims)
+        return len(victims)
 
     def _forget(self, victims: Sequence[int]) -> None:
         """Remove what the policy gave up from the index."""

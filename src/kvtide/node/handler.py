@@ -33,6 +33,9 @@ class Handler(Protocol):
 
         """
 
+    def rest(self) -> bool:
+        """All are answered: do some of what is to be done sooner or later. Returns whether there is more of it."""
+
     def ending(self, owner: Owner) -> None:
         """An owner sends nothing any more. What it holds is in quarantine."""
 

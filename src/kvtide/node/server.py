@@ -172,11 +172,11 @@ class Server:
                 raise
 
     def _answer(self) -> bool:
-        """Answer those whose turn it is; return whether there are more. Who has to read first waits until it has."""
+        """Answer those whose turn it is; return whether there is more to do. Who has to read first is not answered."""
         for peer in self._turns.take():
             if peer.waiting and not peer.is_blocked and not peer.is_closed:
                 self._try(peer, partial(self._take, peer, peer.waiting.popleft()))
-        return bool(self._turns)
+        return bool(self._turns) or self._handler.rest()
 
     def _try(self, peer: Peer, what: Callable[[], None]) -> None:
         """Do something with a connection, and see to what comes next. Close it if it is bad."""

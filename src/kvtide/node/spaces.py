@@ -91,6 +91,10 @@ class Spaces:
             self._tiers.due()
         return [] if reply is None else [_fitting(reply_frame(reply))]
 
+    def rest(self) -> bool:
+        """Let a namespace make some room, one after the other."""
+        return any(space.index.rest() for space in self._spaces.values())
+
     def ending(self, owner: Owner) -> None:
         """What it holds is in quarantine."""
         held = sum(self.held(owner).values())

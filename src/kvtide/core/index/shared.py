@@ -29,16 +29,29 @@ LEASED_QUARTERS_MAX = 3
 """Of its slots: so much one engine may lease. An engine that does not return leases must not keep all others from
 storing. An engine that is well keeps what its device is about to load.
 """
+SPARE_SLOTS_MAX = 1024
+SPARE_SHARE = 128
+"""One of so many slots, and not more than 1,024, is kept free once something had to leave: whoever stores, and all who
+wait behind, need not wait until others are evicted.
+"""
+EVICTED_AT_ONCE = 64
 _HAS_BYTES = NULL_BLOCK + 1
 """In place of a device block: which one it is is the engine's business."""
 
 
 class SharedIndex:
-    """One namespace, and who holds what of it. One engine may lease so many quarters of its slots."""
+    """One namespace, and who holds what of it. One engine may lease so many quarters of its slots.
 
-    def __init__(self, index: LocalIndex, *, leased_quarters_max: int = LEASED_QUARTERS_MAX) -> None:
+    Of its slots `spare_slots` are kept free, where there is time for that (`rest`).
+    """
+
+    def __init__(
+        self, index: LocalIndex, *, leased_quarters_max: int = LEASED_QUARTERS_MAX, spare_slots: int | None = None
+    ) -> None:
         self._index = index
         self._leased_quarters_max = leased_quarters_max
+        usual = min(SPARE_SLOTS_MAX, index.host.slots_max // SPARE_SHARE)
+        self._spare_slots = usual if spare_slots is None else spare_slots
         self._owners: dict[int, Owner] = {}
         self._waiting = WaitingLookUps(index)
         self._writing: dict[int, int] = {}
@@ -92,6 +105,13 @@ class SharedIndex:
             owner.void.update(owner.runs)
         self.counted.clears += 1
         return blocks
+
+    def rest(self) -> bool:
+        """Nobody asks for anything just now: evict some of what the next store needs. Returns whether there is more.
+
+        With tiers it is they who keep slots free: what leaves may have to sink first.
+        """
+        return not self.has_tiers and self._index.host.evict_ahead(self._spare_slots, EVICTED_AT_ONCE)
 
     @property
     def quarantined_slots(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from kvtide.sim.below import TierWorld
 from kvtide.sim.draw import Draw
 
-NODE_STREAM, NODE_RUN_STREAM, CLEARS_STREAM, LEASES_STREAM = 1 << 64, 1 << 65, 1 << 66, 1 << 67
+NODE_STREAM, NODE_RUN_STREAM, CLEARS_STREAM, LEASES_STREAM, SPARE_STREAM = (1 << bit for bit in range(64, 69))
 """Far from the streams of other worlds."""
 
 RESETS_MAX = 4
@@ -41,6 +41,8 @@ class NodeWorld:
     """An operator clears a namespace."""
     leased_quarters_max: int = 3
     """Of the slots of a namespace: so much one engine may lease."""
+    spare_slots: int = 0
+    """So many slots the node keeps free, if it can."""
     tier: TierWorld | None = None
     """What is below the node's memory."""
 
@@ -60,6 +62,7 @@ class NodeWorld:
             node_hangs=draw.pick((0, 0, 1, 4)),
             node_clears=Draw(seed, CLEARS_STREAM).pick((0, 0, 0, 4)),
             leased_quarters_max=Draw(seed, LEASES_STREAM).pick((0, 1, 3, 3)),
+            spare_slots=Draw(seed, SPARE_STREAM).pick((0, 0, 1, 3)),
         )
 
     def without_faults(self) -> NodeWorld:
@@ -79,7 +82,7 @@ class NodeWorld:
             f"{self.engines} engines of {self.models} models, messages take {self.link_ticks_max} ticks "
             f"(longer {self.link_slow}/256), per turn: connections break {self.link_breaks}/256, engines die "
             f"{self.engine_dies}/256, the node dies {self.node_dies}/256, hangs {self.node_hangs}/256, is cleared "
-            f"{self.node_clears}/256; tiers: {self.tier or 'none'}"
+            f"{self.node_clears}/256; slots kept free: {self.spare_slots}; tiers: {self.tier or 'none'}"
         )
 
 

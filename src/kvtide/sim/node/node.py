@@ -39,7 +39,11 @@ class Namespace:
         node.counted.append(metrics)
         self._events = EventStream(True, metrics)
         self.local = LocalIndex(config, Ledger(world.ranks, metrics), self._events, metrics, None)
-        self.index = SharedIndex(self.local, leased_quarters_max=world.node.leased_quarters_max)
+        self.index = SharedIndex(
+            self.local,
+            leased_quarters_max=world.node.leased_quarters_max,
+            spare_slots=world.node.spare_slots,
+        )
         self.arena = Arena(name, world.host_slots, world.ranks)
         self.tiers: NodeTiers | None = None
         if tier is not None:
@@ -257,6 +261,7 @@ class SimNode:
         if reply is not None:
             connection.carry_here(connection.engine.link.hear, reply)
         self._tell_notices(connection)
+        namespace.index.rest()
 
     def _is_heard(self, connection: Connection) -> bool:
         return self.alive and self.owners.get(connection.life) is connection and not connection.closed
