@@ -56,7 +56,7 @@ class HostPool:
         self._pins = [0] * slots
         self._free: list[int] = []
         self._num_cached = 0
-        self._has_overflowed = False
+        self._evicts_ahead = False
         """Somebody has wanted more slots than were free."""
         self._policy = POLICIES[policy](slots, self._pins, self._key)
         self.evicting: Callable[[Sequence[int]], None] | None = None
@@ -207,7 +207,7 @@ class HostPool:
     def take(self, count: int) -> list[int]:
         """Return up to `count` slots to write to, evicting what the policy gives up."""
         if len(self._free) < count:
-            self._has_overflowed = True
+            self._evicts_ahead = True
             self._evict(count - len(self._free))
         first = max(0, len(self._free) - count)
         slots = self._free[first:]
@@ -257,7 +257,7 @@ class HostPool:
                         self._free.append(slot)
             slot_of.clear()
         self._num_cached = 0
-        self._has_overflowed = False
+        self._evicts_ahead = False
         self._policy.clear()
         self._orphans.clear()
         self._events.add(Cleared())
@@ -287,9 +287,10 @@ class HostPool:
         Nothing leaves a pool that still grows, or that has had room for all so far.
         """
         lacking = min(spare - len(self._free), at_most)
-        if lacking <= 0 or not self._has_overflowed or self.slots < self.slots_max:
+        if lacking <= 0 or not self._evicts_ahead or self.slots < self.slots_max:
             return False
-        return self._evict(lacking) == lacking and len(self._free) < spare
+        self._evicts_ahead = self._evict(lacking) == lacking  # else all is in use, and looking again would be in vain
+        return self._evicts_ahead and len(self._free) < spare
 
     def _evict(self, count: int) -> int:
         victims = self._policy.evict(count)

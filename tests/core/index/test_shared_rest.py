@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvtide.core.index.calls import Release
 from kvtide.core.index.shared import EVICTED_AT_ONCE, SPARE_SHARE, SPARE_SLOTS_MAX, SharedIndex
 from tests.core.index.bench import config_of
 from tests.core.index.deep import deep_config
@@ -71,7 +72,28 @@ def test_what_is_leased_or_written_is_not_evicted() -> None:
     node.write(A, "b", 4)  # d has had to leave, or c
     resting(node)
     assert node.fill == (1, 3, 3), "nothing but the other one could leave"
-    assert not node.shared.rest()
+
+
+def test_where_nothing_can_leave_that_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = with_spare(3)
+    node.store(A, "a", 8)
+    found = node.look_up(A, "a", 8)
+    node.reserve(A, node.offer("b", 1))
+    tries, evict = [], node.local.host._policy.evict
+
+    def tried(count: int) -> list[int]:
+        tries.append(count)
+        return evict(count)
+
+    monkeypatch.setattr(node.local.host._policy, "evict", tried)
+    for _ in range(5):
+        assert not node.shared.rest()
+    assert len(tries) == 1
+    assert found.lease is not None
+    node.say(A, Release(found.lease, used=True))
+    node.store(A, "b", 1)  # now something can leave, and has to
+    resting(node)
+    assert node.fill == (3, 5, 0)
 
 
 def test_a_rest_is_short() -> None:
