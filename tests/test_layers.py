@@ -141,7 +141,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         " strangers tiers",
         "server": "arenas connection credentials door errors frames handler hello lines listening lives loop"
         " owners peers turns",
-        "turns": "codec peers",
+        "turns": "codec frames peers",
         "node": "credentials hello listening loop metrics peers server settings spaces systemd tiers",
         "client": "connection credentials errors frames hello mapped",
         "link": "client errors frames hello",
