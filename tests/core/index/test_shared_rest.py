@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvtide.core.index.calls import Release
-from kvtide.core.index.shared import EVICTED_AT_ONCE, SPARE_SHARE, SPARE_SLOTS_MAX, SharedIndex
+from kvtide.core.index.shared import SharedIndex
+from kvtide.core.index.spare import EVICTED_AT_ONCE, SPARE_SHARE, SPARE_SLOTS_MAX, SpareSlots
 from tests.core.index.bench import config_of
 from tests.core.index.deep import deep_config
 from tests.core.index.test_shared import FULL, A, Node
@@ -28,10 +29,14 @@ def with_spare(spare: int, slots: int = 8) -> Node:
     return node
 
 
+def store_all(node: Node, names: str, blocks: int = 2) -> None:
+    for name in names:
+        node.store(A, name, blocks)
+
+
 def test_a_full_pool_has_spare_slots_after_a_rest_and_keeps_what_was_used_last() -> None:
     node = with_spare(3)
-    for name in "abcde":
-        node.store(A, name, 2)
+    store_all(node, "abcde")
     resting(node)
     assert node.fill == (3, 5, 0)
     assert [node.look_up(A, name, 2).tokens for name in "abcde"] == [0, 0, 4, 8, 8]
@@ -39,19 +44,16 @@ def test_a_full_pool_has_spare_slots_after_a_rest_and_keeps_what_was_used_last()
 
 def test_a_pool_in_which_everything_fits_stays_full() -> None:
     node = with_spare(3)
-    for name in "abcd":
-        node.store(A, name, 2)
+    store_all(node, "abcd")
     assert not node.shared.rest()
     assert node.fill == (0, 8, 0)
 
 
 def test_a_pool_that_was_cleared_has_room_for_all_again() -> None:
     node = with_spare(3)
-    for name in "abcde":
-        node.store(A, name, 2)
+    store_all(node, "abcde")
     node.shared.clear()
-    for name in "abcd":
-        node.store(A, name, 2)
+    store_all(node, "abcd")
     assert not node.shared.rest()
     assert node.fill == (0, 8, 0)
 
@@ -98,8 +100,7 @@ def test_where_nothing_can_leave_that_is_not_tried_again_and_again(monkeypatch: 
 
 def test_a_rest_is_short() -> None:
     node = with_spare(3 * EVICTED_AT_ONCE, 4 * EVICTED_AT_ONCE)
-    for name in "abcde":
-        node.store(A, name, EVICTED_AT_ONCE)
+    store_all(node, "abcde", EVICTED_AT_ONCE)
     assert node.shared.rest()
     assert node.local.host.num_free == EVICTED_AT_ONCE
     assert resting(node) == 2
@@ -111,7 +112,7 @@ def test_a_rest_is_short() -> None:
     [(SPARE_SHARE - 1, 0), (SPARE_SHARE, 1), (10 * SPARE_SHARE, 10), (2000 * SPARE_SHARE, SPARE_SLOTS_MAX)],
 )
 def test_usually_one_slot_in_128_is_spare_and_never_more_than_1024(slots: int, spare: int) -> None:
-    assert SharedIndex(local_index(config_of(FULL, slots)))._spare_slots == spare
+    assert SpareSlots(local_index(config_of(FULL, slots)), None).slots == spare
 
 
 def test_while_a_pool_grows_nothing_is_evicted() -> None:

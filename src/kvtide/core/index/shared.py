@@ -18,6 +18,7 @@ from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.owner import Owner
 from kvtide.core.index.sound import check_chains, check_look_up, check_offers, check_search
+from kvtide.core.index.spare import SpareSlots
 from kvtide.core.index.waiting import WaitingLookUps
 from kvtide.core.ledger import Entry, FetchEntry
 from kvtide.core.match import Match
@@ -29,29 +30,19 @@ LEASED_QUARTERS_MAX = 3
 """Of its slots: so much one engine may lease. An engine that does not return leases must not keep all others from
 storing. An engine that is well keeps what its device is about to load.
 """
-SPARE_SLOTS_MAX = 1024
-SPARE_SHARE = 128
-"""One of so many slots, and not more than 1,024, is kept free once something had to leave: whoever stores, and all who
-wait behind, need not wait until others are evicted.
-"""
-EVICTED_AT_ONCE = 64
 _HAS_BYTES = NULL_BLOCK + 1
 """In place of a device block: which one it is is the engine's business."""
 
 
 class SharedIndex:
-    """One namespace, and who holds what of it. One engine may lease so many quarters of its slots.
-
-    Of its slots `spare_slots` are kept free, where there is time for that (`rest`).
-    """
+    """One namespace, and who holds what of it. One engine may lease so many quarters of its slots."""
 
     def __init__(
         self, index: LocalIndex, *, leased_quarters_max: int = LEASED_QUARTERS_MAX, spare_slots: int | None = None
     ) -> None:
         self._index = index
         self._leased_quarters_max = leased_quarters_max
-        usual = min(SPARE_SLOTS_MAX, index.host.slots_max // SPARE_SHARE)
-        self._spare_slots = usual if spare_slots is None else spare_slots
+        self._spare = SpareSlots(index, spare_slots)
         self._owners: dict[int, Owner] = {}
         self._waiting = WaitingLookUps(index)
         self._writing: dict[int, int] = {}
@@ -107,11 +98,8 @@ class SharedIndex:
         return blocks
 
     def rest(self) -> bool:
-        """Nobody asks for anything just now: evict some of what the next store needs. Returns whether there is more.
-
-        With tiers it is they who keep slots free: what leaves may have to sink first.
-        """
-        return not self.has_tiers and self._index.host.evict_ahead(self._spare_slots, EVICTED_AT_ONCE)
+        """Nobody asks for anything just now: make some room. Returns whether there is more to do."""
+        return self._spare.make()
 
     @property
     def quarantined_slots(self) -> int:
