@@ -19,8 +19,8 @@ import importlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -318,22 +318,28 @@ def at_node(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def slow_down(args: argparse.Namespace, **how: Any) -> list[Row]:
-    """How much longer compute takes while copies run all the time, and how fast the copies are meanwhile."""
+def slow_down(args: argparse.Namespace, kinds: Iterable[str] = ("plain",)) -> list[Row]:
+    """How much longer compute takes while copies run all the time, and how fast the copies are meanwhile.
+
+    Alone and beside each kind of blocks in turn, because clocks and power drift; medians of the turns' ratios.
+    """
     rows = []
-    with bench(16 * KIB, args, **how) as one:
-        for name, kernel in compute_kernels(one.torch, args.small).items():
-            count = 8 if args.small else int(300 / time_ms(one.torch, kernel, 10))
-            time_ms(one.torch, kernel, 2 * count)  # until clocks and power have settled
+    with ExitStack() as stack:
+        benches = {kind: stack.enter_context(bench(16 * KIB, args, **PACKED[kind])) for kind in kinds}
+        torch = next(iter(benches.values())).torch
+        for name, kernel in compute_kernels(torch, args.small).items():
+            count = 8 if args.small else int(300 / time_ms(torch, kernel, 10))
+            time_ms(torch, kernel, 2 * count)  # until clocks and power have settled
             for way in WAYS:
-                alone, along = [], []
-                for _ in range(1 if args.small else 3):  # in turn, because clocks and power drift
-                    alone.append(time_ms(one.torch, kernel, count))
-                    along.append(beside(one, kernel, count, way))
-                alone_ms, beside_ms = statistics.median(alone), statistics.median(ms for ms, _ in along)
-                row = {"kernel": name, "way": way, "alone_ms": alone_ms, "beside_ms": beside_ms}
-                row["slow_down"] = beside_ms / alone_ms - 1
-                rows.append(row | {"copy_gbps": statistics.median(gbps for _, gbps in along)})
+                turns: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+                for _ in range(args.repeats):
+                    for kind, one in benches.items():
+                        turns[kind].append((time_ms(torch, kernel, count), *beside(one, kernel, count, way)))
+                for kind, times in turns.items():
+                    alone_ms, beside_ms, gbps = map(statistics.median, zip(*times, strict=True))
+                    row = {"kernel": name, "way": way, "blocks": kind, "alone_ms": alone_ms, "beside_ms": beside_ms}
+                    row["slow_down"] = statistics.median(along / alone - 1 for alone, along, _ in times)
+                    rows.append(row | {"copy_gbps": gbps})
     return rows
 
 
@@ -442,10 +448,12 @@ def print_at_node(rows: list[Row]) -> None:
 
 
 def print_slow_down(rows: list[Row]) -> None:
-    print("\n| compute | copies | alone ms | beside ms | slow-down | copies GB/s |\n|---|---|---|---|---|---|")
+    """GB/s are those of the link."""
+    head = ("compute", "copies", "blocks", "alone ms", "beside ms", "slow-down", "copies GB/s")
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for row in rows:
         print(
-            f"| {row['kernel']} | {row['way']} | {row['alone_ms']:.3f} | {row['beside_ms']:.3f} "
+            f"| {row['kernel']} | {row['way']} | {row['blocks']} | {row['alone_ms']:.3f} | {row['beside_ms']:.3f} "
             f"| {row['slow_down']:.1%} | {row['copy_gbps']:.1f} |"
         )
 
@@ -485,10 +493,8 @@ def main() -> None:
     if args.packing:
         results["packing"] = packing(args)
         print_packing(results["packing"])
-        for name in ("plain", "packed"):
-            results[f"slow_down_{name}"] = slow_down(args, **PACKED[name])
-            print(f"\nbeside {name} copies, whose GB/s are those of the link:")
-            print_slow_down(results[f"slow_down_{name}"])
+        results["slow_down"] = slow_down(args, ("plain", "packed"))
+        print_slow_down(results["slow_down"])
         args.only = "packing"
     if args.node:
         results["node"] = at_node(args)

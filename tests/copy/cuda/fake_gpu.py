@@ -127,7 +127,7 @@ class FakeCommands:
         between.wait(gap.other, gap.our_turn)
         between.record(gap.other, gap.their_turn)
         between.wait(stream, gap.their_turn)
-        self._commands.append(lambda gaps: between.run(gaps) if gaps[0] else None)
+        self._commands.append(lambda gaps: between.carry_out(gaps) if gaps[0] else None)
 
     def record(self, stream: Stream, event: Event) -> None:
         assert isinstance(event, FakeEvent)
@@ -159,6 +159,9 @@ class FakeCommands:
 
     def run(self, gaps: Gaps) -> None:
         self._gpu.calls["run"] += bool(self._commands)
+        self.carry_out(gaps)
+
+    def carry_out(self, gaps: Gaps) -> None:
         commands, self._commands = self._commands, []
         for command in commands:
             command(gaps)

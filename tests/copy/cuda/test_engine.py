@@ -180,15 +180,22 @@ def test_what_was_in_gpu_memory_may_be_gone_after_the_engine_was_told(route: Rou
     assert rig.engine.close(PATIENCE_S)
 
 
+@pytest.mark.parametrize(("compute", "calls"), [(True, 1), (False, 2)])
 @pytest.mark.parametrize("route", Route)
 @pytest.mark.parametrize("direction", Direction)
-def test_f31_a_transfer_of_many_chunks_is_issued_in_one_call(route: Route, direction: Direction) -> None:
-    """Its thread runs Python, for which it takes the GIL from an engine that launches kernels, once for all of it."""
+def test_f31_a_transfer_of_many_chunks_is_issued_in_one_call(
+    route: Route, direction: Direction, *, compute: bool, calls: int
+) -> None:
+    """Its thread runs Python, for which it takes the GIL from an engine that launches kernels, once for all of it.
+
+    Where nobody launches anything, the first chunk is issued before the rest is written down.
+    """
     shape = Shape(blocks=300, slots=300, fragments=(48, 64))
     rig = FakeRig(shape, route=route, staging_bytes=shape.block_bytes)
+    rig.engine.share(compute=compute)
     before = rig.gpu.calls["run"]
     assert rig.run(direction, Copy(1, tuple(range(300)), tuple(range(300)))).done == (1,)
-    assert rig.gpu.calls["run"] == before + 1
+    assert rig.gpu.calls["run"] == before + calls
     assert rig.engine.close(PATIENCE_S)
 
 

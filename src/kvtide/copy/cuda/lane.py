@@ -14,7 +14,7 @@ many in one go.
 
 Whenever the thread runs Python it takes the GIL away from somebody: an engine that launches its kernels from Python was
 slowed down by a third while blocks were copied. So a transfer is written down first, waits included, and then issued
-in one call without the GIL (see `issuing`).
+in one call without the GIL (see `issuing`); where nobody computes, in two.
 
 The streams that touch device blocks are `kernels`, and `copies` where there is no kernel. Fences are called with
 `kernels` current, and `copies` is made to wait for it where it matters.
@@ -37,7 +37,7 @@ from kvtide.copy.cuda.issuing import Gaps
 from kvtide.copy.cuda.lane_kit import AHEAD, TURN_BYTES, LaneKit
 from kvtide.copy.cuda.lane_memory import PAIRS_MAX, Buffer, Index
 from kvtide.copy.cuda.lane_parts import HostRows, Issued, Pairs, Part
-from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges
+from kvtide.copy.cuda.ranges import Ranges, checked_pairs, chunked, chunks, fragment_ranges, slot_ranges, turns
 from kvtide.copy.ids import Ids
 from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows
@@ -84,6 +84,11 @@ class Lane:
         """Issued so far."""
         self._begin: Event | None = None
         """To be recorded before the next copy."""
+        self._is_first = False
+        """The next chunk is the first of its transfer. Where nobody computes, it moves while others are written down.
+
+        Beside others it does not: to get the GIL back for the rest may take longer than this chunk.
+        """
         address = int(arena.memory.ctypes.data)
         self._slots = self._rows = HostRows(address, cache.block_bytes, kit.move, packed=False)
         """Where slots are, and rows of blocks that are not packed."""
@@ -164,7 +169,7 @@ class Lane:
         self.memory.restore_table(self._kernels)
         # Making an event takes 25 microseconds.
         begin, end, *_ = spare or (self._gpu.event(timing=True), self._gpu.event(timing=True))
-        self._begin = begin
+        self._begin, self._is_first = begin, True
         self._commands = self._gpu.commands()  # what an earlier one may have left when it failed is forgotten
         for place, block_ids, row_ids in parts:
             for at in range(0, len(block_ids), PAIRS_MAX):
@@ -186,11 +191,10 @@ class Lane:
 
     def _add_direct(self, place: HostRows, block_ids: Ids, row_ids: Ids) -> None:
         self._order(self._kernels, self._copies)  # after what the fence made the kernels wait for
-        bounds = chunks(len(block_ids), self._buffer_bytes // place.row_bytes)
-        for first, last in pairwise(bounds):
+        ranges = fragment_ranges(self._cache, block_ids, row_ids, self._piece_bytes)
+        for chunk in turns(ranges.size, self._buffer_bytes):
             self._keep_distance()
-            ranges = fragment_ranges(self._cache, block_ids[first:last], row_ids[first:last], self._piece_bytes)
-            self._copy(place, ranges, device=0)
+            self._copy(place, Ranges(*(column[chunk] for column in ranges)), device=0)
             self._end_chunk()
 
     def _add_staged(self, place: HostRows, block_ids: Ids, row_ids: Ids, flags: npt.NDArray[np.int32] | None) -> None:
@@ -246,6 +250,9 @@ class Lane:
     def _end_chunk(self) -> None:
         self._commands.record(self._last, self._done[self._chunks % AHEAD])
         self._chunks += 1
+        if self._is_first and not self.gaps[0]:
+            self._commands.run(self.gaps)
+        self._is_first = False
 
     def _order(self, first: Stream, second: Stream) -> None:
         """Let what comes next on the second stream begin after what was issued on the first."""
