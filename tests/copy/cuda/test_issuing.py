@@ -87,7 +87,12 @@ class Commands:
             if kind is Kind.LAUNCH:
                 arguments += [rng.randrange(1, 256), 128, rng.randrange(1 << 16), PARAMETERS, *self._some(2), -5]
             if kind is Kind.COPY:
-                arguments = [*self._some(1), *self._copies(rng.randint(1, 30)), rng.choice([0, 1, 60]), *self._some(3)]
+                arguments = [
+                    *self._some(1),
+                    *self._copies(rng.choice([1, 2, 30])),
+                    rng.choice([0, 1, 60]),
+                    *self._some(3),
+                ]
             self.words += [kind, *arguments]
 
     def _some(self, count: int) -> list[int]:
@@ -141,16 +146,24 @@ def test_many_copies_are_one_call_where_the_driver_can(can_batch: bool) -> None:
         assert len(fake.calls) == (1 if can_batch else 5)
 
 
+def test_copies_are_one_call_where_no_gaps_are_left() -> None:
+    arrays = [np.arange(5) + begin for begin in (100, 200, 300)]
+    words = [Kind.COPY, 1, *(array.ctypes.data for array in arrays), 5, 300, 3, 5, 6]
+    for issue, fake in both():
+        assert issue(words, np.zeros(1, dtype=np.int64)) == (0, 0)
+        assert len(fake.calls) == 1
+
+
 def test_commands_say_what_goes_where() -> None:
     arrays = [np.array(numbers) for numbers in ([20, 21, 22], [30, 31, 32], [400, 500, 600])]
     words = [Kind.COPY, 1, *(array.ctypes.data for array in arrays), 3, 900, 3, 5, 6]
     words += [Kind.RECORD, 1, 7, Kind.WAIT, 2, 7, Kind.SYNCHRONIZE, 8]
     words += [Kind.LAUNCH, 2, 99, 16, 128, 0, 3, 10, -11, 12]
+    how = ctypes.addressof(issuing.BATCH_ATTRIBUTES), 0, 1, "somewhere", 1
     for issue, fake in both():
         assert issue(words, np.ones(1, dtype=np.int64))[1] == 0
         assert fake.calls == [
-            ("cuMemcpyAsync", 20, 30, 400, 1),
-            ("cuMemcpyAsync", 21, 31, 500, 1),
+            ("cuMemcpyBatchAsync", *(array.ctypes.data for array in arrays), 2, *how),
             *GAP,
             ("cuMemcpyAsync", 22, 32, 600, 1),
             *GAP,

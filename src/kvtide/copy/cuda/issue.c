@@ -21,7 +21,7 @@ struct driver {
 
 enum { COPY, RECORD, WAIT, SYNCHRONIZE, LAUNCH };
 enum { COPY_WORDS = 9, RECORD_WORDS = 2, WAIT_WORDS = 2, SYNCHRONIZE_WORDS = 1, LAUNCH_WORDS = 6 };
-enum { FEW_COPIES = 4, PARAMETERS_MAX = 16, MALFORMED = -1 };
+enum { PARAMETERS_MAX = 16, MALFORMED = -1 };
 
 static void *at(word number) { return (void *)(size_t)number; }
 
@@ -63,14 +63,15 @@ static int give_way(const struct driver *driver, void *stream, void *other, void
 static int copy_all(const struct driver *driver, word *to, word *source, word *sizes, word count, void *stream) {
   size_t attributes_from = 0, failed_at = 0;
   int code = 0;
-  if (count > FEW_COPIES && driver->copy_batch)
+  if (count > 1 && driver->copy_batch)
     return driver->copy_batch(to, source, sizes, count, driver->batch_attributes, &attributes_from, 1, &failed_at,
                               stream);
   for (word i = 0; i < count && !code; i++) code = driver->copy(to[i], source[i], sizes[i], stream);
   return code;
 }
 
-/* stream, three arrays (to, source, sizes), how long they are; bytes of a turn, another stream, an event for each */
+/* stream, three arrays (to, source, sizes), how long they are; bytes of a turn, another stream, an event for each.
+   Where no gaps are left, all of it is one turn: between two calls the link is idle for microseconds. */
 static int copy(const struct driver *driver, const word *arguments, const volatile word *gaps) {
   void *stream = at(arguments[0]);
   word *to = at(arguments[1]), *source = at(arguments[2]), *sizes = at(arguments[3]);
@@ -79,7 +80,7 @@ static int copy(const struct driver *driver, const word *arguments, const volati
   for (word first = 0, last = 0; first < count && !code; first = last) {
     word bytes = 0;
     do bytes += sizes[last++];
-    while (last < count && (!turn_bytes || bytes + sizes[last] <= turn_bytes));
+    while (last < count && (!turn_bytes || !*gaps || bytes + sizes[last] <= turn_bytes));
     code = copy_all(driver, to + first, source + first, sizes + first, last - first, stream);
     if (!code && turn_bytes && *gaps) code = give_way(driver, stream, at(arguments[6]), at(arguments[7]), at(arguments[8]));
   }
@@ -95,7 +96,7 @@ static int launch(const struct driver *driver, const word *arguments) {
 }
 
 /* Returns the driver's first error, and in `failed_at` which word begins the command that had it: the last one, if
-   none had. `gaps` is read after each turn. */
+   none had. `gaps` is read all the time. */
 int issue(const struct driver *driver, const word *words, word count, const volatile word *gaps, word *failed_at) {
   int code = 0;
   for (word next = 0; next < count && !code;) {

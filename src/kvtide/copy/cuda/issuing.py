@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
 
     COPY = 0
     """stream, addresses of three arrays (to, source, sizes), how long they are; bytes of a turn (0: all of them),
-    another stream, an event for each: after a turn the two wait for each other, if gaps are to be left"""
+    another stream, an event for each: if gaps are to be left, the two wait for each other after a turn"""
     RECORD = 1
     """stream, event"""
     WAIT = 2
@@ -86,8 +86,7 @@ CALLS = {
 }
 """The driver's call for each kind."""
 BATCH = "cuMemcpyBatchAsync"
-"""Instead of the first one for more than `FEW_COPIES`, where the driver has it: not before CUDA 12.8."""
-FEW_COPIES = 4
+"""Instead of the first one for more than one copy, where the driver has it: not before CUDA 12.8."""
 
 
 class _Attributes(ctypes.Structure):

@@ -12,7 +12,6 @@ from kvtide.copy.cuda.issuing import (
     BATCH,
     BATCH_ATTRIBUTES,
     CALLS,
-    FEW_COPIES,
     Gaps,
     Issue,
     Kind,
@@ -72,17 +71,17 @@ class _Calls:
     def copy(self, arguments: Sequence[int], gaps: Gaps) -> int:
         stream, *addresses, count, turn_bytes, other, ours, theirs = arguments
         to, source, sizes = (_array(address, count) for address in addresses)
-        code = 0
-        for turn in turns(sizes, turn_bytes or int(sizes.sum())):
+        leaves_gaps, code = turn_bytes and gaps[0], 0
+        for turn in turns(sizes, turn_bytes if leaves_gaps else int(sizes.sum())):
             code = self._copy_all(stream, to[turn], source[turn], sizes[turn])
-            if not code and turn_bytes and gaps[0]:
+            if not code and leaves_gaps:
                 code = self._give_way(stream, other, ours, theirs)
             if code:
                 break
         return code
 
     def _copy_all(self, stream: int, to: Ids, source: Ids, sizes: Ids) -> int:
-        if len(sizes) > FEW_COPIES and self._copy_batch is not None:
+        if len(sizes) > 1 and self._copy_batch is not None:
             arrays = (array.ctypes.data for array in (to, source, sizes))
             attributes_from, failed_at = _SIZE(0), _SIZE(0)
             attributes = ctypes.addressof(BATCH_ATTRIBUTES), ctypes.addressof(attributes_from), 1
