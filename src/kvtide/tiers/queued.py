@@ -153,7 +153,7 @@ class QueuedTier(Tier):
     # ------------------------------------------------------------------ taking and ending
 
     def _take(self, name: CallName, ticket: int, work: Sequence[Work]) -> bool:
-        call = Call(name, ticket, work, time.monotonic(), sum(map(size_of, work)))
+        call = Call(name, ticket, work, time.monotonic(), 0 if name == "lookup" else sum(map(size_of, work)))
         with self._lock:
             full = self._bytes[call.writes] and self._bytes[call.writes] + call.size > self._bytes_max
             if self._closed or full or self._calls[call.writes] >= self._calls_max:

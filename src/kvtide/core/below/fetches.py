@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 
 from kvtide.core.chain import Chain
 from kvtide.core.groups import Group, Key, Present, common_boundary, longest_resumable
@@ -44,18 +44,13 @@ class Fetches:
 
         `boundary`: of those that resuming there needs.
         """
-        lacking: list[Place] = []
-        fetches: dict[int, FetchEntry] = {}
-        for group, block in self._beyond(search):
-            if boundary is not None and not self._needs(group, block, boundary):
-                continue
-            key = search.request.keys[group][block]
-            fetch = self._bringing(group, key)
-            if fetch is not None:
-                fetches[fetch.id] = fetch
-            elif not self._host.has(group, key):
-                lacking.append((group, block))
-        return lacking, fetches.values()
+        places = list(self._beyond(search))
+        if boundary is not None:
+            places = [(group, block) for group, block in places if self._needs(group, block, boundary)]
+        keys, slot_of = search.request.keys, self._host.slot_of
+        slots = [slot_of(group, keys[group][block]) for group, block in places]
+        fetches = {fetch.id: fetch for slot in slots if (fetch := self._bringing(slot)) is not None}
+        return [place for place, slot in zip(places, slots, strict=True) if slot is None], fetches.values()
 
     def resumable(self, search: Search, found: set[Name]) -> int:
         """Return up to where a request could resume with what is on the host, on its way, and found below."""
@@ -67,7 +62,7 @@ class Fetches:
                 return block < len(keys) and (
                     (group, keys[block]) in found
                     or self._host.is_cached(group, keys[block])
-                    or self._bringing(group, keys[block]) is not None
+                    or self._bringing(self._host.slot_of(group, keys[block])) is not None
                 )
 
             return there
@@ -77,6 +72,11 @@ class Fetches:
 
     def _beyond(self, search: Search) -> Iterator[Place]:
         """Yield the blocks beyond what a request has: up to there it lacks nothing that a longer prefix needs."""
+        if len(self._groups) == 1:  # as usual: a step is a block
+            begin, size = max(search.on_host // self._step * self._step, search.device_tokens), self._step
+            last = min(search.limit // size, len(search.request.keys[0]))
+            yield from zip(repeat(0), range(begin // size, last))
+            return
         for boundary in range(search.on_host // self._step * self._step, search.limit, self._step):
             for index, group in enumerate(self._groups):
                 # Keys of what the device has need not be known here.
@@ -89,9 +89,8 @@ class Fetches:
         group = self._groups[index]
         return group.first_needed(boundary) <= block < boundary // group.block_tokens
 
-    def _bringing(self, group: int, key: Key) -> FetchEntry | None:
-        """Return the fetch that brings a block up, if it can be waited for."""
-        slot = self._host.slot_of(group, key)
+    def _bringing(self, slot: int | None) -> FetchEntry | None:
+        """Return the fetch that brings something up to a slot, if it can be waited for."""
         fetch = None if slot is None else self._of_slot.get(slot)
         return None if fetch is None or fetch.late else fetch
 

@@ -224,6 +224,7 @@ class SharedIndex:
         match = self._index.look_up(request, call.device_tokens, num_tokens, lambda _: True)
         if match.waits:
             check_search(call)
+            request.keys = list(map(list, call.keys))  # each is looked at several times
         if self._waiting.begin((owner, call.id), request, match):
             return self._look_again(owner, call.id)
         return self._found(owner, call.id, match)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ class NodeTiers:
     def __init__(self, configs: Sequence[TierConfig], loop: Loop, say: Callable[[str], None]) -> None:
         self._configs = tuple(configs)
         self._loop = loop
+        self.later = loop.later
         self._say = say
         self._places = TierPlaces(configs)
         self._spaces: dict[str, SpaceTiers] = {}
@@ -46,7 +48,7 @@ class NodeTiers:
         """The last one of each namespace that opens or closes tiers."""
         self._is_due = self._is_ticking = False
         self.after: Callable[[str], None] = lambda _name: None
-        """Is told of namespaces in which something has changed."""
+        """Is told of namespaces in which something may have changed."""
 
     @property
     def below(self) -> BelowConfig | None:
@@ -81,6 +83,11 @@ class NodeTiers:
             self._is_due = True
             with contextlib.suppress(OSError):  # the loop has just ended
                 self._loop.post(self._drive)
+
+    def look_up_s(self, name: str) -> float:
+        """Return what the last look-up in the tiers of a namespace took. See `SpaceTiers`."""
+        space = self._spaces.get(name)
+        return math.inf if space is None else space.look_up_s
 
     @property
     def sinking_blocks(self) -> int:
@@ -125,9 +132,8 @@ class NodeTiers:
         now_s = time.monotonic()
         more = False
         for name, space in list(self._spaces.items()):
-            if space.drive(now_s):
-                more = True
-                self.after(name)
+            more |= space.drive(now_s)
+            self.after(name)
         if more:
             self.due()
         elif not self._is_ticking and any(space.time_counts for space in self._spaces.values()):
