@@ -29,6 +29,11 @@ class Scripted:
     def __init__(self, *answers: Reply | None) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[int, Call]] = []
+        self.errands = frozenset({1})
+
+    def errands_of(self, owner: int, look_up: int) -> frozenset[int]:
+        assert (owner, look_up) == (7, 3)
+        return self.errands
 
     def handle(self, owner: int, call: Call) -> Reply | None:
         self.asked.append((owner, call))
@@ -58,17 +63,20 @@ class Held:
             self.timers.pop(0)()
 
 
-def test_a_look_up_that_is_over_in_time_is_answered_once() -> None:
-    held = Held(Found(3, waits=True), Found(3))
+@pytest.mark.parametrize(("errands", "found"), [([], Found(3)), ([2, 3], Found(3, waits=True))])
+def test_a_look_up_is_answered_once_as_soon_as_it_is_known_what_is_below(errands: list[int], found: Found) -> None:
+    """Nothing, or something that has to be brought up: that takes longer."""
+    held = Held(found)
     held.look_ups.hold(held.owner, held.space, 3)
     held.look_ups.heard(held.space)
     assert held.sent == [], "tiers have said something else"
+    held.index.errands = frozenset(errands)
     held.look_ups.heard(held.space)
-    assert held.sent == [(7, Found(3))]
+    assert held.sent == [(7, found)]
     held.look_ups.heard(held.space)
     held.time_is_up()
     assert len(held.sent) == 1
-    assert held.index.asked == [(7, Again(3))] * 2
+    assert held.index.asked == [(7, Again(3))]
 
 
 def test_a_look_up_that_takes_longer_is_told_to_wait_when_time_is_up() -> None:
@@ -92,6 +100,7 @@ def test_nobody_is_told_who_does_not_want_to_know_any_more(id_: int | None) -> N
     held = Held()
     held.look_ups.hold(held.owner, held.space, 3)
     held.look_ups.forget(held.owner, id_)
+    held.index.errands = frozenset()
     held.look_ups.heard(held.space)
     held.time_is_up()
     assert (held.index.asked, held.sent) == ([], [])
@@ -107,8 +116,9 @@ def test_others_are_not_forgotten() -> None:
 
 
 def test_an_index_that_knows_the_owner_no_more_says_nothing() -> None:
-    held = Held(None, None)
+    held = Held(None)
     held.look_ups.hold(held.owner, held.space, 3)
+    held.index.errands = frozenset()
     held.look_ups.heard(held.space)
     held.time_is_up()
     assert held.sent == []

@@ -16,8 +16,8 @@ from kvtide.node.frames import Frame
 from kvtide.node.owners import Owner
 from kvtide.node.space import Space
 
-HOLD_S = 0.002
-"""Engines wait 3 ms for an answer (`core.index.remote`)."""
+HOLD_S = 0.0015
+"""Engines wait 3 ms for an answer (`core.index.remote`), and a loop that sleeps wakes up to 1 ms too late."""
 
 
 @dataclass
@@ -26,12 +26,12 @@ class HeldLookUps:
 
     later: Callable[[float, Callable[[], None]], None]
     send: Callable[[Owner, Frame], None]
-    _held: dict[tuple[int, int], tuple[Owner, Space]] = field(default_factory=dict)
-    """By owner and the number that it has given to the look-up."""
+    _held: dict[tuple[int, int], tuple[Owner, Space, frozenset[int]]] = field(default_factory=dict)
+    """By owner and the number that it has given to the look-up: what it waits for."""
 
     def hold(self, owner: Owner, space: Space, id_: int) -> None:
         """Let a look-up be answered soon."""
-        self._held[owner.number, id_] = owner, space
+        self._held[owner.number, id_] = owner, space, space.index.errands_of(owner.number, id_)
         self.later(HOLD_S, lambda: self._answer(owner.number, id_))
 
     def forget(self, owner: Owner, id_: int | None = None) -> None:
@@ -40,15 +40,15 @@ class HeldLookUps:
             del self._held[name]
 
     def heard(self, space: Space) -> None:
-        """Tiers of a namespace have said something: answer those that are over."""
-        for number, id_ in [name for name, (_, of) in self._held.items() if of is space]:
-            self._answer(number, id_, only_if_over=True)
+        """Tiers of a namespace may have said something: answer those who need to hear it, or that it takes longer."""
+        for (number, id_), (_, of, errands) in list(self._held.items()):
+            if of is space and space.index.errands_of(number, id_) != errands:
+                self._answer(number, id_)
 
-    def _answer(self, number: int, id_: int, *, only_if_over: bool = False) -> None:
-        owner, space = self._held.get((number, id_), (None, None))
+    def _answer(self, number: int, id_: int) -> None:
+        owner, space, _ = self._held.pop((number, id_), (None, None, None))
         if owner is None or space is None:
             return  # it was answered, or is not asked for any more
         found = space.index.handle(number, Again(id_))
-        if isinstance(found, Found) and not (only_if_over and found.waits):
-            del self._held[number, id_]
+        if isinstance(found, Found):
             self.send(owner, reply_frame(found))

@@ -149,6 +149,10 @@ class SharedIndex:
         """Whether there are look-ups that are not over, or not asked for since."""
         return bool(len(self._waiting))
 
+    def errands_of(self, owner: int, look_up: int) -> frozenset[int]:
+        """Return what a look-up waits for. See `WaitingLookUps`."""
+        return self._waiting.errands((owner, look_up))
+
     @property
     def has_tiers(self) -> bool:
         """Whether anything is below."""

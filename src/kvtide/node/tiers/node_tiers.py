@@ -132,8 +132,9 @@ class NodeTiers:
         now_s = time.monotonic()
         more = False
         for name, space in list(self._spaces.items()):
-            more |= space.drive(now_s)
-            self.after(name)
+            if name in self._spaces:  # else it was given up when another one was told
+                more |= space.drive(now_s)
+                self.after(name)
         if more:
             self.due()
         elif not self._is_ticking and any(space.time_counts for space in self._spaces.values()):
