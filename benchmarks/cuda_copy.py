@@ -19,7 +19,7 @@ import importlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -318,7 +318,7 @@ def at_node(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def slow_down(args: argparse.Namespace, kinds: Iterable[str] = ("plain",)) -> list[Row]:
+def slow_down(args: argparse.Namespace, kinds: Sequence[str] = ("plain",)) -> list[Row]:
     """How much longer compute takes while copies run all the time, and how fast the copies are meanwhile.
 
     Alone and beside each kind of blocks in turn, because clocks and power drift; medians of the turns' ratios.

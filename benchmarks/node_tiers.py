@@ -4,8 +4,7 @@
 
 A real node process with a disk tier, and the same kind of tier without anything above it, in turns, on the same disk.
 Meanwhile a process computes, as an engine does. The node's memory is full, so that what comes takes the place of
-something else; what it reads to memory that was never used before does not count, for on a virtual machine that takes
-twice as long, with or without a node.
+something else. Reads to memory that was never used before are not counted, of either: they may take twice as long.
 
 get_ratio      bytes per second that come up through the node, as a share of those of the tier alone, which writes to
                memory like the node's

@@ -43,10 +43,10 @@ class Spaces:
         self._memory_bytes = memory_bytes
         self._room = Room(memory_bytes, shares, say)
         self._tiers = tiers
-        self._held: HeldLookUps | None = None
+        self._held_look_ups: HeldLookUps | None = None
         if tiers is not None:
             tiers.after = lambda name: self._heard_below(self._spaces[name])
-            self._held = HeldLookUps(tiers.later, self._send)
+            self._held_look_ups = HeldLookUps(tiers.later, self._send)
         self._say = say
         self._say_of_engine = Bounded(say, ROUTINE_MAX)
         self._strangers = Strangers()
@@ -103,15 +103,15 @@ class Spaces:
 
     def _is_held(self, owner: Owner, space: Space, call: Call, reply: Reply | None, nbytes: int) -> bool:
         """Whether a look-up that waits for tiers is answered in a moment, and not now. See `held`."""
-        if self._held is None or self._tiers is None:
+        if self._held_look_ups is None or self._tiers is None:
             return False
         if isinstance(call, Drop):
-            self._held.forget(owner, call.id)
+            self._held_look_ups.forget(owner, call.id)
         if not isinstance(call, LookUp) or not isinstance(reply, Found) or not reply.waits:
             return False
         if nbytes > _HELD_BYTES_MAX or self._tiers.look_up_s(space.name) >= HOLD_S:
             return False
-        self._held.hold(owner, space, call.id)
+        self._held_look_ups.hold(owner, space, call.id)
         return True
 
     def rest(self) -> bool:
@@ -120,8 +120,8 @@ class Spaces:
 
     def ending(self, owner: Owner) -> None:
         """What it holds is in quarantine."""
-        if self._held is not None:
-            self._held.forget(owner)
+        if self._held_look_ups is not None:
+            self._held_look_ups.forget(owner)
         held = sum(self.held(owner).values())
         self._spaces[owner.namespace].index.closed(owner.number)
         if held:
@@ -156,12 +156,12 @@ class Spaces:
         return blocks
 
     def _send(self, owner: Owner, frame: Frame) -> None:
-        self.send(owner, frame)  # whoever that is by now
+        self.send(owner, frame)  # which is not known before there is a server
 
     def _heard_below(self, space: Space) -> None:
         self._tell(space)
-        if self._held is not None:
-            self._held.heard(space)
+        if self._held_look_ups is not None:
+            self._held_look_ups.heard(space)
 
     def _tell(self, space: Space) -> None:
         """Tell engines what they have not asked for."""

@@ -73,9 +73,8 @@ class Fetches:
     def _beyond(self, search: Search) -> Iterator[Place]:
         """Yield the blocks beyond what a request has: up to there it lacks nothing that a longer prefix needs."""
         if len(self._groups) == 1:  # as usual: a step is a block
-            begin, size = max(search.on_host // self._step * self._step, search.device_tokens), self._step
-            last = min(search.limit // size, len(search.request.keys[0]))
-            yield from zip(repeat(0), range(begin // size, last))
+            last = min(search.limit // self._step, len(search.request.keys[0]))
+            yield from zip(repeat(0), range(search.on_host // self._step, last))
             return
         for boundary in range(search.on_host // self._step * self._step, search.limit, self._step):
             for index, group in enumerate(self._groups):
