@@ -153,6 +153,19 @@ def test_f4_the_first_request_waits_for_host_memory_that_is_reported_just_after_
     assert world.manager.metrics.not_stored == {}
 
 
+def test_f4_a_first_request_waits_for_host_memory_that_comes_with_the_end_of_its_own_first_stores() -> None:
+    world = World(slots_ready=3)  # as with `packing=auto`, which decides by the first stores; seen on a GPU
+    world.finish(world.prefill("first", text("a", 32)))
+    (first,) = world.plan().stores
+    for _ in range(3):
+        assert not world.plan().stores
+    world.run(first)
+    world.report(Report(0, slots_ready=64))
+    world.drain()
+    assert world.cached_blocks(text("a", 32)) == list(range(8))
+    assert world.manager.metrics.not_stored == {}
+
+
 def test_f4_host_memory_that_does_not_come_is_waited_for_once_and_what_it_costs_is_counted() -> None:
     world = World(slots_ready=3)
     world.finish(world.prefill("first", text("a", 32)))

@@ -78,6 +78,11 @@ class HostPool:
         """Slots whose key is visible, pinned or not."""
         return self._num_cached
 
+    @property
+    def num_writing(self) -> int:
+        """Slots that are taken and not visible: being written, or about to leave."""
+        return self.slots - len(self._free) - self._num_cached
+
     def num_pinned(self) -> int:
         """Slots with at least one pin. Counted by looking at all of them: for gauges and tests."""
         return self.slots_max - self._pins.count(0)

@@ -240,10 +240,18 @@ class LocalIndex(Index):
         if granted == len(run):
             return
         grant.reached = min(grant.reached, position + granted)
-        if grant.blocks >= room_blocks or (want.touch and self.host.slots < self.host.slots_max):
+        if grant.blocks >= room_blocks or self._may_grow_soon(want):
             grant.left.append(self._part(run, granted, len(run)))
         else:
             grant.refused[NotStored.HOST_FULL] += len(run) - granted
+
+    def _may_grow_soon(self, want: Want) -> bool:
+        """Whether it is worth it to ask for slots again in the next step: the pool is not as large yet as it may be.
+
+        Of a request that has ended, once in any case. Then as long as slots are being written, for that ends with news of
+        slots: memory is pinned meanwhile, and where it is to be seen first whether blocks pack, what is written shows it.
+        """
+        return self.host.slots < self.host.slots_max and (want.touch or self.host.num_writing > 0)
 
     def _begin(self, run: Chain) -> Chain | None:
         """Let the first blocks be written, as many as there are slots; None: there is none."""

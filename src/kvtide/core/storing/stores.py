@@ -162,9 +162,12 @@ class Stores:
     def retry(self) -> None:
         """Start what was deferred, as far as the pin budget goes.
 
-        Heads before tails: a tail is of no use, and given up, when what it continues is not on its way.
+        Heads before tails: a tail is of no use, and given up, when what it continues is not on its way. And no further
+        than there are slots: what is left when they are all taken may have some in a later step.
         """
-        while self.backlog and self.room > 0:
+        waiting = self.backlog.blocks + 1
+        while self.backlog and self.room > 0 and self.backlog.blocks < waiting:
+            waiting = self.backlog.blocks
             chain, attempt = self.backlog.pop()
             chain.blocks = self.find(chain)
             self.begin_or_defer([chain], self._count_evicted, attempt=attempt, first=True)
