@@ -42,6 +42,7 @@ SIGNATURES: dict[tuple[str, str, str], list[str]] = {
     (BASE, "KVConnectorBase_V1", "reset_cache"): [],
     (BASE, "KVConnectorBase_V1", "shutdown"): [],
     (BASE, "KVConnectorBase_V1", "register_kv_caches"): ["kv_caches"],
+    (BASE, "KVConnectorBase_V1", "get_handshake_metadata"): [],
     (BASE, "KVConnectorBase_V1", "bind_connector_metadata"): ["connector_metadata"],
     (BASE, "KVConnectorBase_V1", "clear_connector_metadata"): [],
     (BASE, "KVConnectorBase_V1", "start_load_kv"): ["forward_context", "kwargs"],
@@ -228,6 +229,17 @@ def test_what_the_connector_assumes_about_the_order_of_calls(version: str) -> No
     # The block lists that are handed out are the live ones.
     coordinator = source(version, COORDINATOR)
     assert "manager.req_to_blocks.get(request_id) or []" in coordinator
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_f20_workers_are_asked_for_a_handshake_when_graphs_are_captured(version: str) -> None:
+    """So they know that vLLM has started. Before 0.27 the executor captures them when it makes the KV caches."""
+    start = body(version, "v1/engine/core.py", "EngineCore", "__init__")
+    made = start.index("self._initialize_kv_caches(vllm_config)")
+    assert made < start.index("self.model_executor.get_kv_connector_handshake_metadata()")
+    executor = body(version, "v1/executor/abstract.py", "Executor", "initialize_from_config")
+    caches = body(version, "v1/engine/core.py", "EngineCore", "_initialize_kv_caches")
+    assert "compile_or_warm_up_model" in executor or "compile_or_warm_up_model" in caches
 
 
 def body(version: str, path: str, owner: str, name: str) -> str:

@@ -40,7 +40,7 @@ class ToldEngine(CopyEngine):
         self.waited: list[int] = []
         """Loads that compute was made to wait for."""
         self.gone: str | None = None
-        self.closed = False
+        self.closed = self.has_started = False
         self.broken = False
         """Whether `poll` raises."""
 
@@ -61,6 +61,9 @@ class ToldEngine(CopyEngine):
 
     def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
         return True
+
+    def started(self) -> None:
+        self.has_started = True
 
     def close(self, timeout_s: float = 5.0) -> bool:
         self.closed = True
@@ -113,6 +116,16 @@ def test_the_host_tier_is_there_before_the_first_step(side: WorkerSide, engines:
     assert len(engines) == 1
     step(side)
     assert len(engines) == 1
+
+
+def test_f20_the_rest_of_host_memory_is_pinned_when_vllm_has_started_or_begins_a_step(
+    engines: list[ToldEngine],
+) -> None:
+    asked, stepped = make_side(FULL), make_side(FULL)
+    assert not any(engine.has_started for engine in engines)
+    asked.started()
+    step(stepped)
+    assert all(engine.has_started for engine in engines)
 
 
 def test_f22_what_the_scheduler_says_of_the_size_counts(side: WorkerSide, engines: list[ToldEngine]) -> None:

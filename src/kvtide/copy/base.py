@@ -136,6 +136,9 @@ class CopyEngine(ABC):
         If so, copies leave gaps for the small ones that go with compute, and are a little slower.
         """
 
+    def started(self) -> None:  # noqa: B027 (most engines have nothing left to do then)
+        """Tell that the serving engine has started, and serves from now on. May be called again."""
+
     def device_memory_goes(self) -> None:  # noqa: B027 (most engines keep nothing there)
         """Tell that device memory, the engine's own too, may lose its content before the next transfer.
 

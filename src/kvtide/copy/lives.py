@@ -114,6 +114,7 @@ class LivesCopyEngine(CopyEngine):
     def _made(self, arena: HostArena) -> CopyEngine:
         engine = self._make(arena)
         engine.share(compute=self._compute)
+        engine.started()  # lives begin with a plan
         return engine
 
     # ------------------------------------------------------------------ the interface of copy engines

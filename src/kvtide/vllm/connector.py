@@ -170,6 +170,10 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Take the KV tensors."""
         self._worker = self._worker.register(kv_caches)
 
+    def get_handshake_metadata(self) -> None:
+        """Hear that vLLM has started: it asks when its CUDA graphs are captured. There is nothing to tell others."""
+        self._worker.started()
+
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begin a step: loads, and stores of blocks that earlier steps have filled."""
         super().bind_connector_metadata(connector_metadata)

@@ -181,7 +181,7 @@ def _make_cuda_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> C
     gpu = TorchGpu(cache.device)
     kit = CopyKit(cache, staging_bytes=copying.staging_bytes, gpu=gpu, packed=copying.packed)
     kit.warm_up()  # a node may come with the first request, or later
-    engine = partial(CudaCopyEngine, cache, kit=kit)
+    engine = partial(CudaCopyEngine, cache, kit=kit, starting=True)
     return Copier(cache.block_bytes, gpu.local_node(), engine, copying.packed)
 
 

@@ -125,6 +125,10 @@ class WorkerSide:
             self._worker.stop("vLLM has registered another KV cache")
         return self
 
+    def started(self) -> None:
+        """Hear that vLLM has started."""
+        self._engine.started()
+
     def begin_step(self, step: StepMetadata) -> None:
         """Take a step's metadata, before its forward pass, and begin all that need not wait for that.
 
@@ -139,6 +143,7 @@ class WorkerSide:
         if step.slots != self._slots:
             self.shutdown()
             self._open(step.slots, self._kv_caches)
+        self.started()  # if nobody said so
         self._step = step
         self._timed = step.timed
         self._worker.use(step.plan.pool)

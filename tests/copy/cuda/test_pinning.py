@@ -12,6 +12,7 @@ from kvtide.core.share import Share
 from tests.contracts.copy_contract import PATIENCE_S, STORE, Shape
 from tests.copy.cuda.fake_gpu import FakeGpu
 from tests.copy.cuda.test_engine import FakeRig
+from tests.node.support import wait_until
 
 MIB = 1 << 20
 
@@ -42,6 +43,28 @@ def test_f20_the_tier_grows_piece_by_piece() -> None:
     assert pinner.wait(PATIENCE_S)
     assert (seen, pinner.usable_slots, pinner.problem) == ([0, 4, 8], 10, None)
     assert sorted(gpu.pinned.values()) == [2 * MIB, 4 * MIB, 4 * MIB]
+    assert pinner.close(PATIENCE_S)
+    assert not gpu.pinned
+
+
+def test_f20_most_is_pinned_when_the_serving_engine_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinning, "FIRST_BYTES", 4 * MIB)
+    gpu = FakeGpu()
+    pinner = Pinner(gpu, HostArena(slots=10, slot_bytes=MIB), piece_bytes=2 * MIB, starting=True)
+    wait_until(lambda: pinner.usable_slots == 4)
+    assert not pinner.wait(0.1), "the rest waits"
+    assert pinner.usable_slots == 4
+    pinner.started()
+    assert pinner.wait(PATIENCE_S)
+    assert pinner.usable_slots == 10
+    assert pinner.close(PATIENCE_S)
+
+
+def test_pinning_ends_though_the_serving_engine_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinning, "FIRST_BYTES", 4 * MIB)
+    gpu = FakeGpu()
+    pinner = Pinner(gpu, HostArena(slots=10, slot_bytes=MIB), piece_bytes=2 * MIB, starting=True)
+    wait_until(lambda: pinner.usable_slots == 4)
     assert pinner.close(PATIENCE_S)
     assert not gpu.pinned
 

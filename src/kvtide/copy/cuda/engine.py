@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from kvtide.copy.arena import HostArena
@@ -43,7 +44,8 @@ class CudaCopyEngine(CopyEngine):
 
     Blocks go through `staging_buffers` buffers of `staging_bytes` for each direction, on the GPU, unless their
     fragments are large enough without; `route` overrides what a short measurement says. The arena is pinned in the
-    background; `usable_slots` says how far that has come, and a transfer that names a slot beyond it fails.
+    background; `usable_slots` says how far that has come, and a transfer that names a slot beyond it fails. As long as
+    the serving engine is `starting`, little of it is pinned.
 
     A `kit` that was made before, for the same device blocks, is used instead of buffers of its own, and stays when the
     engine is closed; what the engine would be told of these is its business.
@@ -66,6 +68,7 @@ class CudaCopyEngine(CopyEngine):
         unpacked: UnpackedRows | None = None,
         trial: PackingTrial | None = None,
         kit: CopyKit | None = None,
+        starting: bool = False,
     ) -> None:
         parse_count("max_transfers", max_transfers)
         _check_slots(device, arena, packed=unpacked is not None)
@@ -95,9 +98,10 @@ class CudaCopyEngine(CopyEngine):
         """GPU memory that the engine uses."""
         how: dict[str, Any] = {"piece_bytes": piece_bytes, "unpacked": unpacked, "trial": trial}
         self._lanes = {way: Lane(gpu, way, device, arena, lane, **how) for way, lane in kit.lanes.items()}
-        self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes)
+        pin = partial(Pinner, gpu, piece_bytes=piece_bytes, starting=starting)
+        self.pinning = pin(arena)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
-        self.row_pinning = Pinner(gpu, unpacked.arena, piece_bytes=piece_bytes) if unpacked is not None else None
+        self.row_pinning = pin(unpacked.arena) if unpacked is not None else None
         """The same for the place of blocks that do not pack."""
         self._threads = [
             threading.Thread(
@@ -160,6 +164,11 @@ class CudaCopyEngine(CopyEngine):
         """Let small copies of others in between. See `CopyEngine.share`."""
         for lane in self._lanes.values():
             lane.gaps[0] = compute
+
+    def started(self) -> None:
+        """Pin the rest. See `CopyEngine.started`."""
+        for pinning in self._pinnings():
+            pinning.started()
 
     def device_memory_goes(self) -> None:
         """Remember to fetch again what has to be in GPU memory. See `CopyEngine.device_memory_goes`."""

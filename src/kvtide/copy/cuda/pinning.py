@@ -24,6 +24,8 @@ _PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23
 _POPULATING_THREADS = 2
 _LOOK_AGAIN_S = 0.01
+FIRST_BYTES = 1 << 30
+"""So much is pinned while the serving engine still starts."""
 
 
 class Pinner:
@@ -33,9 +35,12 @@ class Pinner:
 
     A registration holds the driver's locks while it runs, so that kernel launches of other threads wait for it: small
     pieces keep those waits short. The pages are made before, outside of those locks.
+
+    Whoever allocates memory or captures CUDA graphs waits for both all the same. So as long as the serving engine is
+    `starting`, only the first `FIRST_BYTES` are pinned; the rest follows when it has `started`.
     """
 
-    def __init__(self, gpu: Gpu, arena: HostArena, *, piece_bytes: int = 64 << 20) -> None:
+    def __init__(self, gpu: Gpu, arena: HostArena, *, piece_bytes: int = 64 << 20, starting: bool = False) -> None:
         parse_count("piece_bytes", piece_bytes)
         if piece_bytes % _PAGE_BYTES:
             raise ConfigError("piece_bytes", piece_bytes, f"a multiple of {_PAGE_BYTES}")
@@ -50,6 +55,7 @@ class Pinner:
         self._shared, self._share = arena.shared, arena.share
         self._pages_there = arena.pages_there
         self._pages_seen = 0
+        self._starting = starting
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtide-pin", daemon=False)
@@ -59,6 +65,10 @@ class Pinner:
     def usable_slots(self) -> int:
         """Slots, from slot 0 on, that transfers may name."""
         return self.pinned_bytes // self._slot_bytes
+
+    def started(self) -> None:
+        """Hear that the serving engine has started."""
+        self._starting = False
 
     def wait(self, timeout_s: float) -> bool:
         """Block until all is pinned that can be, at most `timeout_s`. Returns whether that came true."""
@@ -102,7 +112,7 @@ class Pinner:
             placement = Placement(self._gpu, self._address, self._size, bind=not self._shared)
             with ThreadPoolExecutor(_POPULATING_THREADS, "kvtide-pages") as pool:
                 while self.pinned_bytes < self._size and not self._stop.is_set() and threading.main_thread().is_alive():
-                    if self._has_pages():
+                    if self._may_go_on() and self._has_pages():
                         self._pin_piece(pool, placement)
                     else:
                         self._stop.wait(_LOOK_AGAIN_S)
@@ -115,6 +125,9 @@ class Pinner:
             placement.tell()
         finally:
             self._ended.set()
+
+    def _may_go_on(self) -> bool:
+        return not self._starting or self.pinned_bytes < FIRST_BYTES
 
     def _has_pages(self) -> bool:
         """Whether the next piece may be touched: a node makes the pages of its memory itself."""
