@@ -137,8 +137,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "lives": "handler hello loop owners processes",
         "door": "errors listening loop",
         "strangers": "frames hello lines namespaces",
-        "held": "codec frames owners space",
-        "spaces": "arenas codec described_groups errors frames held hello lines namespaces owners room shares space"
+        "spaces": "arenas codec described_groups errors frames hello lines namespaces owners room shares space"
         " strangers tiers",
         "server": "arenas connection credentials door errors frames handler hello lines listening lives loop"
         " owners peers turns",

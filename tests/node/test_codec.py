@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -193,3 +194,20 @@ def test_keys_in_one_piece_are_a_sequence() -> None:
     )
     with pytest.raises(IndexError):
         keys[3]
+
+
+def test_keys_that_are_looked_at_one_by_one_are_those_that_are_read_in_one_go() -> None:
+    data = bytes(range(200))
+    keys = Keys(data, 0, 2, 100, first=3)
+    assert [keys[at] for at in range(103)] == [b"", b"", b"", *(data[at : at + 2] for at in range(0, 200, 2))]
+    assert list(keys) == [keys[at] for at in range(-103, 0)]
+    assert keys[50:][1] == keys[51]
+
+
+def test_keys_that_are_left_out_take_no_memory_though_all_others_are_looked_at() -> None:
+    tracemalloc.start()
+    keys = Keys(bytes(2000), 0, 2, 1000, first=1 << 30)
+    assert all(keys[(1 << 30) + at] for at in range(1000))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,8 @@ from kvtide.node.frames import Frame
 from kvtide.node.hello import Hello, Role
 from kvtide.node.owners import Owner
 from kvtide.node.spaces import Spaces
+from kvtide.node.tiers.node_tiers import NodeTiers
+from kvtide.tiers.config import parse_tiers
 
 SLOTS = 12
 FEW = some.integers(0, 12)
@@ -54,6 +57,14 @@ def frame_of(call: Call, left_out: int) -> Frame:
     return Frame(frame.kind, frame.body[:head] + left_out.to_bytes(4, "little") + frame.body[head + 4 :])
 
 
+def tiers_that_never_open() -> NodeTiers:
+    loop: Any = SimpleNamespace(later=lambda *_: None, post=lambda _: None)
+    tiers = NodeTiers(parse_tiers([{"type": "null"}]), loop, lambda _: None)
+    tiers._begin = lambda *_: True  # type: ignore[method-assign]
+    return tiers
+
+
+@pytest.mark.parametrize("below", [False, True], ids=["", "tiers"])
 @pytest.mark.parametrize(
     "groups",
     [
@@ -68,9 +79,9 @@ def frame_of(call: Call, left_out: int) -> Frame:
     said=some.lists(some.tuples(some.sampled_from([1, 2]), CALLS, some.just(0) | FEW | some.integers(0, (1 << 32) - 1)))
 )
 def test_whatever_engines_ask_for_the_node_lives_and_nothing_is_left(
-    groups: tuple[Group, ...], said: list[tuple[int, Call, int]]
+    groups: tuple[Group, ...], said: list[tuple[int, Call, int]], below: bool
 ) -> None:
-    spaces = Spaces(SLOTS, lambda _: None)
+    spaces = Spaces(SLOTS, lambda _: None, tiers=tiers_that_never_open() if below else None)
     namespace: dict[str, Any] = {"groups": described(groups), "parts": [1]}
     owners = {number: Owner(number, "engine", "") for number in (1, 2)}
     with patch("kvtide.node.spaces.gc"):  # of all tests, again and again

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from kvtide.core import NotLoaded
+from kvtide.core.index import remote
+from kvtide.core.requests import Request
 from kvtide.tiers.disk.lock import FolderLock
 from tests.command_line import run
-from tests.node.real_engine import engine
-from tests.node.support import wait_until
+from tests.node.real_engine import TOKENS, engine, keys
+from tests.node.support import SOON_S, wait_until
 from tests.node.test_node import NodeProcess, node
 from tests.tiers.shared.servers import Server
 
@@ -64,6 +66,20 @@ def test_a_node_that_was_killed_leaves_its_blocks_to_the_next_one(tmp_path: Path
         assert one.tier()["keys"]["get hit"] == 2 * BLOCKS, "it is in memory now"
         space = one.space()
         assert (space["waiting"], space["leased"], space["writing"]) == (0, 0, 0)
+
+
+def test_what_a_disk_does_not_have_is_a_miss_in_the_same_step(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "node.sock"
+    monkeypatch.setattr(remote, "LOOK_UP_S", SOON_S)
+    with node(path, *disk(folder)), engine(path) as one:
+        wait_until(lambda: one.tier()["state"] == "closed")
+        request = Request("r", [keys("nobody has it", 1000)], [[]])
+        match = one.index.look_up(request, 0, 1000 * TOKENS + 1, lambda _: True)
+        assert (match.waits, match.missed) == (False, {NotLoaded.NOT_CACHED: 1000 * TOKENS})
+        assert one.tier()["keys"] == {"lookup miss": 2000}
+        assert one.space()["waiting"] == 0
 
 
 def test_f9_what_an_operator_clears_is_gone_below_too_and_he_is_told(

@@ -271,3 +271,23 @@ def test_whoever_wants_to_be_told_is_told_when_there_is_something_to_poll() -> N
     assert [answer.ticket for answer in tier.poll()] == [1]
     assert not told.acquire(blocking=False)
     tier.close()
+
+
+def test_who_looks_up_in_memory_needs_no_thread_and_is_switched_off_like_others() -> None:
+    backend, breaker = GatedBackend("get"), Breaker(lambda: 0.0, failures_max=1)
+    backend.looks_up_in_memory = True
+    tier = QueuedTier(backend, threads=1, breaker=breaker)
+    assert tier.put(1, [item(1)])
+    assert verdicts(answers(tier, 1)[1]) == [HIT.verdict]
+    assert tier.get(2, [Item(key(1), room())])
+    backend.reached.acquire()  # the only thread is busy
+    assert tier.lookup(3, [key(1), key(2)])
+    (answer,) = tier.poll()
+    assert (answer.ticket, verdicts(answer.results)) == (3, [HIT.verdict, MISS.verdict])
+    breaker.failed()
+    assert tier.lookup(4, [key(1)])
+    (answer,) = tier.poll()
+    assert verdicts(answer.results) == [THROTTLED]
+    backend.gate.set()
+    assert tier.close(PATIENCE_S)
+    assert not tier.lookup(5, [key(1)]), "it is closed"

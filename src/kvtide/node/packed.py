@@ -9,6 +9,8 @@ from typing import Any, overload
 
 from kvtide.node.errors import BadFrame
 
+_FEW = 32
+"""More than it takes to find one by halving."""
 _LEFT_OUT = b""
 """Nobody has it: keys have a length."""
 _COUNT = Struct("<I")
@@ -16,18 +18,22 @@ _KEYS = Struct("<IIB")
 
 
 class Keys(Sequence[bytes]):
-    """Keys of one length in one piece of bytes: what nobody looks at costs nothing.
+    """Keys of one length in one piece of bytes: what nobody looks at costs nothing. Whoever looks at many gets all.
 
     `first` keys before them are left out: to be counted, and looked at in vain.
     """
 
-    __slots__ = ("_begin", "_data", "_key_bytes", "_len", "first")
+    __slots__ = ("_begin", "_data", "_key_bytes", "_keys", "_len", "_looked_at", "first")
 
     def __init__(self, data: bytes, begin: int, key_bytes: int, count: int, first: int = 0) -> None:
         self._data = data
         self._begin = begin
         self._key_bytes = key_bytes
         self._len = first + count
+        self._keys: tuple[bytes, ...] | None = None
+        """All of them."""
+        self._looked_at = 0
+        """One by one."""
         self.first = first
 
     def __len__(self) -> int:
@@ -46,12 +52,24 @@ class Keys(Sequence[bytes]):
         if not -self._len <= index < self._len:
             raise IndexError(index)
         index %= self._len
-        return self._data[self._at(index) : self._at(index + 1)] if index >= self.first else _LEFT_OUT
+        if index < self.first:
+            return _LEFT_OUT
+        if self._keys is not None:
+            return self._keys[index - self.first]
+        self._looked_at += 1
+        if self._looked_at > _FEW:
+            return self._all()[index - self.first]
+        return self._data[self._at(index) : self._at(index + 1)]
 
     def __iter__(self) -> Iterator[bytes]:
-        # All in one call: a call, a slice or a tuple for each would take three times as long.
-        keys = Struct(f"{self._key_bytes}s" * (self._len - self.first)).unpack_from(self._data, self._begin)
-        return chain(repeat(_LEFT_OUT, self.first), keys)
+        return chain(repeat(_LEFT_OUT, self.first), self._all())
+
+    def _all(self) -> tuple[bytes, ...]:
+        if self._keys is None:
+            # All in one call: a call, a slice or a tuple for each would take three times as long.
+            form = Struct(f"{self._key_bytes}s" * (self._len - self.first))
+            self._keys = form.unpack_from(self._data, self._begin)
+        return self._keys
 
     def _at(self, index: int) -> int:
         """Where a key begins that is not left out."""

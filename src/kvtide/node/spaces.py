@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kvtide.core.index.calls import Call, Drop, Found, LookUp, Reply
+from kvtide.core.index.calls import Again, Call, Found, LookUp, Reply
 from kvtide.core.index.shared import SharedIndex
 from kvtide.errors import ConfigError, ProtocolError
 from kvtide.node.arenas import NodeArena
@@ -13,7 +13,6 @@ from kvtide.node.codec import read_call, reply_frame
 from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, Frame
-from kvtide.node.held import HOLD_S, HeldLookUps
 from kvtide.node.hello import Hello
 from kvtide.node.lines import ROUTINE_MAX, Bounded
 from kvtide.node.namespaces import Description, is_private, model_of, name_of, parts_of, unlike
@@ -24,9 +23,6 @@ from kvtide.node.space import SLOTS_MAX, Space, make_index
 from kvtide.node.strangers import Strangers
 from kvtide.node.tiers.node_tiers import NodeTiers
 from kvtide.units import size_text
-
-_HELD_BYTES_MAX = BODY_BYTES_MAX // 16
-"""A look-up of so many bytes has an answer that can be sent, however short its keys are."""
 
 
 class Spaces:
@@ -43,10 +39,8 @@ class Spaces:
         self._memory_bytes = memory_bytes
         self._room = Room(memory_bytes, shares, say)
         self._tiers = tiers
-        self._held_look_ups: HeldLookUps | None = None
         if tiers is not None:
-            tiers.after = lambda name: self._heard_below(self._spaces[name])
-            self._held_look_ups = HeldLookUps(tiers.later, self._send)
+            tiers.after = lambda name: self._tell(self._spaces[name])
         self._say = say
         self._say_of_engine = Bounded(say, ROUTINE_MAX)
         self._strangers = Strangers()
@@ -90,29 +84,20 @@ class Spaces:
         space = self._spaces[owner.namespace]
         space.grow()
         try:
-            call = read_call(frame)
-            reply = space.index.handle(owner.number, call)
+            reply = self._reply(owner, space, read_call(frame))
         except ProtocolError as error:
             raise BadFrame(str(error)) from error
         self._tell(space)
         if self._tiers is not None:
             self._tiers.due()
-        if self._is_held(owner, space, call, reply, len(frame.body)):
-            return []
         return [] if reply is None else [_fitting(reply_frame(reply))]
 
-    def _is_held(self, owner: Owner, space: Space, call: Call, reply: Reply | None, nbytes: int) -> bool:
-        """Whether a look-up that waits for tiers is answered in a moment, and not now. See `held`."""
-        if self._held_look_ups is None or self._tiers is None:
-            return False
-        if isinstance(call, Drop):
-            self._held_look_ups.forget(owner, call.id)
-        if not isinstance(call, LookUp) or not isinstance(reply, Found) or not reply.waits:
-            return False
-        if nbytes > _HELD_BYTES_MAX or self._tiers.look_up_s(space.name) >= HOLD_S:
-            return False
-        self._held_look_ups.hold(owner, space, call.id)
-        return True
+    def _reply(self, owner: Owner, space: Space, call: Call) -> Reply | None:
+        reply = space.index.handle(owner.number, call)
+        if isinstance(call, LookUp) and isinstance(reply, Found) and reply.waits and self._tiers is not None:
+            self._tiers.drive(space.name)  # disks know at once what they have, and mostly it is nothing
+            return space.index.handle(owner.number, Again(call.id))
+        return reply
 
     def rest(self) -> bool:
         """Let a namespace make some room, one after the other."""
@@ -120,8 +105,6 @@ class Spaces:
 
     def ending(self, owner: Owner) -> None:
         """What it holds is in quarantine."""
-        if self._held_look_ups is not None:
-            self._held_look_ups.forget(owner)
         held = sum(self.held(owner).values())
         self._spaces[owner.namespace].index.closed(owner.number)
         if held:
@@ -154,14 +137,6 @@ class Spaces:
                 what = f"{blocks} blocks in memory are forgotten, but not what its tiers hold, which are not open"
                 raise Refused(f"{what}: {failure}", for_good=True)
         return blocks
-
-    def _send(self, owner: Owner, frame: Frame) -> None:
-        self.send(owner, frame)  # which is not known before there is a server
-
-    def _heard_below(self, space: Space) -> None:
-        self._tell(space)
-        if self._held_look_ups is not None:
-            self._held_look_ups.heard(space)
 
     def _tell(self, space: Space) -> None:
         """Tell engines what they have not asked for."""

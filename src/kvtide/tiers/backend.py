@@ -23,6 +23,8 @@ class Backend(ABC):
 
     sealer: Sealer
     """Makes its records and verifies them."""
+    looks_up_in_memory = False
+    """Whether `lookup` neither waits nor does any I/O, so that whoever asks need not wait for a thread."""
 
     def join(self) -> None:  # noqa: B027 - nothing to do is the usual case
         """Reach the store, before the first call. Raises `BackendDown` if that fails; the first call tries again."""

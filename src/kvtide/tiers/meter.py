@@ -16,9 +16,11 @@ class Meter:
     def count(self, call: Call, seconds: float) -> None:
         """Count one call, and how long it took from its ticket to its end."""
         stats = self._stats
-        for result in call.results:
-            pair = call.name, result.verdict.value
-            stats.keys[pair] = stats.keys.get(pair, 0) + 1
+        verdicts = [result.verdict for result in call.results]
+        for verdict in Verdict:
+            if count := verdicts.count(verdict):
+                pair = call.name, verdict.value
+                stats.keys[pair] = stats.keys.get(pair, 0) + count
         stats.seconds[call.name] = stats.seconds.get(call.name, Latencies()).plus(seconds)
         if call.name == "put":
             stats.bytes_put += _bytes_of_hits(call)

@@ -72,8 +72,8 @@ class QueuedTier(Tier):
     # ------------------------------------------------------------------ calls
 
     def lookup(self, ticket: int, keys: Sequence[TierKey]) -> bool:
-        """Queue a lookup. See `Tier.lookup`."""
-        return self._take("lookup", ticket, tuple(keys))
+        """Look up at once, if the backend can, and otherwise queue it. See `Tier.lookup`."""
+        return self._take("lookup", ticket, tuple(keys), at_once=self._backend.looks_up_in_memory)
 
     def put(self, ticket: int, items: Sequence[Item]) -> bool:
         """Queue a put. See `Tier.put`."""
@@ -152,7 +152,8 @@ class QueuedTier(Tier):
 
     # ------------------------------------------------------------------ taking and ending
 
-    def _take(self, name: CallName, ticket: int, work: Sequence[Work]) -> bool:
+    def _take(self, name: CallName, ticket: int, work: Sequence[Work], *, at_once: bool = False) -> bool:
+        """Queue a call, or make it here and now. False: it is not taken."""
         call = Call(name, ticket, work, time.monotonic(), 0 if name == "lookup" else sum(map(size_of, work)))
         with self._lock:
             full = self._bytes[call.writes] and self._bytes[call.writes] + call.size > self._bytes_max
@@ -161,9 +162,13 @@ class QueuedTier(Tier):
             self._calls[call.writes] += 1
             self._bytes[call.writes] += call.size
             self._unended += 1
-            self._start(call)
-            self._wake_a_thread()
-            return True
+            if not at_once:
+                self._start(call)
+                self._wake_a_thread()
+                return True
+        call.parts_left = 1
+        self._do(Part(call, 0, len(call.results)))
+        return True
 
     def _start(self, call: Call) -> None:
         parts = parts_of(call, self._part_bytes)
@@ -210,11 +215,14 @@ class QueuedTier(Tier):
     def _run(self) -> None:
         """Work until the tier is closed. Nothing that a backend raises ends the thread (F15)."""
         while (part := self._next_part()) is not None:
-            results = self._results_of(part)
-            with self._lock:
-                part.call.results[part.first : part.last] = results
-                self._queue.ended(part)
-                self._end_parts(part.call, 1)
+            self._do(part)
+
+    def _do(self, part: Part) -> None:
+        results = self._results_of(part)
+        with self._lock:
+            part.call.results[part.first : part.last] = results
+            self._queue.ended(part)
+            self._end_parts(part.call, 1)
 
     def _next_part(self) -> Part | None:
         with self._lock:

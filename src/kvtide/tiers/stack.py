@@ -77,13 +77,16 @@ class _Call(NamedTuple):
     positions: tuple[int, ...]
 
 
+_GROUPS = [bytes((group,)) for group in range(256)]
+
+
 def tier_key(name: Name, salt: bytes = b"") -> TierKey:
     """Return the key of a block: its group, then its own key.
 
     `salt` stands for weights that have no name, because they were changed while the engine ran.
     """
     group, key = name
-    return bytes((group,)) + (blake2b(key, key=salt, digest_size=32).digest() if salt else key)
+    return _GROUPS[group] + (blake2b(key, key=salt, digest_size=32).digest() if salt else key)
 
 
 def random_salt() -> bytes:

@@ -229,6 +229,14 @@ def test_only_what_is_not_there_is_blamed_on_a_tier_that_is_late() -> None:
     assert ask(world, request).missed == {NotLoaded.TIER_LATE: 24, NotLoaded.BELOW_BREAK_EVEN: 4}
 
 
+def test_f31_a_request_that_nothing_is_below_for_goes_on_as_soon_as_that_is_known() -> None:
+    world = with_tiers()
+    request, lookup = looking(world)
+    world.answer(lookup)
+    assert not world.manager.waits(request.id), "no plan has to come between"
+    assert not ask(world, request).waits
+
+
 def test_what_is_not_below_is_not_called_late() -> None:
     world = with_tiers()
     request, lookup = looking(world)

@@ -134,9 +134,12 @@ class Below:
         """Every rank has answered. Returns what somebody relied on and has not come: it has to be stored after all."""
         unkept: list[Chain] = []
         if isinstance(errand, LookupEntry):
-            self._answered.append(errand)  # the next plan begins to fetch
             if errand.failure is None:
                 self._break_even.looked_up(errand.seconds)
+            if errand.hits:
+                self._answered.append(errand)  # the next plan begins to fetch
+            else:
+                self._fetch(errand)  # there is nothing to begin
         elif isinstance(errand, SinkEntry):
             self._sinks.settle(errand)
         elif isinstance(errand, FetchEntry):
@@ -202,7 +205,7 @@ class Below:
         self._searches.add(search)
         lacking, fetches = self._fetches.lacking(search)
         if lacking:
-            names = [(group, request.keys[group][block]) for group, block in lacking[:LOOKUP_BLOCKS_MAX]]
+            names = list(lacking.values())[:LOOKUP_BLOCKS_MAX]
             lookup = LookupEntry(self._ledger.next_id(), names=names, search=search)
             search.errands.add(lookup.id)
             self._planned.append(lookup)
@@ -220,7 +223,7 @@ class Below:
         boundary = self._fetches.resumable(search, {lookup.names[position] for position in lookup.hits})
         if boundary - search.on_host >= self._min_tokens:
             lacking, fetches = self._fetches.lacking(search, boundary)
-            begun = self._fetches.begin(search.request.keys, lacking, lookup.seconds)
+            begun = self._fetches.begin(search.request.keys, list(lacking), lookup.seconds)
             self._wait_for(search, [*fetches, *begun])
         self._end_if_idle(search)
         return begun

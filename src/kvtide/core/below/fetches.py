@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
-from itertools import groupby, repeat
+from itertools import count, groupby, repeat
 
 from kvtide.core.chain import Chain
 from kvtide.core.groups import Group, Key, Present, common_boundary, longest_resumable
@@ -39,18 +39,22 @@ class Fetches:
 
     # ------------------------------------------------------------------ what a request lacks
 
-    def lacking(self, search: Search, boundary: int | None = None) -> tuple[list[Place], Collection[FetchEntry]]:
+    def lacking(self, search: Search, boundary: int | None = None) -> tuple[dict[Place, Name], Collection[FetchEntry]]:
         """Return the blocks that the host does not have, and the fetches that bring some of the others up.
 
         `boundary`: of those that resuming there needs.
         """
-        places = list(self._beyond(search))
-        if boundary is not None:
-            places = [(group, block) for group, block in places if self._needs(group, block, boundary)]
-        keys, slot_of = search.request.keys, self._host.slot_of
-        slots = [slot_of(group, keys[group][block]) for group, block in places]
-        fetches = {fetch.id: fetch for slot in slots if (fetch := self._bringing(slot)) is not None}
-        return [place for place, slot in zip(places, slots, strict=True) if slot is None], fetches.values()
+        lacking: dict[Place, Name] = {}
+        fetches: dict[int, FetchEntry] = {}
+        for place, name in self._beyond(search):
+            if boundary is not None and not self._needs(*place, boundary):
+                continue
+            slot = self._host.slot_of(*name)
+            if slot is None:
+                lacking[place] = name
+            elif (fetch := self._bringing(slot)) is not None:
+                fetches[fetch.id] = fetch
+        return lacking, fetches.values()
 
     def resumable(self, search: Search, found: set[Name]) -> int:
         """Return up to where a request could resume with what is on the host, on its way, and found below."""
@@ -70,11 +74,12 @@ class Fetches:
         presents = [present(index) for index in range(len(self._groups))]
         return longest_resumable(self._groups, search.device_tokens, search.limit, presents, self._step)
 
-    def _beyond(self, search: Search) -> Iterator[Place]:
+    def _beyond(self, search: Search) -> Iterator[tuple[Place, Name]]:
         """Yield the blocks beyond what a request has: up to there it lacks nothing that a longer prefix needs."""
         if len(self._groups) == 1:  # as usual: a step is a block
-            last = min(search.limit // self._step, len(search.request.keys[0]))
-            yield from zip(repeat(0), range(search.on_host // self._step, last))
+            first = search.on_host // self._step
+            keys = search.request.keys[0][first : search.limit // self._step]
+            yield from zip(zip(repeat(0), count(first)), zip(repeat(0), keys), strict=False)
             return
         for boundary in range(search.on_host // self._step * self._step, search.limit, self._step):
             for index, group in enumerate(self._groups):
@@ -82,7 +87,7 @@ class Fetches:
                 first = max(boundary, search.device_tokens) // group.block_tokens
                 last = min((boundary + self._step) // group.block_tokens, len(search.request.keys[index]))
                 for block in range(first, last):
-                    yield index, block
+                    yield (index, block), (index, search.request.keys[index][block])
 
     def _needs(self, index: int, block: int, boundary: int) -> bool:
         group = self._groups[index]

@@ -248,8 +248,8 @@ class LocalIndex(Index):
     def _may_grow_soon(self, want: Want) -> bool:
         """Whether it is worth it to ask for slots again in the next step: the pool is not as large yet as it may be.
 
-        Of a request that has ended, once in any case. Then as long as slots are being written, for that ends with news of
-        slots: memory is pinned meanwhile, and where it is to be seen first whether blocks pack, what is written shows it.
+        Of a request that has ended, once in any case. Then as long as slots are being written: when that ends there is
+        news of slots. Memory is pinned meanwhile, and what is written shows whether blocks pack.
         """
         return self.host.slots < self.host.slots_max and (want.touch or self.host.num_writing > 0)
 

@@ -23,7 +23,7 @@ from kvtide.core.messages import Errand, Pool
 from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.core.requests import Request
 
-LOOK_UP_S = 0.003
+LOOK_UP_S = 0.002
 """So long a look-up may hold the engine up."""
 
 

@@ -149,10 +149,6 @@ class SharedIndex:
         """Whether there are look-ups that are not over, or not asked for since."""
         return bool(len(self._waiting))
 
-    def errands_of(self, owner: int, look_up: int) -> frozenset[int]:
-        """Return what a look-up waits for. See `WaitingLookUps`."""
-        return self._waiting.errands((owner, look_up))
-
     @property
     def has_tiers(self) -> bool:
         """Whether anything is below."""
@@ -228,7 +224,6 @@ class SharedIndex:
         match = self._index.look_up(request, call.device_tokens, num_tokens, lambda _: True)
         if match.waits:
             check_search(call)
-            request.keys = list(map(list, call.keys))  # each is looked at several times
         if self._waiting.begin((owner, call.id), request, match):
             return self._look_again(owner, call.id)
         return self._found(owner, call.id, match)

@@ -56,12 +56,6 @@ class WaitingLookUps:
         """Whether there is such a look-up."""
         return name in self._waiting
 
-    def errands(self, name: LookUpName) -> frozenset[int]:
-        """Return what a look-up waits for: to hear whether anything is below, or for that to come. Empty: nothing."""
-        waiting = self._waiting.get(name)
-        search = None if waiting is None else waiting.request.search
-        return frozenset() if search is None else frozenset(search.errands)
-
     def result(self, name: LookUpName) -> Match | None:
         """Return what a look-up has found; None as long as it waits. Leased until `drop`, and no longer."""
         waiting = self._waiting[name]

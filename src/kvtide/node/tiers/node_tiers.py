@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,6 @@ class NodeTiers:
     def __init__(self, configs: Sequence[TierConfig], loop: Loop, say: Callable[[str], None]) -> None:
         self._configs = tuple(configs)
         self._loop = loop
-        self.later = loop.later
         self._say = say
         self._places = TierPlaces(configs)
         self._spaces: dict[str, SpaceTiers] = {}
@@ -48,7 +46,7 @@ class NodeTiers:
         """The last one of each namespace that opens or closes tiers."""
         self._is_due = self._is_ticking = False
         self.after: Callable[[str], None] = lambda _name: None
-        """Is told of namespaces in which something may have changed."""
+        """Is told of namespaces in which something has changed."""
 
     @property
     def below(self) -> BelowConfig | None:
@@ -77,17 +75,18 @@ class NodeTiers:
         if space is not None and not self._begin(name, lambda: self._close(space, name)):
             self._close(space, name)
 
+    def drive(self, name: str) -> None:
+        """Begin what is to be done for one namespace, and take what tiers know at once."""
+        space = self._spaces.get(name)
+        if space is not None:
+            space.drive(time.monotonic())
+
     def due(self) -> None:
         """There may be something to do. From any thread."""
         if not self._is_due and self._spaces:
             self._is_due = True
             with contextlib.suppress(OSError):  # the loop has just ended
                 self._loop.post(self._drive)
-
-    def look_up_s(self, name: str) -> float:
-        """Return what the last look-up in the tiers of a namespace took. See `SpaceTiers`."""
-        space = self._spaces.get(name)
-        return math.inf if space is None else space.look_up_s
 
     @property
     def sinking_blocks(self) -> int:
@@ -132,8 +131,8 @@ class NodeTiers:
         now_s = time.monotonic()
         more = False
         for name, space in list(self._spaces.items()):
-            if name in self._spaces:  # else it was given up when another one was told
-                more |= space.drive(now_s)
+            if name in self._spaces and space.drive(now_s):  # else it was given up when another one was told
+                more = True
                 self.after(name)
         if more:
             self.due()

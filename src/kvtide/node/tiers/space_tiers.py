@@ -6,7 +6,6 @@ time, in a thread, and what they are to do meanwhile is held back.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -30,10 +29,6 @@ class SpaceTiers:
         self.coming: Sequence[TierStack] = ()
         """Those that were opened, and of which the loop may not have heard yet."""
         self.failure = ""
-        self.look_up_s = math.inf
-        """What the last look-up took; 0 before the first one, and without end before one can begin."""
-        self._looking_up: dict[int, int] = {}
-        """Look-ups under way, and how many parts have not answered."""
         self._held_back: deque[tuple[Errand, float]] = deque()
         """What waits for the stacks, and since when."""
         self._driven_s: float | None = None
@@ -67,7 +62,6 @@ class SpaceTiers:
     def opened(self, stacks: Sequence[TierStack]) -> None:
         """All parts have their tiers now, or none (`failure` says why)."""
         self._stacks = stacks
-        self.look_up_s = 0.0
         while self._held_back:
             self._start(self._held_back.popleft()[0])
 
@@ -98,8 +92,6 @@ class SpaceTiers:
         assert self._stacks is not None
         for stack in self._stacks:
             stack.start(errand)
-        if isinstance(errand, Lookup) and self._stacks:
-            self._looking_up[errand.id] = len(self._stacks)
         if not self._stacks:
             self._answer_with_nothing(errand)
 
@@ -109,18 +101,8 @@ class SpaceTiers:
             answers, late = stack.poll()
             if answers or late:
                 heard = True
-                self._time(answers)
                 self._index.report(Report(part, answers=answers, late=late))
         return heard
-
-    def _time(self, answers: Sequence[Answer]) -> None:
-        """Note how long look-ups take."""
-        for answer in answers:
-            left = self._looking_up.pop(answer.id, 0) - 1
-            if left >= 0:
-                self.look_up_s = answer.seconds
-            if left > 0:
-                self._looking_up[answer.id] = left
 
     def _give_up(self, now_s: float) -> None:
         """Let nobody wait longer for tiers that are not open than for tiers that do not answer (F18)."""

@@ -41,6 +41,8 @@ class Run:
 class DiskBackend(Backend):
     """Keeps records in segment files. When the budget is used up, the segment unused for longest is written anew."""
 
+    looks_up_in_memory = True
+
     def __init__(
         self, segments: Segments, sealer: Sealer, lock: FolderLock, *, mode: IoMode, budget_bytes: int
     ) -> None:
@@ -83,8 +85,8 @@ class DiskBackend(Backend):
     # ------------------------------------------------------------------ calls
 
     def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
-        """Say which keys are there. Looks at memory only."""
-        return [HIT if known else MISS for known in self._index.known([stored_key(key) for key in keys])]
+        """Say which keys are there."""
+        return [HIT if known else MISS for known in self._index.known(list(map(stored_key, keys)))]
 
     def get(self, items: Sequence[Item]) -> list[KeyResult]:
         """Fill the buffers with verified bytes."""
