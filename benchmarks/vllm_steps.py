@@ -88,7 +88,13 @@ def announce_late(_worker: Any) -> None:
 def load_late(_worker: Any) -> None:
     """Let loads wait for the step that computes when they are planned."""
     side = _worker_side()
-    side._frees_deferred, side._last_begin = False, None
+    begin_step = side.begin_step
+
+    def begin_late(step: Any) -> None:
+        step.frees_deferred = False
+        begin_step(step)
+
+    side.begin_step = begin_late
 
 
 def copy_nothing(_worker: Any) -> None:

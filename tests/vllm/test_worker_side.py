@@ -334,6 +334,20 @@ def test_i8_a_rank_that_has_announced_an_overdue_load_does_not_do_so_again(
 STORE = Copy(8, (3,), (3,))
 
 
+@pytest.mark.parametrize("computes", [False, True])
+def test_f31_a_step_without_a_forward_pass_waits_for_copies_only_if_nothing_computes(
+    side: WorkerSide, engines: list[ToldEngine], monkeypatch: pytest.MonkeyPatch, computes: bool
+) -> None:
+    """vLLM issues empty steps beside others: with several batches in flight, whose results would be late."""
+    waits: list[tuple[int, ...]] = []
+    monkeypatch.setattr(kv_tensors, "computes", lambda _: computes)
+    monkeypatch.setattr(ToldEngine, "wait", lambda _, ids, __: waits.append(tuple(ids)))
+    side.begin_step(StepMetadata(Plan(1, stores=(STORE,), wait_for=(STORE.id,)), SLOTS, idle=True))
+    assert waits == ([] if computes else [(STORE.id,)])
+    side.begin_step(StepMetadata(Plan(2, loads=(LOAD,), wait_for=(LOAD.id,)), SLOTS, idle=True))
+    assert waits == ([] if computes else [(STORE.id,), (LOAD.id,)])
+
+
 def test_i8_stores_begin_though_vllm_does_not_end_the_step(side: WorkerSide, engines: list[ToldEngine]) -> None:
     """With speculative decoding it does so where it samples: stages of a pipeline but the last one never hear of it."""
     side.begin_step(StepMetadata(Plan(1, stores=(Copy(8, (3,), (3,), filled=False),)), SLOTS))
@@ -361,10 +375,10 @@ def test_f7_loads_do_not_wait_for_the_step_in_flight_if_vllm_gives_out_nothing_t
 
     monkeypatch.setattr(kv_tensors, "fence", compute_so_far)
     monkeypatch.setattr(ToldEngine, "submit", submit)
-    side = make_side(FULL, frees_deferred=frees_deferred)
+    side = make_side(FULL)
     for number in range(1, 5):
         plan = Plan(number, loads=(Copy(number, (1,), (0,), "r"),), stores=(Copy(10 + number, (2,), (1,)),))
-        side.begin_step(StepMetadata(plan, SLOTS))
+        side.begin_step(StepMetadata(plan, SLOTS, frees_deferred=frees_deferred))
         issued += 1
         side.end_step()
         if number == 3:

@@ -87,10 +87,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         if options.node is not None:
             node = MemoryAtNode(options.node, rank, share, self._vllm_config, self._kv_cache_config)
         made = partial(WorkerSide, rank, self._kv_cache_config, options.copying, slots)
-        deferred = versions.defers_frees(self._vllm_config, self._kv_cache_config)
-        return UnregisteredWorkerSide(
-            partial(made, open_tiers=tiers, sharing=sharing, node=node, frees_deferred=deferred)
-        )
+        return UnregisteredWorkerSide(partial(made, open_tiers=tiers, sharing=sharing, node=node))
 
     def _read_layout(self, options: Options) -> tuple[Layout, Options]:
         layout = read_layout(self._vllm_config, self._kv_cache_config)

@@ -199,6 +199,12 @@ def make_copy_engine(
     return copier.engine(arena, unpacked=unpacked, trial=trial), arena
 
 
+def computes(stripes: list[Stripe]) -> bool:
+    """Whether the device computes what was issued until now. On a CPU it is over."""
+    device = stripes[0].memory.device
+    return device.type == "cuda" and not torch.cuda.current_stream(device).query()
+
+
 def fence(stripes: list[Stripe]) -> Fence | None:
     """Return what stands for all compute that was issued so far. On a CPU it is over (F6, F7)."""
     device = stripes[0].memory.device

@@ -32,6 +32,10 @@ class Layout:
     reserves_room: bool = True
     """vLLM admits a request only when there is room for its whole prompt (`scheduler_reserve_full_isl`)."""
     replicas: Replicas = NONE_ALIKE
+    keeps_blocks: bool = False
+    """Requests give up no block as long as they run."""
+    in_step_with_others: bool = False
+    """Other engines wait for each of this one's steps (experts over data-parallel engines)."""
     slots_turn_out: bool = False
     """How many host slots there are, the workers find out when the first blocks are stored."""
 
@@ -56,7 +60,9 @@ def read_layout(vllm_config: Any, kv_cache_config: Any) -> Layout:
     )
     drops = versions.drops_last_block(vllm_config)
     reserves = vllm_config.scheduler_config.scheduler_reserve_full_isl
-    return Layout(geometry, ids, boundary, hash_tokens, drops, reserves, replicas)
+    keeps = versions.gives_up_blocks_at_the_end(kv_cache_config)
+    others = vllm_config.parallel_config.data_parallel_size > 1
+    return Layout(geometry, ids, boundary, hash_tokens, drops, reserves, replicas, keeps, others)
 
 
 def _group(spec: Any, block_tokens: int) -> Group:

@@ -93,7 +93,7 @@ class Requests:
         self.holding.discard(tracked.id)
         if tracked.loading:
             self.aborted[tracked.id] = request
-        if tracked.running and not self.stopped:
+        if tracked.running and tracked.end_tokens and not self.stopped:  # else it may wait for another connector's load
             self._store_from(tracked, [block_ids[id_] for id_ in self._layout.group_ids])
             self._manager.advance(tracked.id, tracked.computed_tokens)
             self._remember_parents(tracked)

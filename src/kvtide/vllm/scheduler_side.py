@@ -51,6 +51,7 @@ class SchedulerSide:
         self._is_informed = not waits
         """Whether the workers were asked how many slots there are: a short first request is over before they say so."""
         cache_manager = cache_manager or versions.find_cache_manager(pool)
+        self._frees_deferred = layout.keeps_blocks and versions.defers_frees(pool)
         self._requests = Requests(self.manager, self._device, layout)
         self._loads = LoadEnds(self.manager, self._requests, layout, cache_manager)
         self._times = StepTimes(self.manager)
@@ -133,8 +134,8 @@ class SchedulerSide:
         self._idle = step.total_num_scheduled_tokens == 0
         self._let_time_pass()  # here: vLLM does not call `report` when no worker has anything to say
         self._is_time_told = False
-        plan = self.manager.plan(idle=self._idle)
-        metadata = StepMetadata(plan, self.config.slots, self._idle, self._times.begin(step))
+        plan = self.manager.plan(idle=self._idle and not self._layout.in_step_with_others)
+        metadata = StepMetadata(plan, self.config.slots, self._idle, self._frees_deferred, self._times.begin(step))
         self._loads.announce(metadata, overdue=self._is_overdue)
         return metadata
 

@@ -20,6 +20,8 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no ty
     """Host slots of each rank. The scheduler alone computes this; the workers obey (F22)."""
     idle: bool = False
     """There is no forward pass in this step, so copies need not wait for one."""
+    frees_deferred: bool = False
+    """vLLM gives out no block that a step in flight may use."""
     timed: int = 0
     """Not 0: a number for the workers to say when the step is over."""
     announce: dict[str, int | None] = field(default_factory=dict)

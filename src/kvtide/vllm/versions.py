@@ -119,24 +119,27 @@ def reads_before_bind(kv_cache_config: Any) -> bool:
     )
 
 
-def defers_frees(vllm_config: Any, kv_cache_config: Any) -> bool:
+def gives_up_blocks_at_the_end(kv_cache_config: Any) -> bool:
+    """Whether requests keep all of their blocks as long as they run: with nothing but full attention they do."""
+    return all(
+        type(spec) in {cache_interface.FullAttentionSpec, cache_interface.MLAAttentionSpec}
+        for group in kv_cache_config.kv_cache_groups
+        for spec in layer_specs(group.kv_cache_spec)
+    )
+
+
+def defers_frees(pool: Any) -> bool:
     """Whether vLLM keeps the blocks of requests that are over back until no step in flight may use them.
 
-    It does so for connectors whose loads do not wait for compute, in all versions that are tested
-    (tests/vllm/test_versions.py). Only models with nothing but full attention: other groups give blocks up while their
-    request runs, and before 0.26 at once.
+    Its scheduler knows, which is binding `pool` right now: what it goes by is not always in the configuration of a
+    connector, which may be one of several (tests/vllm/test_beside.py). The same in all versions that are tested
+    (tests/vllm/test_versions.py).
+
+    It counts a step as over when its output is there. Drafters may write KV a little longer, so a load still has to
+    wait for what was issued before the last step.
     """
-    transfer = vllm_config.kv_transfer_config
-    return (
-        hasattr(vllm_config.scheduler_config.get_scheduler_cls(), "_free_request_blocks")
-        and vllm_config.max_concurrent_batches > 1
-        and transfer.is_kv_consumer
-        and all(
-            type(spec) in {cache_interface.FullAttentionSpec, cache_interface.MLAAttentionSpec}
-            for group in kv_cache_config.kv_cache_groups
-            for spec in layer_specs(group.kv_cache_spec)
-        )
-    )
+    scheduler = _scheduler_that_binds(pool)
+    return bool(getattr(scheduler, "defer_block_free", False)) and hasattr(scheduler, "_free_request_blocks")
 
 
 def host_hit_source() -> Any:
@@ -149,16 +152,21 @@ def host_hit_source() -> Any:
 
 
 def find_cache_manager(pool: Any) -> Any:
-    """Return the cache manager that owns `pool`, from the scheduler that is binding it right now, or None.
+    """Return the cache manager that owns `pool`, from the scheduler that is binding it, or None.
 
     Needed only before 0.30, where vLLM does not hand out the manager: it knows whose blocks are in use, which a reset
     has to know; and with several KV groups there is no way to report that a load failed, so that the connector has to
     give the blocks back itself.
     """
+    return getattr(_scheduler_that_binds(pool), "kv_cache_manager", None)
+
+
+def _scheduler_that_binds(pool: Any) -> Any:
+    """Return the scheduler that is binding `pool` right now, or None: vLLM does not hand it out."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        manager = getattr(frame.f_locals.get("self"), "kv_cache_manager", None)
-        if manager is not None and getattr(manager, "block_pool", None) is pool:
-            return manager
+        found = frame.f_locals.get("self")
+        if getattr(getattr(found, "kv_cache_manager", None), "block_pool", None) is pool:
+            return found
         frame = frame.f_back
     return None

@@ -41,15 +41,12 @@ class WorkerSide:
         open_tiers: OpenTiers = no_tiers,
         sharing: Sharing = ALONE,
         node: MemoryAtNode | None = None,
-        frees_deferred: bool = False,
     ) -> None:
         """`slots` is what the scheduler is expected to say in the first step; `kv_caches` are vLLM's KV tensors.
 
         `open_tiers` opens what is below host memory, once that is mapped. `sharing`: with whom that is shared.
-        `node` keeps host memory and what is below. None: this engine keeps its own. `frees_deferred`: vLLM gives out no
-        block that a step in flight may use.
+        `node` keeps host memory and what is below. None: this engine keeps its own.
         """
-        self._frees_deferred = frees_deferred
         self._last_begin: Fence | None = None
         """All compute that was issued before the forward pass of the last step."""
         self._sharing = sharing
@@ -153,8 +150,7 @@ class WorkerSide:
             self._let_compute_wait()
         self.loads.announce(step.announce)
         last_begin = self._last_begin
-        if self._frees_deferred:
-            self._last_begin = kv_tensors.fence(self._stripes)
+        self._last_begin = kv_tensors.fence(self._stripes) if step.frees_deferred else None
         if step.plan:
             self._begin(step.plan, last_begin, idle=step.idle)
 
@@ -170,9 +166,9 @@ class WorkerSide:
             self._wait(plan)
 
     def _wait(self, plan: Plan) -> None:
-        """Wait a moment for copies: there is nothing to compute."""
-        if self.loads.is_news_under_way:
-            return  # a request is about to run
+        """Wait a moment for copies: there is nothing to compute, unless steps that were issued before do (F31)."""
+        if self.loads.is_news_under_way or kv_tensors.computes(self._stripes):
+            return  # a request is about to run, or runs
         if untold := self.loads.untold:
             wait = self._engine.wait_certain if self._announces_early else self._engine.wait
             wait(untold, LOAD_WAIT_S)
