@@ -145,6 +145,7 @@ class VirtualChat(World):
         for module in (requests, load_ends, step_times, overdue):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1.0 + self.time.now_s))
         monkeypatch.setattr(kv_tensors, "fence", self.time.fence)
+        monkeypatch.setattr(kv_tensors, "computes", lambda _: self.time.compute_ends_s > self.time.now_s)
         monkeypatch.setattr(kv_tensors, "stripes_of", lambda *_: [SimpleNamespace()])
         monkeypatch.setattr(kv_tensors, "make_copy_engine", self._make_engine)
         super().__init__(
