@@ -23,15 +23,20 @@ def serve(offload: dict[str, object] | None) -> list[Completion]:
         return [*first, *second, *engine.run()]
 
 
+def computed_tokens(reply: Completion) -> int:
+    """Return how much of a prompt was neither on the device nor on the host."""
+    return reply.prompt_tokens - reply.device_tokens - reply.loaded_tokens
+
+
 def main() -> None:
     """Compare an engine without offloading with one that has it."""
     without, with_kvtide = serve(None), serve({"host": "64MiB"})
     for before, after in zip(without, with_kvtide, strict=True):
         assert before.tokens == after.tokens, "offloading never changes what comes out"
-        print(
-            f"{after.request_id}: {after.prompt_tokens} prompt tokens, {after.device_tokens} found on the device, "
-            f"{after.loaded_tokens} loaded from the host (without kvtide: {before.loaded_tokens})"
-        )
+        found = f"{after.device_tokens} found on the device, {after.loaded_tokens} loaded from the host"
+        computed, before_computed = computed_tokens(after), computed_tokens(before)
+        print(f"{after.request_id}: {computed} of {after.prompt_tokens} prompt tokens computed, {found}")
+        print(f"       without kvtide: {before_computed} computed")
 
 
 if __name__ == "__main__":

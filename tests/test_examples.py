@@ -11,7 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SHOWS = {
-    "embedded_engine": "ann 2: 211 prompt tokens, 48 found on the device, 144 loaded from the host",
+    "embedded_engine": "ann 2: 19 of 211 prompt tokens computed",
     "events_and_metrics": "not loaded: 768 tokens, not_cached",
     "restart_from_disk": "384 of 400 tokens loaded",
 }

@@ -165,8 +165,8 @@ OPTIONS: Mapping[str, str] = {
     "admission": "which blocks are stored: all, or second-use: those that a second request asks for (default: all)",
     "pin_budget": "most device blocks that stores may keep pinned (default: a quarter of the device pool, or what two "
     "steps compute if that is more, up to half)",
-    "min_load_tokens": "compute rather than load when fewer tokens than this would be loaded, or auto: when that has "
-    "been faster so far (default: 0)",
+    "min_load_tokens": "compute rather than load when fewer tokens than this would be loaded, or auto, which learns "
+    "from which length on loading is faster (default: 0)",
     "min_fetch_tokens": "compute rather than ask the tiers below when fewer tokens than this are missing "
     "(default: 128)",
     "events": "keep an event stream of stored and removed keys (default: false)",
