@@ -45,6 +45,8 @@ from kvtide.core.messages import Copy
 
 _DMA_BYTES_MIN = 128 << 10
 """Where slots are scattered and runs are shorter than this, a kernel on pinned memory is faster than many copies."""
+_PAIRS_AT_ONCE = 1024
+"""Of a direct transfer, ranges are computed for so many: for more the first one would begin to move late."""
 
 
 class Lane:
@@ -191,11 +193,13 @@ class Lane:
 
     def _add_direct(self, place: HostRows, block_ids: Ids, row_ids: Ids) -> None:
         self._order(self._kernels, self._copies)  # after what the fence made the kernels wait for
-        ranges = fragment_ranges(self._cache, block_ids, row_ids, self._piece_bytes)
-        for chunk in turns(ranges.size, self._buffer_bytes):
-            self._keep_distance()
-            self._copy(place, Ranges(*(column[chunk] for column in ranges)), device=0)
-            self._end_chunk()
+        for at in range(0, len(block_ids), _PAIRS_AT_ONCE):
+            part = slice(at, at + _PAIRS_AT_ONCE)
+            ranges = fragment_ranges(self._cache, block_ids[part], row_ids[part], self._piece_bytes)
+            for chunk in turns(ranges.size, self._buffer_bytes):
+                self._keep_distance()
+                self._copy(place, Ranges(*(column[chunk] for column in ranges)), device=0)
+                self._end_chunk()
 
     def _add_staged(self, place: HostRows, block_ids: Ids, row_ids: Ids, flags: npt.NDArray[np.int32] | None) -> None:
         row_bytes = place.row_bytes
