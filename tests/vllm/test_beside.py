@@ -21,20 +21,20 @@ from tests.vllm import world as world_module
 from tests.vllm.engines import Control
 from tests.vllm.test_in_flight import FencedEngine, LateWorld
 from tests.vllm.test_world import drive
-from tests.vllm.world import World, text
+from tests.vllm.world import World, starts_of, text
 
 REMOTE = {"kv_connector": "Remote", "kv_connector_module_path": "tests.vllm.test_beside", "kv_role": "kv_both"}
 REMOTE_TOKENS = 96
 
 
 class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no type information here
-    """Offers to load the request "remote", and never comes to the end of it."""
+    """Offers to load requests called "remote", which never comes to an end, and "now", in the step that it is used."""
 
     requires_kv_delivery = False
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        offers = request.request_id == "remote" and not num_computed_tokens
-        return (REMOTE_TOKENS, True) if offers else (0, False)
+        offers = request.request_id in {"remote", "now"} and not num_computed_tokens
+        return (REMOTE_TOKENS, request.request_id == "remote") if offers else (0, False)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         return (0,)
@@ -94,6 +94,42 @@ def test_f8_what_another_connector_has_not_loaded_yet_is_not_stored(
     for _ in range(3):
         world.step()
     assert world.manager.metrics.stored_blocks == stored
+
+
+class LoadsInAStep(World):
+    """What another connector loads for a request "now" is there when a step reads it."""
+
+    def _forward(self, step: Any) -> dict[str, list[int]]:
+        if starts_of(step).get("now") == REMOTE_TOKENS:
+            self._write("now", 0, 0, REMOTE_TOKENS)
+        return super()._forward(step)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_f8_what_another_connector_loads_in_a_step_is_stored_when_its_request_has_come_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """Until then vLLM may still hear that it was not loaded."""
+    let_there_be_several(monkeypatch, others=[REMOTE])
+    world = LoadsInAStep(tmp_path, monkeypatch=monkeypatch, asynchronous=asynchronous)
+
+    def begin() -> None:
+        world.add("now", text(1, 160), 20)
+        for _ in range(8):
+            world.step()
+        assert world.manager.metrics.stored_blocks == 0
+
+    begin()
+    world.abort("now")
+    world.run()
+    assert world.manager.metrics.stored_blocks == 0
+    world.evict_device()
+    begin()
+    world.run()
+    assert world.manager.metrics.stored_blocks == 11
+    world.check_at_rest()
+    world.evict_device()
+    assert world.generate("again", text(1, 160)) == 144
 
 
 @pytest.mark.parametrize("role", ["kv_both", "kv_producer"])

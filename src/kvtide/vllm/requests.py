@@ -78,10 +78,11 @@ class Requests:
         self._device.used(own)
         tracked.placed, tracked.blocks_gone = True, False
         tracked.loading = self._manager.admit(tracked.id, load_tokens)
+        tracked.load_tokens = load_tokens
         self.holding.discard(tracked.id)
         if tracked.loading:
             self.holding.add(tracked.id)
-            tracked.load_tokens, tracked.load_began_s = load_tokens, time.monotonic()
+            tracked.load_began_s = time.monotonic()
         self._store_from(tracked, own)
         return tracked.loading
 
@@ -93,7 +94,7 @@ class Requests:
         self.holding.discard(tracked.id)
         if tracked.loading:
             self.aborted[tracked.id] = request
-        if tracked.running and tracked.end_tokens and not self.stopped:  # else it may wait for another connector's load
+        if tracked.may_be_stored and not self.stopped:
             self._store_from(tracked, [block_ids[id_] for id_ in self._layout.group_ids])
             self._manager.advance(tracked.id, tracked.computed_tokens)
             self._remember_parents(tracked)
@@ -142,7 +143,7 @@ class Requests:
 
     def _tell(self, tracked: Tracked | None) -> None:
         """Tell the core what earlier steps have computed of a request."""
-        if self._eager and tracked is not None and tracked.running and tracked.end_tokens:
+        if self._eager and tracked is not None and tracked.may_be_stored:
             self._manager.advance(tracked.id, tracked.computed_tokens)
 
     # ------------------------------------------------------------------ preemption
@@ -171,7 +172,7 @@ class Requests:
 
     def _preempt(self, tracked: Tracked) -> None:
         """Its blocks are gone, but until someone else writes to them they can be found by key."""
-        if tracked.running and self._eager and tracked.end_tokens:
+        if self._eager and tracked.may_be_stored:
             self._manager.advance(tracked.id, tracked.computed_before_preemption())
         self._remember_parents(tracked)
         self.holding.discard(tracked.id)

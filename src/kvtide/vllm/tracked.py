@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.v1.request import RequestStatus
+
 from kvtide.core import Key
 
 
@@ -32,6 +34,10 @@ class Tracked:
     """vLLM has asked for it."""
     device_tokens: int = 0
     """What the device had when the request was matched last."""
+    foreign: bool = False
+    """Another connector has loaded some of it. That this has failed vLLM may hear steps later: until it has come to its
+    end, nobody knows whether its blocks hold what their keys say.
+    """
     end_tokens: int = 0
     """Where the tokens end that were scheduled when it last got new blocks."""
     decoding: bool = False
@@ -47,9 +53,17 @@ class Tracked:
         """Tokens that are really computed, without placeholders of asynchronous scheduling."""
         return int(self.request.num_computed_tokens - self.request.num_output_placeholders)
 
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether blocks of a request that runs, or has just ended, hold what was computed."""
+        ended = self.request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+        return self.running and bool(self.end_tokens) and (not self.foreign or ended)
+
     def scheduled(self, new_tokens: int) -> None:
         """Note what this step computes."""
         request = self.request
+        if not self.end_tokens:
+            self.foreign = request.num_computed_tokens > self.device_tokens + self.load_tokens
         self.end_tokens = request.num_computed_tokens + new_tokens
         self.decoding = self.end_tokens >= request.num_tokens
 
