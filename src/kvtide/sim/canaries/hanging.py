@@ -17,7 +17,7 @@ from kvtide.sim.canaries.base import Patches, around, canary, returning
 from kvtide.sim.copies import CopyCrash, Job, SimCopyEngine
 
 
-@canary("F11", "what was offered is not kept until it is accepted", "I2", "I6")
+@canary("F11", "what was offered is not kept until it is accepted", "I2", "I5", "I6")
 def unkept_promise() -> Patches:
     lease = LocalIndex.lease
     loose: set[int] = set()
