@@ -10,9 +10,10 @@ from rich.console import Console
 
 from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.top.history import History, Server
+from kvtide.top.paper import Paper
 from kvtide.top.reading import parse
 from kvtide.top.texts import bar, count_text, sparkline, time_text
-from kvtide.top.view import Paper, screen
+from kvtide.top.view import screen
 from tests.top.fake import BUSY, RECORDED, grown, metrics
 
 OFF = {'tier="disk",rank="0"': 1.0, 'tier="disk",rank="1"': 0.0}
