@@ -7,7 +7,7 @@ from rich.text import Text
 
 from kvtide.top.figures import Figures
 from kvtide.top.paper import COLOURS, Paper
-from kvtide.top.state import State
+from kvtide.top.state import Pool, State
 from kvtide.top.texts import bar, bytes_text, count_text, rate_text, share_text
 
 
@@ -19,12 +19,11 @@ def fills(now: State, shown: Figures, paper: Paper) -> Table:
     table.add_column(width=bar_width, no_wrap=True)
     table.add_column(width=6, justify="right", no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    pool = now.pool
-    size = [f"of {bytes_text(pool.bytes)}"] if pool.bytes else []
-    slots = [f"{count_text(pool.slots)} slots", f"{count_text(pool.pinned)} pinned"]
-    filled = bar(pool.fill, bar_width, ascii_only=paper.ascii_only)
-    what = ", ".join([*size, *slots][: 1 if paper.narrow else None])
-    table.add_row("host pool", Text(filled, COLOURS["host"]), share_text(pool.fill), what)
+    if now.link is None:
+        filled = bar(now.pool.fill, bar_width, ascii_only=paper.ascii_only)
+        table.add_row("host pool", Text(filled, COLOURS["host"]), share_text(now.pool.fill), _size(now.pool, paper))
+    else:
+        table.add_row("host pool", "", Text("AWAY" if now.link.away else "", "bold red"), "at a node")
     for space in now.node.namespaces.values() if now.node is not None else ():
         filled = bar(space.fill, bar_width, ascii_only=paper.ascii_only)
         what = ", ".join([f"{space.engines:.0f} engines", f"{count_text(space.slots)} slots"])
@@ -39,3 +38,9 @@ def fills(now: State, shown: Figures, paper: Paper) -> Table:
         line = Text("OFF " if tier.off_ranks else "", "bold red").append(said, "not bold default")
         table.add_row(f"tier {name}", Text(filled, COLOURS["tiers"]), share_text(tier.fill), line)
     return table
+
+
+def _size(pool: Pool, paper: Paper) -> str:
+    size = [f"of {bytes_text(pool.bytes)}"] if pool.bytes else []
+    slots = [f"{count_text(pool.slots)} slots", f"{count_text(pool.pinned)} pinned"]
+    return ", ".join([*size, *slots][: 1 if paper.narrow else None])

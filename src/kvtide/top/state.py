@@ -72,6 +72,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """Between a server and the node that keeps its host memory."""
+
+    engines: int
+    away: int
+    """Those of them that are without their node."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """A server at one moment."""
 
@@ -83,6 +92,8 @@ class State:
     """Blocks that wait to be stored or to go below, requests that wait for tiers, transfers that nobody answers for."""
     stopped_engines: float
     """On which a rank cannot copy any more: they serve without kvtide until the server is restarted."""
+    link: Link | None = None
+    """None: it is no server whose host memory a node keeps."""
     node: Node | None = None
     """None: it is a server."""
 
@@ -98,8 +109,14 @@ def state(reading: Reading) -> State:
         tiers={name: _tier(gauges, name) for name in gauges.by(f"{KVTIDE}tier_off", "tier")},
         waits={name: gauges.total(f"{KVTIDE}{name}") for name in names},
         stopped_engines=gauges.total(f"{KVTIDE}stopped"),
+        link=_link(gauges),
         node=_node(gauges) if reading.life else None,
     )
+
+
+def _link(gauges: Counts) -> Link | None:
+    attached = gauges.by(f"{KVTIDE}node_attached", "engine")
+    return Link(len(attached), sum(not each for each in attached.values())) if attached else None
 
 
 def _node(gauges: Counts) -> Node:
