@@ -175,6 +175,15 @@ def test_what_somebody_should_look_at_is_an_alarm(machine: Machine) -> None:
     ]
 
 
+def test_advice_rests_on_its_look_ups(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(20):
+        machine.look_up("org/small-model", "a", 7)
+    with fake_server(machine.text()) as fake:
+        _, out, _ = run(capsys, "advise", "--since-start", fake.url)
+    assert out.startswith(f"21 look-ups of {21 * (7 * TOKENS + 1):,} tokens since the node was started.\n")
+    assert "No model fills more than 50.0% of its memory" in out
+
+
 def test_programs_can_read_it(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server(machine.text()) as fake:
         code, out, _ = run(capsys, "top", "--once", "--json", fake.url)

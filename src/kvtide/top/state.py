@@ -69,6 +69,8 @@ class Node:
     is_crowded: bool
     """There is no room for another connection."""
     namespaces: dict[str, Space]
+    tiers: dict[str, bool]
+    """Whether each is in use for all models that have engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +122,33 @@ def _link(gauges: Counts) -> Link | None:
 
 
 def _node(gauges: Counts) -> Node:
+    namespaces = _namespaces(gauges)
     return Node(
         engines=gauges.by(f"{NODE}engines", "state"),
         memory_bytes=gauges.total(f"{NODE}memory_bytes"),
         free_bytes=gauges.total(f"{NODE}free_bytes"),
         quarantined=gauges.total(f"{NODE}slots_quarantined"),
         is_crowded=gauges.total(f"{NODE}connections") >= gauges.total(f"{NODE}connections_max"),
-        namespaces={
-            name: Space(
-                model=next(iter(gauges.by(f"{NODE}slots", "model", namespace=name))),
-                slots=slots,
-                cached=gauges.total(f"{NODE}slots_cached", namespace=name),
-                engines=gauges.total(f"{NODE}namespace_engines", namespace=name),
-            )
-            for name, slots in gauges.by(f"{NODE}slots", "namespace").items()
-        },
+        namespaces=namespaces,
+        tiers={tier: _is_in_use(gauges, tier, namespaces) for tier in gauges.by(f"{NODE}tier_up", "tier")},
     )
+
+
+def _is_in_use(gauges: Counts, tier: str, namespaces: dict[str, Space]) -> bool:
+    up = gauges.by(f"{NODE}tier_up", "namespace", tier=tier)
+    return all(up.get(name, 0.0) for name, space in namespaces.items() if space.engines)
+
+
+def _namespaces(gauges: Counts) -> dict[str, Space]:
+    return {
+        name: Space(
+            model=next(iter(gauges.by(f"{NODE}slots", "model", namespace=name))),
+            slots=slots,
+            cached=gauges.total(f"{NODE}slots_cached", namespace=name),
+            engines=gauges.total(f"{NODE}namespace_engines", namespace=name),
+        )
+        for name, slots in gauges.by(f"{NODE}slots", "namespace").items()
+    }
 
 
 def _pool(reading: Reading) -> Pool:
