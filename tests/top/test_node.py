@@ -23,7 +23,7 @@ from kvtide.top.reading import parse
 from tests.command_line import run
 from tests.node.support import wait_until
 from tests.top.fake import fake_server
-from tests.top.test_view import picture, watched
+from tests.top.test_view import line_of, picture, watched
 
 BLOCK, TOKENS = 1000, 16
 
@@ -138,8 +138,8 @@ def test_a_node_is_drawn_in_80_columns_beside_servers(machine: Machine) -> None:
     lines = picture(seen(machine), watched())
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    assert "127.0.0.1:9400  up, a node: 1 engines, 0 B of 19.53 KiB free" in text
-    assert "org/small-mod" in text
+    assert "127.0.0.1:9400  up, a node: 1 engine, 19.53 KiB, all given to models" in text
+    assert line_of(lines, "org/small-mod").split()[2:] == ["50.0%", "1", "engine,", "10", "slots"]
     assert "not loaded (tokens, since start): not_cached 32" in text
 
 

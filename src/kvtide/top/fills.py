@@ -8,7 +8,7 @@ from rich.text import Text
 from kvtide.top.figures import Figures
 from kvtide.top.paper import COLOURS, Paper
 from kvtide.top.state import Pool, State
-from kvtide.top.texts import bar, bytes_text, count_text, rate_text, share_text
+from kvtide.top.texts import bar, bytes_text, count_text, engines_text, rate_text, share_text
 
 
 def fills(now: State, shown: Figures, paper: Paper) -> Table:
@@ -26,7 +26,7 @@ def fills(now: State, shown: Figures, paper: Paper) -> Table:
         table.add_row("host pool", "", Text("AWAY" if now.link.away else "", "bold red"), "at a node")
     for space in now.node.namespaces.values() if now.node is not None else ():
         filled = bar(space.fill, bar_width, ascii_only=paper.ascii_only)
-        what = ", ".join([f"{space.engines:.0f} engines", f"{count_text(space.slots)} slots"])
+        what = ", ".join([engines_text(space.engines), f"{count_text(space.slots)} slots"])
         table.add_row(space.model, Text(filled, COLOURS["host"]), share_text(space.fill), what)
     for name, tier in now.tiers.items():
         traffic = shown.tiers.get(name)

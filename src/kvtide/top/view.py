@@ -17,6 +17,7 @@ from kvtide.top.paper import COLOURS, GAP, NAME_WIDTH, NUMBER_WIDTH, Paper
 from kvtide.top.state import State
 from kvtide.top.texts import (
     bytes_text,
+    engines_text,
     rate_text,
     reasons_text,
     share_text,
@@ -24,6 +25,7 @@ from kvtide.top.texts import (
     sparkline,
     time_text,
 )
+from kvtide.units import given_text
 
 
 def screen(servers: Sequence[Server], chosen: int, *, paper: Paper, clock: str) -> RenderableType:
@@ -71,9 +73,8 @@ def _working(now: State) -> str:
     if now.node is None:
         return f", {now.running:.0f} running, {now.waiting:.0f} waiting"
     ending = now.node.engines.get("ending", 0.0)
-    engines = f"{now.node.engines.get('open', 0.0):.0f} engines" + (f", {ending:.0f} ending" if ending else "")
-    free = f"{bytes_text(now.node.free_bytes)} of {bytes_text(now.node.memory_bytes)} free"
-    return f", a node: {engines}, {free}"
+    engines = engines_text(now.node.engines.get("open", 0.0)) + (f", {ending:.0f} ending" if ending else "")
+    return f", a node: {engines}, {given_text(now.node.memory_bytes, now.node.free_bytes, 'models')}"
 
 
 def _when(shown: Figures | None) -> str:
