@@ -16,6 +16,7 @@ import yaml
 import kvtide
 from kvtide import OPTIONS
 from kvtide.cli import KVTIDE
+from kvtide.core import NotLoaded, NotStored
 from kvtide.tiers import parse_tiers
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +79,15 @@ def test_options_of_commands_that_are_shown_exist(document: str) -> None:
     for command, rest in commands_shown(document):
         known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
         assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", rest)) <= known, f"{command.name} {rest}"
+
+
+def test_where_hits_are_low_the_runbook_begins_with_advice_and_names_reasons_that_exist() -> None:
+    text = (ROOT / "docs/operators/runbook.md").read_text()
+    (section,) = re.findall(r"## Hits are low[^\n]*\n\n(.*?)\n## ", text, flags=re.DOTALL)
+    assert section.startswith("1. `kvtide advise HOST:8000 --since-start`")
+    reasons = re.findall(r"^\| not (loaded|stored): `(\w+)`", section, flags=re.MULTILINE)
+    known: dict[str, type[NotLoaded | NotStored]] = {"loaded": NotLoaded, "stored": NotStored}
+    assert {known[what](why) for what, why in reasons} >= {NotLoaded.NOT_CACHED, NotLoaded.NODE_AWAY}
 
 
 def anchors(document: Path) -> set[str]:
