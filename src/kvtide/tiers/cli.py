@@ -20,7 +20,8 @@ from kvtide.units import size_text
 _PLACE = "the folder of a disk tier, or the URL of a shared store"
 DESCRIPTION = """\
 Look at a place where blocks are kept below host memory, verify it, or empty it. PLACE is the folder of a disk tier, or
-the URL of a shared store. `verify` and `clear` refuse a folder that a server is using; `inspect` looks at it anyway."""
+the URL of a shared store. The folder of a node's tier has a store for each model: name it for all, or one of them.
+`verify` and `clear` refuse a folder that a server or a node is using; `inspect` looks at it anyway."""
 
 EXAMPLES = """\
   kvtide tier inspect /var/cache/kvtide              what is there, made by which model
@@ -144,8 +145,8 @@ def _options(kind: Kind, pairs: Sequence[str]) -> dict[str, object]:
 
 
 def _described(found: dict[str, object]) -> Iterator[str]:
-    """Say it in lines: what every kind of place has, then each namespace with its parts."""
-    nested = ("namespaces", "ranks")
+    """Say it in lines: what every kind of place has, then each namespace with its parts, and each store of a node."""
+    nested = ("namespaces", "ranks", "stores")
     for name, value in found.items():
         if name not in nested:
             yield f"{name}: {size_text(value) if name == 'bytes' and isinstance(value, int) else value}"
@@ -162,6 +163,9 @@ def _described(found: dict[str, object]) -> Iterator[str]:
         manifest = namespace.get("manifest")
         for name, value in manifest.items() if isinstance(manifest, dict) else ():
             yield f"  {name}: {value}"
+    for store in _dicts(found.get("stores")):
+        yield ""
+        yield from _described(store)
 
 
 def _dicts(value: object) -> list[dict[str, object]]:
