@@ -183,7 +183,7 @@ def test_an_operator_clears_a_namespace_and_engines_go_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("tiny", "--yes: expected --yes, because nobody can be asked here whether to forget "),
+        ("tiny", "not a terminal: add --yes to forget "),
         ("no-such", "NAMESPACE='no-such': expected one of those that the node has: "),
     ],
 )

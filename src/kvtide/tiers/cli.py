@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 
 import click
 
-from kvtide.commands import Arguments, Run, argument, command, flag, group, option
+from kvtide.commands import Arguments, Run, argument, command, flag, group, need_terminal, option
 from kvtide.errors import ConfigError
 from kvtide.output import put, tell
 from kvtide.progress import progress, waiting
@@ -85,8 +84,7 @@ def run_clear(args: Arguments) -> int:
 
 def _agreed(kind: Kind, place: str, options: dict[str, object], shown: str) -> bool:
     """Ask on the terminal. Without one nobody can answer, and nothing is removed."""
-    if not sys.stdin.isatty():
-        raise ConfigError("--yes", False, f"--yes, because nobody can be asked here whether to empty {shown}")
+    need_terminal(f"empty {shown}")
     try:
         what = _counted(_inspected(kind, place, options))
     except OtherFormat:
