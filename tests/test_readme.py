@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ import yaml
 import kvtide
 from kvtide import OPTIONS
 from kvtide.cli import KVTIDE
+from kvtide.core import NotLoaded, NotStored
 from kvtide.tiers import parse_tiers
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +80,15 @@ def test_options_of_commands_that_are_shown_exist(document: str) -> None:
     for command, rest in commands_shown(document):
         known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
         assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", rest)) <= known, f"{command.name} {rest}"
+
+
+def test_where_hits_are_low_the_runbook_begins_with_advice_and_names_reasons_that_exist() -> None:
+    text = (ROOT / "docs/operators/runbook.md").read_text()
+    (section,) = re.findall(r"## Hits are low[^\n]*\n\n(.*?)\n## ", text, flags=re.DOTALL)
+    assert section.startswith("1. `kvtide advise HOST:8000 --since-start`")
+    reasons = re.findall(r"^\| not (loaded|stored): `(\w+)`", section, flags=re.MULTILINE)
+    known: dict[str, type[NotLoaded | NotStored]] = {"loaded": NotLoaded, "stored": NotStored}
+    assert {known[what](why) for what, why in reasons} >= {NotLoaded.NOT_CACHED, NotLoaded.NODE_AWAY}
 
 
 def anchors(document: Path) -> set[str]:
@@ -148,6 +159,18 @@ def test_the_manifest_for_kubernetes_can_be_read_and_its_options_mean_something(
     monkeypatch.setenv(disk["encryption_key_env"], "0" * 64)
     (tier,) = parse_tiers([{**disk, "path": str(tmp_path), "size": "64MiB"}])
     assert tier.place == str(tmp_path)
+
+
+def test_the_memory_limits_of_the_examples_keep_to_the_rule_beside_them() -> None:
+    text = (ROOT / "docs/operators/kubernetes.md").read_text()
+    assert "what vLLM takes without kvtide, plus `host`, plus the shared memory below, plus a tenth" in text
+    (parts,) = re.findall(r"(\d+) GiB for kvtide, (\d+) for shared memory and (\d+) for vLLM are (\d+)", text)
+    host, shared, engine, total = map(int, parts)
+    assert host + shared + engine == total
+    assert set(re.findall(r'"host":"(\w+)"', text)) == {f"{host}GiB"}
+    assert re.findall(r"--shm-size (\d+)g|sizeLimit: (\d+)Gi", text) == [(str(shared), ""), ("", str(shared))]
+    limits = [int(limit) for limit in re.findall(r"(?:--memory |memory: )(\d+)(?:g|Gi)\b", text)]
+    assert limits == [math.ceil(1.1 * total)] * 2
 
 
 FLAG = r"--kv-transfer-config\s*(?:\\\n\s*)?'(\{.*?\})'"

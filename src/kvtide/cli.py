@@ -44,8 +44,8 @@ MODULES: Mapping[str, str] = {
 """Where each command is: `COMMAND` of a module, which is imported when it is used."""
 
 SUMMARIES: Mapping[str, str] = {
-    "advise": "say what would help a running server",
-    "check": "what a server would say to its options, without a server",
+    "advise": "say what would help a running server, or a node",
+    "check": "check a server's options without starting it",
     "demo": "conversations that overflow the device pool, with and without offloading",
     "doctor": "look at this machine: what keeps it from serving, and what to do",
     "node": "keep one host pool for all engines of this machine",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -115,6 +116,12 @@ def _refuse(param: click.Parameter | None, value: object, expected: str) -> NoRe
 def misused(text: str) -> click.UsageError:
     """Return an error for options that do not go together, or not here."""
     return click.UsageError(text, click.get_current_context(silent=True))
+
+
+def need_terminal(what: str) -> None:
+    """Refuse to ask where nobody can answer: then --yes has to say that it is meant."""
+    if not sys.stdin.isatty():
+        raise misused(f"not a terminal: add --yes to {what}")
 
 
 def shown(param: click.Parameter | None) -> str:

@@ -17,6 +17,17 @@ def size_text(size: float) -> str:
     return f"{size:.4g} {_BINARY[-1]}"
 
 
+def given_text(size: float, left: float, to: str) -> str:
+    """Say how much memory was given to whom. That nothing is left does not mean that it is full.
+
+    >>> given_text(256 << 20, 0, "models")
+    '256 MiB, all given to models'
+    """
+    if not left:
+        return f"{size_text(size)}, all given to {to}"
+    return f"{size_text(size)}, {'none' if left == size else f'all but {size_text(left)}'} given to {to}"
+
+
 def percent_text(share: float) -> str:
     """Return a share as text: "31.4%"."""
     return f"{share:.1%}"

@@ -159,6 +159,6 @@ def test_warnings_do_not_fail_and_slow_checks_are_told_on_stderr(
     monkeypatch.setattr(doctor_cli, "run_checks", partial(run_checks, patience_s=60))
     code, out, err = run(capsys, "doctor")
     assert (code, err) == (0, "")
-    assert out == "warning thing: so\n        -> do\n0 ok, 1 to look at, 0 to mend: may serve\n"
+    assert out == "warning thing: so\n        -> do\n0 ok, 1 warning, 0 problems: may serve\n"
     doctor_cli._tell_slow(Check("thing", lambda: ok(""), "tiers[0]", deadline_s=25))
     assert capsys.readouterr().err == "kvtide doctor: waiting for thing of tiers[0], 25 s at most\n"

@@ -16,9 +16,9 @@ def result(finding: Finding, about: str = "") -> Result:
 
 def test_a_result_is_its_health_its_name_and_what_was_found() -> None:
     assert list(lines_of(result(ok("all is well")), 80)) == ["ok      thing: all is well"]
-    assert list(lines_of(result(bad("it is not", "mend it"), "tiers[0]"), 80)) == [
+    assert list(lines_of(result(bad("it is not", "fix it"), "tiers[0]"), 80)) == [
         "bad     thing of tiers[0]: it is not",
-        "        -> mend it",
+        "        -> fix it",
     ]
 
 
@@ -32,11 +32,11 @@ def test_lines_fit_the_width_but_for_words_that_cannot_be_broken(width: int) -> 
 
 def test_the_last_line_counts_and_says_what_it_means() -> None:
     fine, better, broken = result(ok("")), result(warning("", "do")), result(bad("", "do"))
-    assert summary_of([fine, better], 80) == "1 ok, 1 to look at, 0 to mend: may serve"
-    assert summary_of([fine, fine, broken], 80) == "2 ok, 0 to look at, 1 to mend: not ready to serve"
+    assert summary_of([fine, better], 80) == "1 ok, 1 warning, 0 problems: may serve"
+    assert summary_of([fine, fine, broken], 80) == "2 ok, 0 warnings, 1 problem: not ready to serve"
 
 
 def test_programs_get_every_part_by_name() -> None:
-    assert as_json([result(bad("it is not", "mend it"), "tiers[0]")]) == [
-        {"name": "thing", "about": "tiers[0]", "health": "bad", "found": "it is not", "advice": "mend it"}
+    assert as_json([result(bad("it is not", "fix it"), "tiers[0]")]) == [
+        {"name": "thing", "about": "tiers[0]", "health": "bad", "found": "it is not", "advice": "fix it"}
     ]

@@ -107,7 +107,8 @@ def test_a_status_says_what_became_of_look_ups_and_who_holds_what(running: NodeP
     status = status_of(running.path)
     assert (status["engines"][0]["leased"], status["policy"]) == (3, "lru")
     text = "\n".join(described(status))
-    assert re.search(r"share +other: 256 KiB, 256 KiB free", text)
+    assert re.search(r"memory +1 MiB, all but [0-9.]+ KiB given to models; [0-9.]+% of it holds blocks", text)
+    assert re.search(r"share +other: 256 KiB, none given to it", text)
     assert re.search(r"hits +[0-9.]+% of \d+ tokens, in \d+ look-ups", text)
     assert re.search(r"in use +3 leased, 0 being written", text)
     assert re.search(r"not found +not_cached \d+ \(tokens\)", text)
@@ -146,6 +147,16 @@ def test_a_status_fits_a_screen_of_80_columns(running: NodeProcess, engine: Engi
     assert all(line == line.rstrip() for line in described(status))
 
 
+def test_memory_that_models_have_is_not_said_to_be_full(running: NodeProcess, engine: Engine) -> None:
+    clear(running.path, namespace(running)["name"])
+    engine.store("night", namespace(running)["slots"] // 10)
+    status = {**status_of(running.path), "free_bytes": 0, "memory_bytes": namespace(running)["bytes"]}
+    text = "\n".join(described(status))
+    full = namespace(running)["cached"] / namespace(running)["slots"]
+    assert re.search(rf"memory +[0-9.]+ KiB, all given to models; {full:.1%} of it holds blocks", text)
+    assert "free" not in text
+
+
 # ---------------------------------------------------------------------- clearing
 
 
@@ -172,7 +183,7 @@ def test_an_operator_clears_a_namespace_and_engines_go_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("tiny", "--yes: expected --yes, because nobody can be asked here whether to forget "),
+        ("tiny", "not a terminal: add --yes to forget "),
         ("no-such", "NAMESPACE='no-such': expected one of those that the node has: "),
     ],
 )

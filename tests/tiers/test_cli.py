@@ -19,6 +19,8 @@ from kvtide import cli
 from kvtide.progress import progress
 from kvtide.tiers import cli as tier_cli
 from kvtide.tiers.disk.aligned import PAGE
+from kvtide.tiers.disk.shared_folder import SharedFolder
+from kvtide.tiers.record import FORMAT_VERSION
 from kvtide.units import size_text
 from tests.command_line import check_refused, run
 from tests.tiers.disk.test_backend import fill, served
@@ -39,13 +41,63 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "kvtide tier verify /var/cache/kvtide" in out
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "clear --yes"])
-def test_in_the_folder_of_a_node_its_stores_are_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+@pytest.fixture
+def of_node(tmp_path: Path) -> Path:
+    """The folder of a node that has had two models."""
+    for number in range(2):
+        (store := tmp_path / f"namespace-{number:016x}").mkdir()
+        fill(store)
+    return tmp_path
+
+
+def test_the_folder_of_a_node_is_inspected_with_all_its_stores(
+    capsys: pytest.CaptureFixture[str], of_node: Path
 ) -> None:
-    (store := tmp_path / "namespace-0123456789abcdef").mkdir()
-    message = f"PLACE='{tmp_path}': expected one of the stores of this node's folder, each of one model: {store}\n"
-    check_refused(capsys, f"tier {command} {tmp_path}", message)
+    code, out, err = run(capsys, "tier", "inspect", of_node)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"type: disk\nplace: {of_node}\nrecords: 20\nbytes: 160 KiB\n\n")
+    for store in of_node.iterdir():
+        assert f"\nplace: {store}\n" in out
+    shown = json.loads(run(capsys, "tier", "inspect", "--json", of_node)[1])
+    assert [(store["records"], store["format"]) for store in shown["stores"]] == [(10, FORMAT_VERSION)] * 2
+
+
+def test_the_folder_of_a_node_is_verified_with_all_its_stores(
+    capsys: pytest.CaptureFixture[str], of_node: Path
+) -> None:
+    assert run(capsys, "tier", "verify", of_node) == (0, "20 records, 160 KiB: 0 do not verify\n", "")
+    path = segments(of_node / "namespace-0000000000000001")[0]
+    flip(path, places(path)[0] + 5)
+    code, out, _ = run(capsys, "tier", "verify", of_node)
+    assert (code, "1 do not verify\n  " in out, str(path) in out) == (1, True, True)
+
+
+def test_the_folder_of_a_node_is_cleared_of_all_its_stores_and_nothing_else(
+    capsys: pytest.CaptureFixture[str], of_node: Path
+) -> None:
+    (of_node / "holiday.jpg").touch()
+    dry = run(capsys, "tier", "clear", "--dry-run", of_node)
+    assert dry == (0, f"20 records, 160 KiB would be removed from {of_node}\n", "")
+    assert run(capsys, "tier", "clear", "--yes", of_node) == (0, f"20 records removed from {of_node}\n", "")
+    assert [path.name for path in of_node.iterdir()] == ["holiday.jpg"]
+
+
+def test_the_folder_of_a_node_that_runs_is_left_alone_also_where_a_store_is_not_in_use(
+    capsys: pytest.CaptureFixture[str], of_node: Path
+) -> None:
+    node = SharedFolder("tiers[0].path", of_node, 64 << 20)
+    for command in ("verify", "clear"):
+        code, out, err = run(capsys, "tier", command, *YES[command], of_node)
+        assert (code, out) == (2, "")
+        assert f"process {os.getpid()} does: stop it" in err
+    assert "records: 20\n" in run(capsys, "tier", "inspect", of_node)[1]
+    node.close()
+
+
+def test_one_store_of_a_node_can_be_cleared_by_itself(capsys: pytest.CaptureFixture[str], of_node: Path) -> None:
+    one = of_node / "namespace-0000000000000001"
+    assert run(capsys, "tier", "clear", "--yes", one)[0] == 0
+    assert "records: 10\n" in run(capsys, "tier", "inspect", of_node)[1]
 
 
 def test_inspect_says_what_is_there_and_who_made_it(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
@@ -313,7 +365,7 @@ def test_a_dry_run_counts_and_removes_nothing(capsys: pytest.CaptureFixture[str]
 def test_without_a_terminal_nothing_is_removed_unless_yes(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
     code, out, err = run(capsys, "tier", "clear", filled)
     assert (code, out) == (2, "")
-    assert "expected --yes, because nobody can be asked here" in err
+    assert err == f"kvtide: error: not a terminal: add --yes to empty {filled} (see kvtide tier clear --help)\n"
     assert "records: 10\n" in run(capsys, "tier", "inspect", filled)[1]
 
 

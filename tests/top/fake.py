@@ -147,6 +147,14 @@ BUSY: dict[str, float | dict[str, float]] = {
 """A server that was used for a while: 10 requests of 1,000 prompt tokens each, half of them on the device."""
 
 
+def at_node(*attached: int, away_tokens: float = 0) -> str:
+    """Return what a server whose host memory a node keeps says: 1 or 0 for each engine, and no host pool."""
+    own = {name: value for name, value in BUSY.items() if "slots" not in name and "tier" not in name}
+    own["kvtide_not_loaded_total"] = {'reason="node_away"': away_tokens}
+    lines = [f'vllm:kvtide_node_attached{{engine="{n}",model_name="llama"}} {each}' for n, each in enumerate(attached)]
+    return "\n".join([metrics(**grown(own, 10)), "# TYPE vllm:kvtide_node_attached gauge", *lines, ""])
+
+
 def grown(numbers: dict[str, float | dict[str, float]], times: float) -> dict[str, float | dict[str, float]]:
     """Return the numbers of a server that has done as much `times` as often: its counters grow, its gauges do not."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvtide.progress import LinesNowAndThen
 from tests.command_line import check_refused, run
-from tests.top.fake import BUSY, RECORDED, fake_server, metrics
+from tests.top.fake import BUSY, RECORDED, at_node, fake_server, metrics
 
 
 def test_once_json_is_one_object_with_the_ratios(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +22,12 @@ def test_once_json_is_one_object_with_the_ratios(capsys: pytest.CaptureFixture[s
     assert ratio == {"device": 1184 / 5400, "host": 1984 / 5400, "tiers": 0, "all": pytest.approx(3168 / 5400)}
     assert shown["since_start"]["not_loaded"] == {"not_cached": 2016}
     assert shown["now"]["pool"]["fill"] == 1 - 193 / 256
+
+
+def test_programs_are_told_how_many_engines_have_no_node(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(at_node(1, 0)) as server, fake_server(metrics(**BUSY)) as other:
+        _, out, _ = run(capsys, "top", server.url, other.url, "--once", "--json")
+    assert [shown["now"]["link"] for shown in json.loads(out)["servers"]] == [{"engines": 2, "away": 1}, None]
 
 
 def test_once_without_json_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:

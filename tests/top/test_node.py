@@ -23,7 +23,7 @@ from kvtide.top.reading import parse
 from tests.command_line import run
 from tests.node.support import wait_until
 from tests.top.fake import fake_server
-from tests.top.test_view import picture, watched
+from tests.top.test_view import line_of, picture, watched
 
 BLOCK, TOKENS = 1000, 16
 
@@ -138,8 +138,8 @@ def test_a_node_is_drawn_in_80_columns_beside_servers(machine: Machine) -> None:
     lines = picture(seen(machine), watched())
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    assert "127.0.0.1:9400  up, a node: 1 engines, 0 B of 19.53 KiB free" in text
-    assert "org/small-mod" in text
+    assert "127.0.0.1:9400  up, a node: 1 engine, 19.53 KiB, all given to models" in text
+    assert line_of(lines, "org/small-mod").split()[2:] == ["50.0%", "1", "engine,", "10", "slots"]
     assert "not loaded (tokens, since start): not_cached 32" in text
 
 
@@ -173,6 +173,15 @@ def test_what_somebody_should_look_at_is_an_alarm(machine: Machine) -> None:
         "there is no room for another connection: raise LimitNOFILE of the node",
         "5 slots are in quarantine: processes of ended engines may still use them",
     ]
+
+
+def test_advice_rests_on_its_look_ups(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(20):
+        machine.look_up("org/small-model", "a", 7)
+    with fake_server(machine.text()) as fake:
+        _, out, _ = run(capsys, "advise", "--since-start", fake.url)
+    assert out.startswith(f"21 look-ups of {21 * (7 * TOKENS + 1):,} tokens since the node was started.\n")
+    assert "No model fills more than 50.0% of its memory" in out
 
 
 def test_programs_can_read_it(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

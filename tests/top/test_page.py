@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.browser import DESK, PHONE, cut_off, page_of
-from tests.top.fake import BUSY, KVTIDE, FakeServer, fake_server, grown, metrics
+from tests.top.fake import BUSY, KVTIDE, FakeServer, at_node, fake_server, grown, metrics
 
 OFF: dict[str, float | dict[str, float]] = {"kvtide_tier_off": {'tier="disk",rank="0"': 1.0}}
 
@@ -68,6 +68,15 @@ def test_nothing_is_cut_off_at_any_width(browser: Any, address: str, width: int,
         assert (background == "rgb(13, 17, 23)") == (scheme == "dark")
         page.screenshot(path=str(tmp_path / "page.png"), full_page=True)
     assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+def test_a_server_whose_node_is_away_says_so(browser: Any) -> None:
+    with fake_server(at_node(0)) as server, top(server.url) as address, opened(browser, address) as page:
+        text = page.inner_text("main")
+        assert "the node is away: nothing is stored or loaded there" in text
+        assert "host pool: AWAY at a node" in text
+        assert "slots" not in text
+        assert cut_off(page) == []
 
 
 def test_the_page_shows_what_the_terminal_shows(browser: Any, address: str) -> None:

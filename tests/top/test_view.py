@@ -10,10 +10,11 @@ from rich.console import Console
 
 from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.top.history import History, Server
+from kvtide.top.paper import Paper
 from kvtide.top.reading import parse
 from kvtide.top.texts import bar, count_text, sparkline, time_text
-from kvtide.top.view import Paper, screen
-from tests.top.fake import BUSY, RECORDED, grown, metrics
+from kvtide.top.view import screen
+from tests.top.fake import BUSY, RECORDED, at_node, grown, metrics
 
 OFF = {'tier="disk",rank="0"': 1.0, 'tier="disk",rank="1"': 0.0}
 
@@ -68,6 +69,12 @@ def crowded() -> Server:
     return history.server()
 
 
+def using_a_node(*attached: int) -> Server:
+    history = History("http://127.0.0.1:8006/metrics")
+    history.add(parse(at_node(*attached)), 0.0)
+    return history.server()
+
+
 def new() -> Server:
     return History("http://127.0.0.1:8004/metrics").server()
 
@@ -119,6 +126,24 @@ def test_other_trouble_is_said() -> None:
     assert "! loads failed: 3" in text
     assert "! tier disk: 4 records did not verify" in text
     assert "offloading has stopped" in text
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_server_whose_node_is_away_says_so_and_shows_no_pool_of_its_own(width: int) -> None:
+    text = " ".join(" ".join(picture(using_a_node(0), width=width)).split())
+    assert "! the node is away: nothing is stored or loaded there; start it, or see in the log why" in text
+    assert "host pool AWAY at a node" in text
+    assert "0 slots" not in text
+
+
+def test_a_server_with_its_node_says_where_its_memory_is() -> None:
+    lines = picture(using_a_node(1, 1))
+    assert line_of(lines, "host pool").split() == ["host", "pool", "at", "a", "node"]
+    assert "away" not in "\n".join(lines)
+
+
+def test_of_several_engines_it_is_said_how_many_have_no_node() -> None:
+    assert "! the node is away for 1 of 2 engines: nothing is" in "\n".join(picture(using_a_node(1, 0)))
 
 
 def test_a_server_that_is_gone_keeps_its_last_numbers_and_says_why() -> None:

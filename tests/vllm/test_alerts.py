@@ -16,10 +16,13 @@ from tests.tiers.disk.test_faults import flip, places
 from tests.tiers.shared.servers import Server
 from tests.vllm.breakable import DEADLINE_MS, FOLDER
 from tests.vllm.llm import prompt
+from tests.vllm.node_rig import NodeProcess
 from tests.vllm.test_server import complete, server
 
 PATIENCE_S = 90
 ALERTS = alerts("alerts.yml")
+NODE_AWAY = "KVTideNodeAway"
+"""Not of a server that has host memory of its own."""
 
 
 class Traffic:
@@ -113,13 +116,35 @@ def test_every_panel_has_data_and_every_alert_fires_when_its_fault_is_made(
                 make_faults(operator, faults, disk, store)
                 # What a busy server does not answer within half a second is answered the next time.
                 operator.until(lambda: not watch.unwell(), watch.unwell)
-    assert operator.seen == set(ALERTS)
+    assert operator.seen == set(ALERTS) - {NODE_AWAY}
     text = log.read_text()
     assert f"tiers below: disk {disk} (64 MiB), valkey unix://{store.socket}?db=0; mode eager" in text
     assert re.search(r"INFO .* kvtide: rank 0: disk tier in .*: 0 blocks found in", text), "lines of tiers are there"
     assert re.search(r"WARNING .* kvtide: rank 0: a corrupt record in", text)
     assert re.search(r"WARNING .* kvtide: rank 0: writing to .*: FileNotFoundError", text), "as the alert says"
     assert re.search(r"kvtide hits=[\d.]+% device \+ [\d.]+% host \+ [\d.]+% tiers, stored=\d+ blocks", text)
+
+
+def test_a_node_that_is_away_is_an_alert_until_it_has_come(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_prometheus()
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    path = tmp_path / "node.sock"
+    (scraped := tmp_path / "prometheus").mkdir()
+    with (
+        server(llama, tmp_path / "server.log", node=str(path)) as address,
+        prometheus(address, scraped, "alerts.yml") as watch,
+    ):
+        traffic = Traffic(address)
+        operator = Operator(watch, traffic)
+        with traffic.going_on():
+            operator.until_firing(NODE_AWAY)
+            node = NodeProcess(path, tmp_path / "node.log")
+            try:
+                operator.until(lambda: not watch.firing(), watch.firing)
+            finally:
+                node.kill()
 
 
 def make_faults(operator: Operator, faults: Path, disk: Path, store: Server) -> None:

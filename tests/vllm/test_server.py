@@ -40,7 +40,8 @@ def server(model: Path, log: Path, module: str | None = None, **options: Any) ->
     """
     port = free_port()
     config: dict[str, Any] = {"kv_connector": "KVTideConnector", "kv_role": "kv_both"}
-    config["kv_connector_extra_config"] = {"host": "16MiB", **options}
+    own_memory = {} if "node" in options else {"host": "16MiB"}
+    config["kv_connector_extra_config"] = {**own_memory, **options}
     if module is not None:
         config["kv_connector_module_path"] = module
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]

@@ -38,7 +38,7 @@ def warning(found: str, advice: str) -> Finding:
 
 
 def bad(found: str, advice: str) -> Finding:
-    """Return that it has to be mended."""
+    """Return that it has to be fixed."""
     return Finding(Health.BAD, found, advice)
 
 

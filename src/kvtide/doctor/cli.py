@@ -26,7 +26,7 @@ EXAMPLES = """\
   kvtide doctor --config '{"host":"64GiB","tiers":[...]}'       and the tiers of a configuration
   kvtide doctor --config kv-transfer-config.json --json         the same from a file, for programs
 
-Exit codes: 0 may serve, 1 something has to be mended first, 2 a request that cannot be understood"""
+Exit codes: 0 may serve, 1 something has to be fixed first, 2 a request that cannot be understood"""
 
 _STYLES = {Health.OK: "green", Health.WARNING: "yellow", Health.BAD: "bold red"}
 

@@ -1,4 +1,4 @@
-"""The command line of `kvtide check`: what a server would say to its options, without a server."""
+"""The command line of `kvtide check`: the options of a server, without starting it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvtide.vllm.options import check_options, options_schema
 EXIT_REFUSED = 2
 
 TEXT = """\
-Say what a vLLM server with kvtide would say to its options, before it is started and without vLLM: everything that is
-wrong, by the option's name. CONFIG is the JSON of --kv-transfer-config or only its kv_connector_extra_config, a file
+Check the options of a vLLM server with kvtide, without starting it and without vLLM: everything that is wrong with
+them, by the option's name. CONFIG is the JSON of --kv-transfer-config or only its kv_connector_extra_config, a file
 with it, or "-" for standard input. Folders and files that it names are looked at; servers are not asked (doctor)."""
 
 EXAMPLES = """\

@@ -171,7 +171,7 @@ def _unusable(place: Place, error: OSError) -> Finding:
         return ok(f"not tried: {why} at {place.folder}, where no tier is to be")
     return bad(
         f"{place.folder} cannot be used: {why}",
-        "choose a folder on a local disk with room in it that this user can write, or mend this one",
+        "choose a folder on a local disk with room in it that this user can write, or fix this one",
     )
 
 

@@ -29,8 +29,13 @@ def _wrapped(text: str, first: str, others: str, width: int) -> list[str]:
 def summary_of(results: Sequence[Result], width: int) -> str:
     """Say what comes of it all."""
     counts = Counter(result.finding.health for result in results)
-    number = f"{counts[Health.OK]} ok, {counts[Health.WARNING]} to look at, {counts[Health.BAD]} to mend"
+    told = [_counted(counts[Health.WARNING], "warning"), _counted(counts[Health.BAD], "problem")]
+    number = ", ".join([f"{counts[Health.OK]} ok", *told])
     return textwrap.fill(f"{number}: {'not ready to serve' if counts[Health.BAD] else 'may serve'}", width)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, str]]:

@@ -83,7 +83,10 @@ COMMAND: click.Command = group(
             metavar="PORT",
         ),
         option(
-            "--config", "the same options as JSON, or a file with them; what is beside it wins", File(), metavar="FILE"
+            "--config",
+            "the same options as JSON, or a file with them; command-line options override it",
+            File(),
+            metavar="FILE",
         ),
     ],
     run=run,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvtide.commands import Arguments, File, argument, command, flag, misused, option
+from kvtide.commands import Arguments, File, argument, command, flag, misused, need_terminal, option
 from kvtide.errors import ConfigError
 from kvtide.node.ask import clear, status_of
 from kvtide.node.shown import described
@@ -52,7 +51,7 @@ def run_clear(args: Arguments) -> int:
     name, blocks = str(namespace["name"]), int(namespace["cached"])
     what = f"{blocks:,} blocks of namespace {name} ({namespace['model']})"
     if tiers := ", ".join(f"{tier['name']} ({tier['place']})" for tier in namespace["tiers"]):
-        what += f" and all that is below, in {tiers},"
+        what += f" and all that is below, in {tiers}"
     if args.dry_run:
         put(json.dumps({"namespace": name, "blocks": blocks}) if args.json else f"{what} would be forgotten")
         return 0
@@ -76,8 +75,7 @@ def chosen(namespaces: list[Mapping[str, Any]], wanted: str) -> Mapping[str, Any
 
 def _agreed(what: str) -> bool:
     """Ask on the terminal. Without one nobody can answer, and nothing is done."""
-    if not sys.stdin.isatty():
-        raise ConfigError("--yes", False, f"--yes, because nobody can be asked here whether to forget {what}")
+    need_terminal(f"forget {what}")
     return click.confirm(f"Forget {what}?", default=False, err=True)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvtide.node.tiers.rows import described_tiers
-from kvtide.units import percent_text, seconds_text, size_text
+from kvtide.units import given_text, percent_text, seconds_text, size_text
 
 WIDTH = 80
 _NAMES = 10
@@ -25,11 +25,12 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield f"node {status['epoch']} at {status['socket']}"
     up = f"process {status['pid']}, up {seconds_text(status['up_s'])}"
     yield _named("is", f"{up}, kvtide {status['kvtide']} (protocol {status['protocol']})")
-    yield _named("memory", f"{size_text(status['memory_bytes'])}, {size_text(status['free_bytes'])} free")
+    given = given_text(status["memory_bytes"], status["free_bytes"], "models")
+    full = f"; {percent_text(_full(status))} of it holds blocks" if status["namespaces"] else ""
+    yield _named("memory", given + full)
     for share in status["shares"]:
         if share["model"]:
-            of = f"{size_text(share['bytes'])}, {size_text(share['free_bytes'])} free"
-            yield _named("share", f"{share['model']}: {of}")
+            yield _named("share", f"{share['model']}: {given_text(share['bytes'], share['free_bytes'], 'it')}")
     peers = f"{status['connections']} of {status['connections_max']} connections"
     yield _named("peers", f"{peers}, {status['refused']} refused, {status['closed']} closed for bad messages")
     if status["last_refused"]:
@@ -40,6 +41,11 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
         for engine in status["engines"]:
             if engine["namespace"] == namespace["name"]:
                 yield from _engine(engine)
+
+
+def _full(status: Mapping[str, Any]) -> float:
+    used = sum(space["bytes"] * space["cached"] / space["slots"] for space in status["namespaces"])
+    return float(used / status["memory_bytes"])
 
 
 def _namespace(space: Mapping[str, Any]) -> Iterator[str]:

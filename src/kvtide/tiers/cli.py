@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 
 import click
 
-from kvtide.commands import Arguments, Run, argument, command, flag, group, option
+from kvtide.commands import Arguments, Run, argument, command, flag, group, need_terminal, option
 from kvtide.errors import ConfigError
 from kvtide.output import put, tell
 from kvtide.progress import progress, waiting
@@ -20,7 +19,8 @@ from kvtide.units import size_text
 _PLACE = "the folder of a disk tier, or the URL of a shared store"
 DESCRIPTION = """\
 Look at a place where blocks are kept below host memory, verify it, or empty it. PLACE is the folder of a disk tier, or
-the URL of a shared store. `verify` and `clear` refuse a folder that a server is using; `inspect` looks at it anyway."""
+the URL of a shared store. The folder of a node's tier has a store for each model: name it for all, or one of them.
+`verify` and `clear` refuse a folder that a server or a node is using; `inspect` looks at it anyway."""
 
 EXAMPLES = """\
   kvtide tier inspect /var/cache/kvtide              what is there, made by which model
@@ -84,8 +84,7 @@ def run_clear(args: Arguments) -> int:
 
 def _agreed(kind: Kind, place: str, options: dict[str, object], shown: str) -> bool:
     """Ask on the terminal. Without one nobody can answer, and nothing is removed."""
-    if not sys.stdin.isatty():
-        raise ConfigError("--yes", False, f"--yes, because nobody can be asked here whether to empty {shown}")
+    need_terminal(f"empty {shown}")
     try:
         what = _counted(_inspected(kind, place, options))
     except OtherFormat:
@@ -144,8 +143,8 @@ def _options(kind: Kind, pairs: Sequence[str]) -> dict[str, object]:
 
 
 def _described(found: dict[str, object]) -> Iterator[str]:
-    """Say it in lines: what every kind of place has, then each namespace with its parts."""
-    nested = ("namespaces", "ranks")
+    """Say it in lines: what every kind of place has, then each namespace with its parts, and each store of a node."""
+    nested = ("namespaces", "ranks", "stores")
     for name, value in found.items():
         if name not in nested:
             yield f"{name}: {size_text(value) if name == 'bytes' and isinstance(value, int) else value}"
@@ -162,6 +161,9 @@ def _described(found: dict[str, object]) -> Iterator[str]:
         manifest = namespace.get("manifest")
         for name, value in manifest.items() if isinstance(manifest, dict) else ():
             yield f"  {name}: {value}"
+    for store in _dicts(found.get("stores")):
+        yield ""
+        yield from _described(store)
 
 
 def _dicts(value: object) -> list[dict[str, object]]:

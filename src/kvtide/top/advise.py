@@ -10,43 +10,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvtide.top.advice import Advice
+from kvtide.top.evidence import FULL, NOTABLE, REQUESTS_MIN, TIER_KEYS_MIN, TOKENS_MIN, UNREAD, seen_text
 from kvtide.top.figures import Figures
+from kvtide.top.node_advice import ask_the_node, lost_at_node, memory_of_node, node_is_well
 from kvtide.top.repairs import to_repair, to_verify
 from kvtide.top.state import State
 from kvtide.units import percent_text, seconds_text, size_text
-
-REQUESTS_MIN = 20
-TOKENS_MIN = 2_000
-"""With fewer requests, or prompt tokens, chance says more than traffic."""
-FULL = 0.95
-"""From here on a pool or a tier counts as full."""
-NOTABLE = 0.05
-"""The least share of prompt tokens, or of blocks, that advice is given for."""
-TIER_KEYS_MIN = 500
-"""With fewer lookups nothing is said about a tier."""
-UNREAD = 20
-"""Blocks stored for each one loaded, from which on most of what is stored is of no use as it is."""
-
 
 Rule = Callable[[Figures, State], Iterator[Advice]]
 
 
 def advise(shown: Figures, now: State) -> list[Advice]:
-    """Return advice for a server: at least one, which may be to do nothing or to look longer."""
-    repairs = list(to_repair(now))
+    """Return advice for a server or a node: at least one, which may be to do nothing or to look longer."""
+    repairs = list(to_repair(shown, now))
     if repairs:
         return repairs  # what else is counted meanwhile is a consequence
     suspects = list(to_verify(shown))
     if shown.requests < REQUESTS_MIN or shown.tokens.all < TOKENS_MIN:
-        return [*suspects, _unknown(shown)]
-    found = [advice for rule in RULES for advice in rule(shown, now)]
+        return [*suspects, _unknown(shown, now)]
+    rules = RULES if now.node is None else RULES_OF_NODE
+    found = [advice for rule in rules for advice in rule(shown, now)]
     return [*suspects, *(found or [_nothing(shown, now)])]
 
 
 def _memory(shown: Figures, now: State) -> Iterator[Advice]:
     """The host pool is full and loses blocks that are asked for again."""
-    fill, evicted = now.pool.fill or 0.0, shown.blocks["evicted"]
-    if fill < FULL or not evicted:
+    fill, evicted = now.pool.fill, shown.blocks["evicted"]
+    if fill is None or fill < FULL or not evicted:
         return
     host, tiers = shown.tokens.share("host") or 0.0, shown.tokens.share("tiers") or 0.0
     computed = shown.tokens.share("computed") or 0.0
@@ -127,11 +117,13 @@ def _policy(shown: Figures, now: State) -> Iterator[Advice]:
     """What is stored is not what is asked for."""
     stored, loaded = shown.blocks["stored"], shown.blocks["loaded"]
     lost = {why: count / (stored + count) for why, count in shown.not_stored.items()}
-    fill, evicted = now.pool.fill or 0.0, shown.blocks["evicted"]
     for why, what, became in _LOST:
         if (share := lost.get(why, 0.0)) >= NOTABLE:
             numbers = f"{percent_text(share)} of the blocks to store {became}."
             yield Advice("policy", what, numbers, {f"{why}_share": share})
+    fill, evicted = now.pool.fill, shown.blocks["evicted"]
+    if fill is None:
+        return
     if (share := lost.get("not_admitted", 0.0)) >= NOTABLE and fill < FULL:
         yield Advice(
             "policy",
@@ -151,22 +143,29 @@ def _policy(shown: Figures, now: State) -> Iterator[Advice]:
         )
 
 
-RULES: tuple[Rule, ...] = (_memory, _tiers, _policy)
+RULES: tuple[Rule, ...] = (lost_at_node, _memory, _tiers, _policy)
+RULES_OF_NODE: tuple[Rule, ...] = (lost_at_node, memory_of_node)
 
 
-def _unknown(shown: Figures) -> Advice:
+def _unknown(shown: Figures, now: State) -> Advice:
+    longer = "" if shown.seconds is None else ", or for longer (`--seconds`, `--since-start`)"
     return Advice(
         "unknown",
-        "Look again when there is more traffic, or for longer (`--seconds`, `--since-start`).",
-        f"{shown.requests:,.0f} requests with {shown.tokens.all:,.0f} prompt tokens are too few to say anything: "
-        f"it takes {REQUESTS_MIN} and {TOKENS_MIN:,}.",
+        f"Look again when there is more traffic{longer}.",
+        f"{seen_text(shown, now)} are too few to say anything: it takes {REQUESTS_MIN} and {TOKENS_MIN:,}.",
         {"requests": shown.requests, "prompt_tokens": shown.tokens.all},
     )
 
 
 def _nothing(shown: Figures, now: State) -> Advice:
-    fill, computed = now.pool.fill or 0.0, shown.tokens.share("computed") or 0.0
-    if fill < FULL:
+    if now.node is not None:
+        return node_is_well(shown, now)
+    if now.link is not None:
+        return ask_the_node(shown)
+    fill, computed = now.pool.fill, shown.tokens.share("computed") or 0.0
+    if fill is None:
+        why = "The server has not said how full the host pool is."
+    elif fill < FULL:
         why = f"The host pool is {percent_text(fill)} full: more memory would hold nothing more."
     elif not shown.blocks["evicted"]:
         why = "The host pool is full and evicted nothing."
@@ -176,5 +175,9 @@ def _nothing(shown: Figures, now: State) -> Advice:
         "nothing",
         "Leave it as it is.",
         f"{why} {percent_text(computed)} of prompt tokens were computed.",
-        {"pool_fill": fill, "computed_share": computed, "evicted_blocks": shown.blocks["evicted"]},
+        {
+            **({} if fill is None else {"pool_fill": fill}),
+            "computed_share": computed,
+            "evicted_blocks": shown.blocks["evicted"],
+        },
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtide.top.figures import Figures
 from kvtide.top.history import Server
-from kvtide.top.state import Node, State
+from kvtide.top.state import Link, Node, State
 
 
 def alarms(server: Server) -> list[str]:
@@ -25,6 +25,8 @@ def _of_state(now: State) -> list[str]:
         for name, tier in now.tiers.items()
         if tier.off_ranks
     ]
+    if now.link is not None and now.link.away:
+        found.append(_of_link(now.link))
     if now.node is not None:
         found += _of_node(now.node)
     if unanswered := now.waits["transfers_unanswered"]:
@@ -32,8 +34,14 @@ def _of_state(now: State) -> list[str]:
     return found
 
 
+def _of_link(link: Link) -> str:
+    whose = f" for {link.away} of {link.engines} engines" if link.away < link.engines else ""
+    return f"the node is away{whose}: nothing is stored or loaded there; start it, or see in the log why"
+
+
 def _of_node(node: Node) -> list[str]:
     found = ["there is no room for another connection: raise LimitNOFILE of the node"] if node.is_crowded else []
+    found += [f"tier {name} is not in use: the node's log says why" for name, used in node.tiers.items() if not used]
     if node.quarantined:
         found.append(f"{node.quarantined:.0f} slots are in quarantine: processes of ended engines may still use them")
     return found

@@ -16,9 +16,10 @@ from kvtide.output import Output, put
 from kvtide.progress import waiting
 from kvtide.top.as_json import server_json
 from kvtide.top.overview import overview
+from kvtide.top.paper import Paper
 from kvtide.top.reading import metrics_url
 from kvtide.top.terminal import keyboard, show
-from kvtide.top.view import Paper, details
+from kvtide.top.view import details
 from kvtide.top.watch import Watch, read_once
 from kvtide.top.web import serve
 

@@ -11,18 +11,20 @@ from kvtide.commands import Arguments, argument, command, flag, option
 from kvtide.output import put
 from kvtide.top.advise import advise
 from kvtide.top.cli import SECONDS
+from kvtide.top.evidence import seen_text
 from kvtide.top.observe import observe
 from kvtide.top.reading import metrics_url
 from kvtide.units import seconds_text
 
 ADVISE = """\
-Say what would help a running server: more memory, a tier, another policy, or nothing. It looks at its /metrics for a
-while, or takes all that was counted since the start, and says the numbers that each advice rests on."""
+Say what would help a running server, or a node: more memory, a tier, another policy, or nothing. It looks at its
+/metrics for a while, or takes all that was counted since the start, and says the numbers that each advice rests on."""
 
 ADVISE_EXAMPLES = """\
   kvtide advise localhost:8000                   look for a minute
   kvtide advise localhost:8000 --seconds 600     look for ten
   kvtide advise localhost:8000 --since-start     do not wait
+  kvtide advise localhost:9400                   a node with --metrics 9400
 
 Exit codes: 0 it has said something, 2 the server cannot be read"""
 
@@ -36,8 +38,9 @@ def run(args: Arguments) -> int:
     if args.json:
         put(json.dumps({"url": url, "seconds": shown.seconds, "advice": [asdict(advice) for advice in found]}))
         return 0
-    over = "since the server was started" if shown.seconds is None else f"in {seconds_text(shown.seconds)}"
-    put(f"{shown.requests:,.0f} requests with {shown.tokens.all:,.0f} prompt tokens {over}.")
+    what = "server" if now.node is None else "node"
+    over = f"since the {what} was started" if shown.seconds is None else f"in {seconds_text(shown.seconds)}"
+    put(f"{seen_text(shown, now)} {over}.")
     for advice in found:
         put(f"\n{advice.do}\n  {advice.because}")
     return 0

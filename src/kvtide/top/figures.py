@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtide.top.counts import Counts
-from kvtide.top.node_reading import KVTIDE
+from kvtide.top.node_reading import KVTIDE, NODE
 
 LEVELS = ("device", "host", "tiers")
 STORE, LOAD = "store", "load"
@@ -50,7 +50,7 @@ class Figures:
     seconds: float | None
     """None: since the server was started."""
     requests: float
-    """That got their first token."""
+    """That got their first token. Of a node: look-ups."""
     tokens: Tokens
     ttft_ms: float | None
     ttft_saved_ms: float | None
@@ -79,7 +79,7 @@ def figures(counted: Counts, seconds: float | None, since_start: Counts) -> Figu
     saved = saved_s(counted, token_cost_s(since_start))
     return Figures(
         seconds=seconds,
-        requests=first_tokens,
+        requests=first_tokens + counted.total(f"{NODE}lookups_total"),
         tokens=tokens(counted),
         ttft_ms=1000 * waited_s / first_tokens if first_tokens else None,
         ttft_saved_ms=1000 * saved / first_tokens if first_tokens and saved is not None else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -36,6 +37,8 @@ OF_VLLM = (
 """What is used of vLLM's own metrics."""
 SUMMED = ("engine", "model_name", "le")
 """Labels that are added up, or (buckets of histograms) not used."""
+OF_EACH_ENGINE = (f"{KVTIDE}node_attached",)
+"""What is not added up over engines: each has its node or not."""
 _WHOSE_ADDRESS = "give the address of vLLM or of a node, not that of Prometheus or Grafana"
 
 
@@ -142,6 +145,11 @@ def _why(error: BaseException | None, late: bool, timeout_s: float, port: int) -
     return str(error)
 
 
+def _labels(name: str, labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    kept = ("engine",) if name in OF_EACH_ENGINE else ()
+    return tuple(sorted(pair for pair in labels.items() if pair[0] in kept or pair[0] not in SUMMED))
+
+
 def parse(text: str) -> Reading:
     """Take what is used out of a text in Prometheus' format; raise `CannotRead` if it is not one."""
     counters, gauges, models = Counts(), Counts(), set[str]()
@@ -156,8 +164,7 @@ def parse(text: str) -> Reading:
                 models.update(filter(None, [sample.labels.get("model_name"), sample.labels.get("model")]))
                 if sample.name.endswith(("_bucket", "_created")) or not math.isfinite(sample.value):
                     continue
-                labels = tuple(sorted(pair for pair in sample.labels.items() if pair[0] not in SUMMED))
-                series = Series(sample.name, labels)
+                series = Series(sample.name, _labels(sample.name, sample.labels))
                 into[series] = into.get(series, 0.0) + sample.value
     except (ValueError, KeyError, IndexError) as error:
         raise CannotRead(f"its answer is not in Prometheus' format ({error})") from None

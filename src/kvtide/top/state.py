@@ -69,6 +69,17 @@ class Node:
     is_crowded: bool
     """There is no room for another connection."""
     namespaces: dict[str, Space]
+    tiers: dict[str, bool]
+    """Whether each is in use for all models that have engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between a server and the node that keeps its host memory."""
+
+    engines: int
+    away: int
+    """Those of them that are without their node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,8 @@ class State:
     """Blocks that wait to be stored or to go below, requests that wait for tiers, transfers that nobody answers for."""
     stopped_engines: float
     """On which a rank cannot copy any more: they serve without kvtide until the server is restarted."""
+    link: Link | None = None
+    """None: it is no server whose host memory a node keeps."""
     node: Node | None = None
     """None: it is a server."""
 
@@ -98,27 +111,44 @@ def state(reading: Reading) -> State:
         tiers={name: _tier(gauges, name) for name in gauges.by(f"{KVTIDE}tier_off", "tier")},
         waits={name: gauges.total(f"{KVTIDE}{name}") for name in names},
         stopped_engines=gauges.total(f"{KVTIDE}stopped"),
+        link=_link(gauges),
         node=_node(gauges) if reading.life else None,
     )
 
 
+def _link(gauges: Counts) -> Link | None:
+    attached = gauges.by(f"{KVTIDE}node_attached", "engine")
+    return Link(len(attached), sum(not each for each in attached.values())) if attached else None
+
+
 def _node(gauges: Counts) -> Node:
+    namespaces = _namespaces(gauges)
     return Node(
         engines=gauges.by(f"{NODE}engines", "state"),
         memory_bytes=gauges.total(f"{NODE}memory_bytes"),
         free_bytes=gauges.total(f"{NODE}free_bytes"),
         quarantined=gauges.total(f"{NODE}slots_quarantined"),
         is_crowded=gauges.total(f"{NODE}connections") >= gauges.total(f"{NODE}connections_max"),
-        namespaces={
-            name: Space(
-                model=next(iter(gauges.by(f"{NODE}slots", "model", namespace=name))),
-                slots=slots,
-                cached=gauges.total(f"{NODE}slots_cached", namespace=name),
-                engines=gauges.total(f"{NODE}namespace_engines", namespace=name),
-            )
-            for name, slots in gauges.by(f"{NODE}slots", "namespace").items()
-        },
+        namespaces=namespaces,
+        tiers={tier: _is_in_use(gauges, tier, namespaces) for tier in gauges.by(f"{NODE}tier_up", "tier")},
     )
+
+
+def _is_in_use(gauges: Counts, tier: str, namespaces: dict[str, Space]) -> bool:
+    up = gauges.by(f"{NODE}tier_up", "namespace", tier=tier)
+    return all(up.get(name, 0.0) for name, space in namespaces.items() if space.engines)
+
+
+def _namespaces(gauges: Counts) -> dict[str, Space]:
+    return {
+        name: Space(
+            model=next(iter(gauges.by(f"{NODE}slots", "model", namespace=name))),
+            slots=slots,
+            cached=gauges.total(f"{NODE}slots_cached", namespace=name),
+            engines=gauges.total(f"{NODE}namespace_engines", namespace=name),
+        )
+        for name, slots in gauges.by(f"{NODE}slots", "namespace").items()
+    }
 
 
 def _pool(reading: Reading) -> Pool:

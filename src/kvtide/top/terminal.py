@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.live import Live
 
 from kvtide.top.history import Server
-from kvtide.top.view import Paper, screen
+from kvtide.top.paper import Paper
+from kvtide.top.view import screen
 
 FRAME_S = 0.25
 """Keys are answered, and what was read is drawn, this soon."""

@@ -47,6 +47,11 @@ def count_text(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def engines_text(count: float) -> str:
+    """Return how many engines: "1 engine", "3 engines"."""
+    return f"{count:.0f} engine{'' if count == 1 else 's'}"
+
+
 def reasons_text(reasons: dict[str, float]) -> str:
     """Return the most frequent reasons first: "not_cached 1,234, last_token 12"."""
     return ", ".join(f"{why} {count_text(count)}" for why, count in reasons.items()) or "none"

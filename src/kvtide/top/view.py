@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,13 +10,14 @@ from rich.text import Text
 
 from kvtide.top.alarms import alarms
 from kvtide.top.figures import LEVELS, LOAD, STORE, Figures
+from kvtide.top.fills import fills
 from kvtide.top.history import WINDOW_S, Server
 from kvtide.top.overview import overview
+from kvtide.top.paper import COLOURS, GAP, NAME_WIDTH, NUMBER_WIDTH, Paper
 from kvtide.top.state import State
 from kvtide.top.texts import (
-    bar,
     bytes_text,
-    count_text,
+    engines_text,
     rate_text,
     reasons_text,
     share_text,
@@ -25,37 +25,7 @@ from kvtide.top.texts import (
     sparkline,
     time_text,
 )
-
-COLOURS = {"device": "blue", "host": "green", "tiers": "yellow", "computed": "dim", STORE: "cyan", LOAD: "magenta"}
-NAME_WIDTH, NUMBER_WIDTH, GAP = 9, 12, 2
-NARROW = 60
-"""Below so many columns there is room for one number beside a curve."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """What is drawn on."""
-
-    width: int
-    height: int = 24
-    ascii_only: bool = False
-    live: bool = True
-    """Whether there is more than one reading: curves, and numbers of the last minute."""
-
-    @property
-    def narrow(self) -> bool:
-        """Whether only the most important fits."""
-        return self.width < NARROW
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers stand in a line."""
-        return 2 if self.live and not self.narrow else 1
-
-    @property
-    def curve_width(self) -> int:
-        """The columns that are left for a curve."""
-        return max(1, self.width - NAME_WIDTH - self.numbers * NUMBER_WIDTH - GAP)
+from kvtide.units import given_text
 
 
 def screen(servers: Sequence[Server], chosen: int, *, paper: Paper, clock: str) -> RenderableType:
@@ -81,7 +51,7 @@ def details(server: Server, paper: Paper) -> list[RenderableType]:
     parts += [_levels(server, paper), Text("")]
     if server.now.node is None:  # a node does not know what engines load
         parts += [_speeds(server, paper), Text("")]
-    parts += [_fills(server.now, server.window or server.since_start, paper), Text("")]
+    parts += [fills(server.now, server.window or server.since_start, paper), Text("")]
     parts += _reasons(server.window or server.since_start, paper)
     return parts
 
@@ -103,9 +73,8 @@ def _working(now: State) -> str:
     if now.node is None:
         return f", {now.running:.0f} running, {now.waiting:.0f} waiting"
     ending = now.node.engines.get("ending", 0.0)
-    engines = f"{now.node.engines.get('open', 0.0):.0f} engines" + (f", {ending:.0f} ending" if ending else "")
-    free = f"{bytes_text(now.node.free_bytes)} of {bytes_text(now.node.memory_bytes)} free"
-    return f", a node: {engines}, {free}"
+    engines = engines_text(now.node.engines.get("open", 0.0)) + (f", {ending:.0f} ending" if ending else "")
+    return f", a node: {engines}, {given_text(now.node.memory_bytes, now.node.free_bytes, 'models')}"
 
 
 def _when(shown: Figures | None) -> str:
@@ -163,35 +132,6 @@ def _speeds(server: Server, paper: Paper) -> Table:
     table.add_row("TTFT", *_numbers(paper, *times), "", Text("mean of requests", "dim"))
     estimated = "estimated" if paper.narrow else "of each request, estimated"
     table.add_row("  saved", *_numbers(paper, *saved), "", Text(estimated, "dim"))
-    return table
-
-
-def _fills(now: State, shown: Figures, paper: Paper) -> Table:
-    place_width, bar_width = (13, 5) if paper.narrow else (14, 12)
-    table = Table.grid(padding=(0, 1, 0, 0), expand=True)
-    table.add_column(width=place_width, no_wrap=True, overflow="ellipsis")
-    table.add_column(width=bar_width, no_wrap=True)
-    table.add_column(width=6, justify="right", no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    pool = now.pool
-    size = [f"of {bytes_text(pool.bytes)}"] if pool.bytes else []
-    slots = [f"{count_text(pool.slots)} slots", f"{count_text(pool.pinned)} pinned"]
-    filled = bar(pool.fill, bar_width, ascii_only=paper.ascii_only)
-    what = ", ".join([*size, *slots][: 1 if paper.narrow else None])
-    table.add_row("host pool", Text(filled, COLOURS["host"]), share_text(pool.fill), what)
-    for space in now.node.namespaces.values() if now.node is not None else ():
-        filled = bar(space.fill, bar_width, ascii_only=paper.ascii_only)
-        what = ", ".join([f"{space.engines:.0f} engines", f"{count_text(space.slots)} slots"])
-        table.add_row(space.model, Text(filled, COLOURS["host"]), share_text(space.fill), what)
-    for name, tier in now.tiers.items():
-        traffic = shown.tiers.get(name)
-        put, got = (traffic.put_bytes, traffic.got_bytes) if traffic else (0.0, 0.0)
-        facts = [f"of {bytes_text(tier.budget_bytes)}"] if tier.budget_bytes else []
-        facts += [f"put {rate_text(shown.rate(put))}, got {rate_text(shown.rate(got))}"] if shown.seconds else []
-        filled = bar(tier.fill, bar_width, ascii_only=paper.ascii_only)
-        said = ", ".join(facts[: 1 if paper.narrow else None])
-        line = Text("OFF " if tier.off_ranks else "", "bold red").append(said, "not bold default")
-        table.add_row(f"tier {name}", Text(filled, COLOURS["tiers"]), share_text(tier.fill), line)
     return table
 
 

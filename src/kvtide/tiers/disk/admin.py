@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from kvtide.errors import ConfigError
-from kvtide.redaction import redacted
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.disk.aligned import PAGE
 from kvtide.tiers.disk.file_io import read_all
-from kvtide.tiers.disk.lock import LOCK_NAME, FolderLock, Held, holder
+from kvtide.tiers.disk.lock import holder
 from kvtide.tiers.disk.manifests import read_manifests
+from kvtide.tiers.disk.place import named_place
 from kvtide.tiers.disk.segments import Found, find_segments
-from kvtide.tiers.disk.shared_folder import stores_inside
-from kvtide.tiers.disk.store_folder import (
-    FORMAT_NAME,
-    RankFolder,
-    check_format,
-    empty,
-    in_use,
-    named_folder,
-    rank_folders,
-    stored_format,
-    usable,
-)
+from kvtide.tiers.disk.store_folder import RankFolder, check_format, empty, rank_folders, stored_format, usable
 from kvtide.tiers.record import HEADER_BYTES, Header, checksum_of, unpack
 
 _NAMED_MAX = 100
@@ -33,7 +20,15 @@ _NAMED_MAX = 100
 
 def inspect(place: str, _options: Mapping[str, object]) -> dict[str, object]:
     """Say what is in a store, from the headers of its records. A server may be using it."""
-    root = _root(place)
+    named = named_place(place)
+    if not named.is_of_node:
+        return _inspect_store(place, named.root)
+    stores = [_inspect_store(place, store) for store in named.stores]
+    records, nbytes = (sum(int(str(store[name])) for store in stores) for name in ("records", "bytes"))
+    return {"type": "disk", "place": str(named.root), "records": records, "bytes": nbytes, "stores": stores}
+
+
+def _inspect_store(place: str, root: Path) -> dict[str, object]:
     check_format("PLACE", root)
     with usable("PLACE", place):
         ranks = [_inspect_rank(folder) for folder in rank_folders(root)]
@@ -51,9 +46,10 @@ def inspect(place: str, _options: Mapping[str, object]) -> dict[str, object]:
 
 def verify(place: str, _options: Mapping[str, object], progress: Progress) -> Verified:
     """Read every record and compare checksums; needs no encryption key. Changes nothing."""
-    root = _root(place)
-    check_format("PLACE", root)
-    with usable("PLACE", place), _locked(root) as folders:
+    named = named_place(place)
+    for store in named.stores:
+        check_format("PLACE", store)
+    with usable("PLACE", place), named.locked() as folders:
         segments = [segment for folder in folders for segment in find_segments(folder.path)]
         total = sum(segment.cost_bytes for segment in segments)
         done = records = size = corrupt_count = 0
@@ -77,44 +73,16 @@ def verify(place: str, _options: Mapping[str, object], progress: Progress) -> Ve
 
 def clear(place: str, _options: Mapping[str, object], progress: Progress) -> int:
     """Remove all that is kvtide's in a folder, whatever its format; return the number of records."""
-    root = _root(place)
+    named = named_place(place)
     removed = 0
     with usable("PLACE", place):
-        with _locked(root) as folders:
+        with named.locked() as folders:
             for done, folder in enumerate(folders, start=1):
                 removed += sum(len(_headers_if_readable(segment) or ()) for segment in find_segments(folder.path))
                 empty(folder.path)
                 progress(done, len(folders))
-        for name in (FORMAT_NAME, LOCK_NAME):
-            (root / name).unlink(missing_ok=True)
+        named.forget()
     return removed
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[list[RankFolder]]:
-    """Keep servers out of all ranks' folders."""
-    with ExitStack() as locks:
-        folders = list(rank_folders(root))
-        try:
-            for path in [root, *(folder.path for folder in folders)]:
-                locks.enter_context(FolderLock(path))
-        except Held as held:
-            raise in_use("PLACE", root, held.pid) from None
-        yield folders
-
-
-def _root(place: str) -> Path:
-    root = named_folder("PLACE", place)
-    if not root.is_dir():
-        # It may be a URL with a typing error.
-        raise ConfigError("PLACE", redacted(place), "a folder that exists, or a URL, such as valkey://HOST:6379")
-    if stored_format("PLACE", root) is None:
-        with usable("PLACE", place):
-            stores = ", ".join(map(str, stores_inside(root)))
-        of_node = f"one of the stores of this node's folder, each of one model: {stores}"
-        neither = f"the folder of a disk tier, and there is no {FORMAT_NAME} in it"
-        raise ConfigError("PLACE", place, of_node if stores else neither)
-    return root.resolve()
 
 
 def _inspect_rank(folder: RankFolder) -> dict[str, object]:

@@ -53,7 +53,7 @@ def _unusable(option: str, place: str, error: OSError) -> ConfigError:
     if error.errno in (errno.EACCES, errno.EPERM):
         fix = f"run this as the user who owns {place}, or give this user the rights to all of it"
         return ConfigError(option, place, f"a folder that this user may read and write ({reason}): {fix}")
-    return ConfigError(option, place, f"a folder that can be used ({reason}): mend that, or choose another")
+    return ConfigError(option, place, f"a folder that can be used ({reason}): fix that, or choose another")
 
 
 def named_folder(option: str, value: str) -> Path:
