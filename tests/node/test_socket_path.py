@@ -27,8 +27,8 @@ def test_what_can_be_no_socket_is_refused_by_name(tmp_path: Path) -> None:
         ("", "the path of the socket"),
         ("a\0b", "the path of the socket"),
         (long, "a path of at most 107 bytes"),
-        (str(tmp_path / "nowhere" / "node.sock"), f"a folder that exists: mkdir -p {tmp_path}/nowhere"),
-        (str(tmp_path / "file" / "node.sock"), f"a folder that exists: mkdir -p {tmp_path}/file"),
+        (str(tmp_path / "nowhere" / "node.sock"), f"a folder that exists: `mkdir -p {tmp_path}/nowhere`"),
+        (str(tmp_path / "file" / "node.sock"), f"a folder that exists: `mkdir -p {tmp_path}/file`"),
         (str(tmp_path / "file"), "the socket of a node; what is there is no socket"),
         (str(tmp_path), "the socket of a node; what is there is no socket"),
     ):

@@ -17,7 +17,12 @@ def check_socket_path(option: str, path: Path) -> None:
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise ConfigError(option, str(path), f"a path of at most {PATH_BYTES_MAX} bytes")
     if not path.parent.is_dir():
-        raise ConfigError(option, str(path), f"a path in a folder that exists: mkdir -p {path.parent}")
+        raise ConfigError(
+            option,
+            str(path),
+            f"a path in a folder that exists: `mkdir -p {path.parent}`, or "
+            f"`sudo install -d -o $USER {path.parent}` where only root may",
+        )
 
 
 def read_node_path(option: str, value: object) -> Path:
