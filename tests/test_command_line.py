@@ -212,7 +212,7 @@ def test_rates_are_bytes(written: str) -> None:
     assert rate("--link", written) == 25 * 10**9
 
 
-@pytest.mark.parametrize("written", ["200Gb/s", "200Gbit/s", "200Gbps", "200 Gib/s", "200Gb"])
+@pytest.mark.parametrize("written", ["200Gb/s", "200Gbit/s", "200Gbps", "200 Gib/s", "200Gb", "1Pb/s"])
 def test_bits_are_not_taken_for_bytes(written: str) -> None:
     with pytest.raises(ConfigError, match="these are bits"):
         rate("--link", written)
@@ -221,7 +221,7 @@ def test_bits_are_not_taken_for_bytes(written: str) -> None:
 def test_help_says_what_sizes_mean(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("demo", "plan", "replay"):
         _, out, _ = run(capsys, command, "--help")
-        assert "K, M, G and T count by 1024 as KiB to TiB do, KB to TB by 1000" in " ".join(out.split())
+        assert "K, M, G, T and P count by 1024 as KiB to PiB do, KB to PB by 1000" in " ".join(out.split())
 
 
 # ---------------------------------------------------------------------- completion

@@ -20,7 +20,7 @@ Arguments = SimpleNamespace
 Run = Callable[[Arguments], int]
 """Does what a command is for, and returns the exit code."""
 
-SIZES = "K, M, G and T count by 1024 as KiB to TiB do, KB to TB by 1000"
+SIZES = "K, M, G, T and P count by 1024 as KiB to PiB do, KB to PB by 1000"
 """What sizes mean, for help."""
 
 

@@ -53,7 +53,7 @@ class Read:
 _SIZES: Mapping[str, object] = {
     "anyOf": [
         {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtT]?[bB]?|[kKmMgGtT][iI][bB]?)\s*$"},
+        {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtTpP]?[bB]?|[kKmMgGtTpP][iI][bB]?)\s*$"},
     ]
 }
 SIZE = Read(parse_size, _SIZES)

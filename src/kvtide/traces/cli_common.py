@@ -13,7 +13,7 @@ from kvtide.errors import ConfigError
 from kvtide.options import parse_size
 
 _PER_SECOND = re.compile(r"\s*(/\s*s|ps)$")
-_BITS = re.compile(r"bit|[0-9KMGT]i?b(/\s*s|ps)?$")
+_BITS = re.compile(r"bit|[0-9KMGTP]i?b(/\s*s|ps)?$")
 """A small b behind a large letter is a bit: 200Gb/s are 25GB/s."""
 _RATE_MIN = 10**6
 
