@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 from typing import TypeVar
 
@@ -52,6 +52,18 @@ def parse_choice(option: str, value: object, choices: tuple[Choice, ...]) -> Cho
         if isinstance(value, str) and value == choice:
             return choice
     raise ConfigError(option, value, one_of(value, choices))
+
+
+def check_names(given: Mapping[str, object], known: Collection[str]) -> None:
+    """Refuse an option whose name is not known."""
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(name, value, unknown("option", name, known))
+
+
+def unknown(what: str, name: str, known: Collection[str]) -> str:
+    """Say that something of this name is not known, which name may have been meant, and all there are."""
+    return f"a known {what}; {did_you_mean(name, known)}known are {', '.join(known)}"
 
 
 def one_of(value: object, choices: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean, parse_choice
+from kvtide.options import parse_choice, unknown
 from kvtide.schema import OptionsModel, Read, one_of, read_model, text, whole
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.base import Tier
@@ -209,7 +209,7 @@ def _read_one(index: int, options: object) -> tuple[TierConfig | None, list[Conf
 def kind_of(option: str, name: object) -> Kind:
     """Return the module of a type, importing it if that has not been done: some need packages that are optional."""
     if not isinstance(name, str) or name not in KINDS:
-        raise ConfigError(option, name, f"a known type; {did_you_mean(str(name), KINDS)}known are {', '.join(KINDS)}")
+        raise ConfigError(option, name, unknown("type", str(name), KINDS))
     try:
         return cast(Kind, importlib.import_module(KINDS[name]))
     except ImportError as error:
