@@ -236,9 +236,10 @@ def _by_names_of_options(run: Run, params: Sequence[click.Parameter]) -> Run:
         try:
             return run(args)
         except ConfigError as error:
-            if error.option not in by_name:
+            name, bracket, part = error.option.partition("[")  # tier[0].path: of the first --tier
+            if name not in by_name:
                 raise
-            raise ConfigError(shown(by_name[error.option]), error.value, error.expected) from error
+            raise ConfigError(shown(by_name[name]) + bracket + part, error.value, error.expected) from error
 
     return called
 
