@@ -203,6 +203,27 @@ def test_what_cannot_be_done_is_refused_by_name(arguments: tuple[str, ...], why:
     assert why in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("plan", "FILE", "--requests", "10"), "--requests=10: expected to be used without a TRACE"),
+        (("replay", "FILE", "--workload", "mixture"), "--workload='mixture': expected to be used without a TRACE"),
+        (("trace", "stats", "FILE", "--seed", "0"), "--seed=0: expected to be used without a TRACE"),
+        (("plan", "--strict"), "--strict=True: expected to be used with a TRACE"),
+        (("replay", "--rate", "2"), "--rate=2.0: expected to be used with a TRACE"),
+        (("replay", "--disk-bandwidth", "6GB/s"), "--disk-bandwidth='6GB/s': expected to be used with --disk"),
+        (("replay", "--disk", "1TiB", "--store-latency", "0.001"), "--store-latency=0.001: expected to be used with"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_even_if_it_is_the_default(
+    arguments: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    file = str(write(tmp_path / "t.jsonl", mooncake_line()))
+    with pytest.raises(KVTideError) as caught:
+        run(*[file if word == "FILE" else word for word in arguments])
+    assert why in str(caught.value)
+
+
 def test_rates_and_geometry_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--prefill", "5000", "--decode", "0.02", "--link", "25GB", "--bytes-per-token", "64KiB", "--json")
     assert run("replay", *SMALL, *options) == 0

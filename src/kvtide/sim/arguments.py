@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from kvtide.commands import Arguments
+from kvtide.commands import Arguments, refuse_written
 from kvtide.errors import ConfigError
 from kvtide.options import unknown
 from kvtide.sim.canaries import CANARIES, Canary
@@ -21,20 +21,13 @@ _DURATION_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 def check_together(args: Arguments) -> None:
     """Refuse options that have no meaning together."""
     if args.seed is None:
-        _refuse(args, ("log", "shrink"), "--seed N with it")
+        refuse_written(("log", "shrink"), "--seed N with it")
     else:
-        _refuse(args, ("seeds", "first", "soak", "jobs"), "no --seed with it: that is one seed")
+        refuse_written(("seeds", "first", "soak", "jobs"), "no --seed with it: that is one seed")
         if args.shrink:
-            _refuse(args, ("log",), "no --shrink with it: shrink first, then look at the log of the result")
+            refuse_written(("log",), "no --shrink with it: shrink first, then look at the log of the result")
     if args.canary is not None:
-        _refuse(args, ("seeds", "soak", "jobs"), "no --canary with it")
-
-
-def _refuse(args: Arguments, names: Sequence[str], expected: str) -> None:
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value is not False:
-            raise ConfigError(f"--{name}", value, expected)
+        refuse_written(("seeds", "soak", "jobs"), "no --canary with it")
 
 
 def first_seed(args: Arguments) -> int:

@@ -8,7 +8,7 @@ from typing import get_args
 
 import click
 
-from kvtide.commands import SIZES, Arguments, Choice, File, Real, Whole, command, flag, option
+from kvtide.commands import SIZES, Arguments, Choice, File, Real, Whole, command, flag, option, refuse_written
 from kvtide.core import POLICIES
 from kvtide.core.config import Mode
 from kvtide.errors import ConfigError
@@ -40,6 +40,7 @@ EXAMPLES = """\
 NO_HOST = "none"
 TIERS = {"disk": "a disk below the host memory of each server", "store": "a store below that, one for all servers"}
 """What can be below host memory, nearest first."""
+_OF_TIERS = ("bandwidth", "latency", "deadline", "write")
 
 
 def run(args: Arguments) -> int:
@@ -93,13 +94,20 @@ def _config(args: Arguments, machine: Machine, block_tokens: int) -> ReplayConfi
         cost=machine.cost,
         prefix_cache=machine.prefix_cache,
         admission=args.admission,
-        below=tuple(_below(args, name, block_bytes) for name in TIERS if getattr(args, name) is not None),
+        below=_all_below(args, block_bytes),
         servers=args.servers,
     )
 
 
+def _all_below(args: Arguments, block_bytes: int) -> tuple[BelowModel, ...]:
+    for name in TIERS:
+        if getattr(args, name) is None:
+            refuse_written([f"{name}_{option}" for option in _OF_TIERS], f"to be used with --{name}")
+    return tuple(_below(args, name, block_bytes) for name in TIERS if getattr(args, name) is not None)
+
+
 def _below(args: Arguments, name: str, block_bytes: int) -> BelowModel:
-    options = {option: getattr(args, f"{name}_{option}") for option in ("bandwidth", "latency", "deadline", "write")}
+    options = {option: getattr(args, f"{name}_{option}") for option in _OF_TIERS}
     size_bytes = size(f"--{name}", getattr(args, name))
     if size_bytes < block_bytes:
         raise ConfigError(f"--{name}", getattr(args, name), f"at least one block, {block_bytes} bytes")
