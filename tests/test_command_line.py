@@ -54,7 +54,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("plan --decode soon", "--decode='soon': expected a number above 0"),
         ("plan --link fast", "--link='fast': expected bytes per second, such as \"25GB/s\""),
         ("plan --link 25GB/h", "--link='25GB/h': expected bytes per second"),
-        ("plan --device -5G", "--device='-5G': expected a size in bytes above 0"),
+        ("plan --device -5G", "--device='-5G': expected \"none\", or a size in bytes above 0"),
         ("simulate --log", "--log: expected --seed N with it"),
         ("plan --requests 0", "--requests=0: expected a whole number of at least 1"),
         ("replay --gpus -2", "--gpus=-2: expected a whole number of at least 1"),

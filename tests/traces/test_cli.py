@@ -166,6 +166,8 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("plan", "--html", "/nowhere/plan.html"), "a file in a folder that exists: mkdir -p /nowhere"),
         (("replay", "--host", "1MiB"), "--host='1MiB': expected at least one block"),
         (("replay", "--device", "1MiB"), "--device=1048576: expected at least one block"),
+        (("replay", "--host", "0"), "--host='0': expected \"none\", or a size in bytes above 0"),
+        (("plan", "--device", "0"), "--device='0': expected \"none\", or a size in bytes above 0"),
         (("replay", "--policy", "best"), "--policy='best'"),
         (("replay", "--mode", "never"), "--mode='never'"),
         (("replay", "--gpu", "abacus"), "--gpu='abacus'"),

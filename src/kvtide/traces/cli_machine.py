@@ -12,7 +12,7 @@ from kvtide.commands import SIZES, Arguments, File, Real, Suggested, Whole, flag
 from kvtide.copy.packing import PLAIN_TILE_BYTES, TILE_BYTES
 from kvtide.copy.unpacked import SLOTS_PER_ROW
 from kvtide.errors import ConfigError
-from kvtide.traces.cli_common import rate, size
+from kvtide.traces.cli_common import NONE, rate, size, size_or_none
 from kvtide.traces.device_memory import kv_memory
 from kvtide.traces.gpus import DEFAULT_GPU, GPUS, Gpu, gpu_named
 from kvtide.traces.layer import Layer
@@ -21,7 +21,6 @@ from kvtide.traces.measured import Measured, gpu_here, measured_rates
 from kvtide.traces.model import DEFAULT_MODEL, Model, read_model
 from kvtide.traces.rates import Sourced, derive_rates
 
-NO_DEVICE = "none"
 PACKED_TIMES = 1 / (TILE_BYTES / PLAIN_TILE_BYTES + 1 / SLOTS_PER_ROW)
 _PARAMETERS = re.compile(r"([0-9.]+(?:e[0-9]+)?)\s*([mbt]?)", re.IGNORECASE)
 _TIMES = {"": 1.0, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -33,7 +32,7 @@ def machine_options() -> list[click.Option]:
     kv = f"bytes of KV per token (default: {DEFAULT_MODEL.bytes_per_token}, {DEFAULT_MODEL.name}); {SIZES}"
     config = "a model's config.json: bytes of KV per token, parameters, weights, and from these speed and room"
     gpus = f"from which rates and sizes are derived: {', '.join(GPUS)} (default: {DEFAULT_GPU})"
-    device = f'KV memory of each GPU, or "{NO_DEVICE}": no prefix cache there (default: from the GPU and the model)'
+    device = f'KV memory of each GPU, or "{NONE}": no prefix cache there (default: from the GPU and the model)'
     instead = "instead of what is derived"
     return [
         option("--bytes-per-token", kv, metavar="SIZE"),
@@ -77,7 +76,7 @@ def machine_of(args: Arguments, measure: Callable[[Layer | None], Measured] | No
         args.gpus,
         rates.of_gpus(args.gpus),
         _device(args, gpu, model, default=default),
-        prefix_cache=args.device != NO_DEVICE,
+        prefix_cache=args.device != NONE,
         bytes_per_token=_bytes_per_token(args, model),
         measured=measured,
         packing=PACKED_TIMES if args.packing else 1.0,
@@ -85,8 +84,9 @@ def machine_of(args: Arguments, measure: Callable[[Layer | None], Measured] | No
 
 
 def _device(args: Arguments, gpu: Gpu, model: Model, *, default: bool) -> Sourced:
-    if args.device not in (None, NO_DEVICE):
-        return Sourced(float(size("--device", args.device) * args.gpus), "given", "")
+    given = None if args.device is None else size_or_none("--device", args.device)
+    if given is not None:
+        return Sourced(float(given * args.gpus), "given", "")
     return kv_memory(gpu, model, args.gpus, default=default)
 
 

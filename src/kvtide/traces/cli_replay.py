@@ -14,7 +14,7 @@ from kvtide.core.config import Mode
 from kvtide.errors import ConfigError
 from kvtide.output import Output, put
 from kvtide.progress import counted, progress
-from kvtide.traces.cli_common import admission_option, rate, size
+from kvtide.traces.cli_common import NONE, admission_option, rate, size, size_or_none
 from kvtide.traces.cli_input import TRACE_TEXT, input_of, input_options
 from kvtide.traces.cli_machine import machine_of, machine_options
 from kvtide.traces.machine import Machine
@@ -37,7 +37,6 @@ EXAMPLES = """\
   kvtide replay trace.jsonl --servers 4 --disk 2TiB --store 16TiB --store-bandwidth 10GB/s
   kvtide replay trace.jsonl --gpus 8 --policy forecast --json > replay.json"""
 
-NO_HOST = "none"
 TIERS = {"disk": "a disk below the host memory of each server", "store": "a store below that, one for all servers"}
 """What can be below host memory, nearest first."""
 _OF_TIERS = ("bandwidth", "latency", "deadline", "write")
@@ -81,7 +80,7 @@ def run(args: Arguments) -> int:
 
 def _config(args: Arguments, machine: Machine, block_tokens: int) -> ReplayConfig:
     block_bytes = machine.host_bytes_per_token * block_tokens
-    host_bytes = 0 if args.host == NO_HOST else size("--host", args.host)
+    host_bytes = size_or_none("--host", args.host) or 0
     if 0 < host_bytes < block_bytes:
         raise ConfigError("--host", args.host, f"at least one block, {block_bytes} bytes")
     return ReplayConfig(
@@ -157,7 +156,7 @@ COMMAND = command(
     params=[
         *input_options(),
         *machine_options(),
-        option("--host", f'host memory, or "{NO_HOST}"; {SIZES}', default="256GiB", metavar="SIZE"),
+        option("--host", f'host memory, or "{NONE}"; {SIZES}', default="256GiB", metavar="SIZE"),
         option(
             "--policy",
             f"which block leaves the host first: {', '.join(POLICIES)}",
