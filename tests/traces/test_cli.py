@@ -115,8 +115,8 @@ def test_skipped_lines_are_named_and_the_rest_is_used(tmp_path: Path, capsys: py
     path = write(tmp_path / "t.jsonl", mooncake_line(), *["{"] * 9, mooncake_line(5))
     assert run("replay", str(path)) == 0
     err = capsys.readouterr().err
-    assert "line 2 is skipped: not a JSON object" in err
-    assert "9 lines were skipped and 2 requests read (not a JSON object: 9)" in err
+    assert "line 2 is skipped: not valid JSON" in err
+    assert "9 lines were skipped and 2 requests read (not valid JSON: 9)" in err
     assert "line 9" not in err
     with pytest.raises(KVTideError, match="line 2"):
         run("replay", str(path), "--strict")
@@ -132,7 +132,7 @@ def test_every_command_totals_what_it_skipped(
     assert "2 lines were skipped and 2 requests read" in err
     result = json.loads(out)
     assert (result["requests"], result["skipped_lines"]) == (2, 2)
-    assert result["skipped_by"] == {"not a JSON object": 1, "no prompt": 1}
+    assert result["skipped_by"] == {"not valid JSON": 1, "no prompt": 1}
 
 
 @pytest.mark.parametrize("command", [("plan",), ("replay",), ("trace", "stats")])
