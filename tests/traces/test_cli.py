@@ -33,8 +33,9 @@ def test_replay_prints_tables_and_the_source_of_its_times(capsys: pytest.Capture
     assert run("replay", *SMALL, "--gpu", "l4", "--gpus", "2") == 0
     out, _ = capsys.readouterr()
     assert "loaded from the host" in out
-    assert "NVIDIA's data sheet of the L4" in out
-    assert "2 GPUs" in out
+    assert out.count("NVIDIA's data sheet of the L4") == 1
+    assert "    load: 55.0 GB/s (86% of PCIe 32 GB/s, 2 GPUs)\n" in out
+    assert "KV of a token: 128 KiB" in out
 
 
 def test_replay_takes_a_disk_and_an_admission(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +96,8 @@ def test_the_page_is_written(tmp_path: Path) -> None:
     assert run("plan", *SMALL, "--html", str(page), "--policies", "lru,forecast") == 0
     text = page.read_text()
     assert "<h1>Host memory for synthetic workload" in text
-    assert "prefill: 35,794 tokens/s (default: measured on one H200 SXM" in text
+    assert "<li>measured on one H200 SXM" in text
+    assert "<li>prefill: 35,794 tokens/s (16,000 tokens in 469 ms, 22 if cached)</li>" in text
 
 
 def test_plots_are_written(tmp_path: Path) -> None:
@@ -229,4 +231,6 @@ def test_what_would_be_ignored_is_refused_even_if_it_is_the_default(
 def test_rates_and_geometry_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--prefill", "5000", "--decode", "0.02", "--link", "25GB", "--bytes-per-token", "64KiB", "--json")
     assert run("replay", *SMALL, *options) == 0
-    assert "store_bytes_per_s given" in json.loads(capsys.readouterr().out)["cost_source"]
+    rates = json.loads(capsys.readouterr().out)["rates"]
+    assert rates["store_bytes_per_s"] == {"value": 25e9, "source": "given", "how": ""}
+    assert rates["overhead_s"]["how"].startswith("measured on one H200 SXM")

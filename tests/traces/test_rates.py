@@ -66,8 +66,28 @@ def test_every_number_says_where_it_comes_from(capsys: pytest.CaptureFixture[str
 def test_what_is_printed_has_all_sources(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = command_line.run(capsys, "plan", "--gpu", "a100", *SMALL[:-1])
     assert code == 0
-    assert "prefill: 9,714 tokens/s (derived: NVIDIA's data sheet of the A100 80GB SXM: 50% of 312 TFLOPS" in out
+    assert (
+        "  NVIDIA's data sheet of the A100 80GB SXM (derived):\n    prefill: 9,714 tokens/s (50% of 312 TFLOPS" in out
+    )
     assert "a GPU: $1.80 per hour (default: A100 80GB SXM, an estimate" in out
+
+
+def test_what_many_numbers_come_from_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, size in (("plan", "--sizes"), ("replay", "--host")):
+        code, out, _ = command_line.run(capsys, command, size, "64GiB", "--requests", "60", "--decode", "0.02")
+        assert code == 0
+        assert out.count("measured on one H200 SXM with vLLM 0.24, Llama-3.1-8B's shape (default):\n") == 1
+        assert out.count("H200 SXM with vLLM") == 1
+        assert "  decode: 20 ms per token (given)\n" in out
+        assert "    prefill: 35,794 tokens/s (16,000 tokens in 469 ms, 22 if cached)\n" in out
+
+
+def test_what_several_gpus_are_given_says_no_more_than_that(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--prefill", "5000", "--gpus", "2")["prefill_tokens_per_s"] == {
+        "value": 10_000.0,
+        "source": "given",
+        "how": "2 GPUs",
+    }
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import get_args
 
 import click
@@ -14,6 +13,7 @@ from kvtide.core.config import Mode
 from kvtide.errors import ConfigError
 from kvtide.output import Output, put
 from kvtide.progress import counted, progress
+from kvtide.traces.assumptions import assumption_lines, assumptions
 from kvtide.traces.cli_common import NONE, admission_option, rate, size, size_or_none
 from kvtide.traces.cli_input import TRACE_TEXT, input_of, input_options
 from kvtide.traces.cli_machine import machine_of, machine_options
@@ -23,7 +23,6 @@ from kvtide.traces.replay import Replay, ReplayConfig
 from kvtide.traces.replay_below import BelowModel, Write
 from kvtide.traces.replay_report import as_json, replay_tables
 from kvtide.traces.writing import check_writable, write_whole
-from kvtide.units import size_text
 
 TEXT = """\
 Serve a trace in virtual time with the real core: what comes from the device, from host memory and from below
@@ -56,25 +55,16 @@ def run(args: Arguments) -> int:
     source.tell_missing()
     if args.plot is not None:
         write_whole(args.plot, lambda path: draw_replay(result, source.title, path))
+    taken = assumptions(machine)
     if args.json:
-        rates = {"device_bytes": asdict(machine.device), **machine.rates.as_json()}
-        put(
-            json.dumps(
-                {
-                    **source.as_json(),
-                    "cost_source": config.cost.source,
-                    "rates": rates,
-                    **as_json(result),
-                },
-                indent=2,
-            )
-        )
+        rates = {name: rate.as_json() for name, rate in taken.items()}
+        put(json.dumps({**source.as_json(), "rates": rates, **as_json(result)}, indent=2))
         return 0
     out = Output()
     for table in replay_tables(result):
         out.table(table)
-    out.print(f"times: {config.cost.source}", highlight=False, soft_wrap=True)
-    out.print(f"device: {size_text(machine.device.value)}, {machine.device.text}", highlight=False, soft_wrap=True)
+    for line in assumption_lines(taken):
+        out.print(line, highlight=False, soft_wrap=True)
     return 0
 
 
