@@ -196,7 +196,6 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("replay", "--requests", "few"), "--requests='few'"),
         (("replay", "--workload", "noise"), "--workload='noise'"),
         (("replay", "--model-config", "/nowhere"), "--model-config"),
-        (("replay", "--model-config", "x", "--bytes-per-token", "1"), "not to be used with"),
         (("replay", "/nowhere"), "No such file"),
         (("trace", "make", "/nowhere/t.jsonl"), "a file in a folder that exists: mkdir -p /nowhere"),
     ],

@@ -105,6 +105,36 @@ def test_the_parameters_of_a_model_can_be_given(capsys: pytest.CaptureFixture[st
     assert float(str(lean["device_bytes"]["value"])) > float(str(twice["device_bytes"]["value"]))
 
 
+def test_parameters_alone_do_not_tell_the_kv_of_a_token_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    large = ("plan", "--parameters", "70B", "--gpus", "4", *SMALL[:-1])
+    code, out, err = command_line.run(capsys, *large)
+    assert code == 0
+    still = "still that of Llama-3.1-8B"
+    assert f"KV of a token is {still}, 128 KiB: give --bytes-per-token or --model-config" in err
+    assert f"KV of a token: 128 KiB (default: {still}: give --bytes-per-token or --model-config)" in out
+    _, out, err = command_line.run(capsys, *large, "--bytes-per-token", "320KiB")
+    assert "KV of a token: 320 KiB (given)" in out
+    assert still not in out + err
+
+
+def test_layers_with_a_window_are_said_to_be_taken_as_full_unless_somebody_knows_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    window = {"sliding_window": 1024, "sliding_window_pattern": 5, "model_type": "gemma3_text"}
+    config.write_text(json.dumps({**LLAMA_70B, **window}))
+    model = ("--model-config", str(config), "--gpus", "2", "--requests", "60")
+    for command in ("plan", "replay"):
+        _, out, err = command_line.run(capsys, command, *model)
+        assert "all 80 layers of gemma3_text are taken as full attention, and only 16 are (sliding_window 1024)" in err
+        assert "the 16 alone is --bytes-per-token '64 KiB'" in err
+        assert "KV of a token: 320 KiB (derived: KV of gemma3_text, all layers taken as full attention)" in out
+        _, out, err = command_line.run(capsys, command, *model, "--bytes-per-token", "64 KiB")
+        assert "KV of a token: 64 KiB (given)" in out
+        assert "70.6B parameters" in out
+        assert "full attention" not in out + err
+
+
 def test_experts_that_are_not_used_cost_room_and_no_time() -> None:
     dense = Model("dense", 1024, 8e9, 8e9, 16e9)
     sparse = Model("sparse", 1024, 30e9, 8e9, 60e9)
