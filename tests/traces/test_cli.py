@@ -108,7 +108,7 @@ def test_plots_are_written(tmp_path: Path) -> None:
 
 def test_without_matplotlib_a_plot_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(KVTideError, match=r"pip install 'kvtide\[plot\]'"):
+    with pytest.raises(KVTideError, match="pip install 'matplotlib>="):
         run("plan", *SMALL, "--plot", str(tmp_path / "plan.png"))
     assert not list(tmp_path.iterdir())
 

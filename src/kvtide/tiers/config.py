@@ -19,6 +19,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice, unknown
+from kvtide.packages import PACKAGES, install
 from kvtide.schema import OptionsModel, Read, one_of, read_model, text, whole
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.base import Tier
@@ -220,7 +221,9 @@ def kind_of(option: str, name: object) -> Kind:
     try:
         return cast(Kind, importlib.import_module(KINDS[name]))
     except ImportError as error:
-        raise ConfigError(option, name, f"its package, pip install 'kvtide[{name}]' ({error})") from error
+        if name not in PACKAGES:
+            raise
+        raise ConfigError(option, name, f"its package: {install(name)} ({error})") from error
 
 
 def open_tiers(configs: Sequence[TierConfig], namespace: Namespace, *, rank: int, slot_bytes_max: int) -> list[Tier]:
