@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.cli import run as run_command
+from kvtide.core import POLICIES
 from kvtide.errors import KVTideError
 from kvtide.traces import open_trace
 from tests.traces.support import mooncake_line, write
@@ -72,6 +73,11 @@ def test_a_plan_for_packed_kv_has_the_same_device(capsys: pytest.CaptureFixture[
         return {name: plan[name] for name in ("requests", "too_large", "device_share")}
 
     assert planned("--packing") == planned()
+
+
+def test_a_plan_compares_all_policies_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", *SMALL, "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)["curves"]) == list(POLICIES)
 
 
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:

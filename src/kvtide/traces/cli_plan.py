@@ -131,8 +131,6 @@ def _write(args: Arguments, plan: PlanResult, source: Input, taken: dict[str, So
         write_whole(args.html, lambda path: path.write_text(page, encoding="utf-8"))
 
 
-_POLICIES = "lru,prefix,arc,s3fifo,forecast"
-
 COMMAND = command(
     "plan",
     text=f"{TEXT}\n\n{TRACE_TEXT}",
@@ -147,7 +145,7 @@ COMMAND = command(
             f"dollars for an hour of one GiB of host memory (default: {GIB_HOUR:g}, {GIB_HOUR_HOW})",
             Real(0),
         ),
-        option("--policies", "policies to compare", default=_POLICIES, metavar="A,B"),
+        option("--policies", "policies to compare", default=",".join(POLICIES), metavar="A,B"),
         admission_option(),
         option(
             "--sizes",
