@@ -1,6 +1,6 @@
 """A second engine finds on disk what a first one has computed, encrypted: `python examples/restart_from_disk.py`.
 
-Needs `pip install 'kvtide[encryption]'`. In vLLM the option `tiers` is written in the same way.
+Needs `pip install cryptography`. In vLLM the option `tiers` is written in the same way.
 """
 
 from __future__ import annotations

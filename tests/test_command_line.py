@@ -54,7 +54,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("plan --decode soon", "--decode='soon': expected a number above 0"),
         ("plan --link fast", "--link='fast': expected bytes per second, such as \"25GB/s\""),
         ("plan --link 25GB/h", "--link='25GB/h': expected bytes per second"),
-        ("plan --device -5G", "--device='-5G': expected a size in bytes above 0"),
+        ("plan --device -5G", "--device='-5G': expected \"none\", or a size in bytes above 0"),
         ("simulate --log", "--log: expected --seed N with it"),
         ("plan --requests 0", "--requests=0: expected a whole number of at least 1"),
         ("replay --gpus -2", "--gpus=-2: expected a whole number of at least 1"),
@@ -212,7 +212,7 @@ def test_rates_are_bytes(written: str) -> None:
     assert rate("--link", written) == 25 * 10**9
 
 
-@pytest.mark.parametrize("written", ["200Gb/s", "200Gbit/s", "200Gbps", "200 Gib/s", "200Gb"])
+@pytest.mark.parametrize("written", ["200Gb/s", "200Gbit/s", "200Gbps", "200 Gib/s", "200Gb", "1Pb/s"])
 def test_bits_are_not_taken_for_bytes(written: str) -> None:
     with pytest.raises(ConfigError, match="these are bits"):
         rate("--link", written)
@@ -221,7 +221,7 @@ def test_bits_are_not_taken_for_bytes(written: str) -> None:
 def test_help_says_what_sizes_mean(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("demo", "plan", "replay"):
         _, out, _ = run(capsys, command, "--help")
-        assert "K, M, G and T count by 1024 as KiB to TiB do, KB to TB by 1000" in " ".join(out.split())
+        assert "K, M, G, T and P count by 1024 as KiB to PiB do, KB to PB by 1000" in " ".join(out.split())
 
 
 # ---------------------------------------------------------------------- completion

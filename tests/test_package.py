@@ -13,7 +13,10 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
+
+from kvtide.packages import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 COMMIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--allow-empty", "-m", "a"]
@@ -71,6 +74,13 @@ def test_the_package_says_where_its_home_documents_issues_and_changes_are(metada
     assert {"Homepage", "Documentation", "Issues", "Changelog"} <= set(urls)
     assert all(url.startswith(urls["Homepage"]) for url in urls.values())
     assert f"]({urls['Homepage']}/" in str(metadata.get_payload())
+
+
+def test_errors_name_the_packages_that_the_extras_bring(metadata: Message) -> None:
+    needed = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+    for extra in {*metadata.get_all("Provides-Extra", [])} - {"dev"}:
+        brings = [need for need in needed if need.marker and need.marker.evaluate({"extra": extra})]
+        assert [f"{need.name}{need.specifier}" for need in brings] == [str(Requirement(PACKAGES[extra]))]
 
 
 def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel: Path) -> None:

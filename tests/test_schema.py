@@ -21,6 +21,9 @@ class Fruit(OptionsModel):
     name: Annotated[str | None, text("a name")] = Field(default=None, description="what it is called")
 
 
+A_SIZE = 'a size in bytes above 0, such as 4096 or "64GiB"; units are KiB to PiB, and KB to PB'
+
+
 def wrong(**given: object) -> list[str]:
     found, errors = read_model(Fruit, given, "fruits[3].")
     assert (found is None) == bool(errors)
@@ -38,7 +41,7 @@ def test_all_that_is_wrong_is_told_at_once_by_full_names() -> None:
     assert wrong(size="much", knid="pear", kind="plum", count=10, ripe="yes", name="") == [
         "fruits[3].knid='pear': expected a known option; did you mean \"kind\"? known are size, kind, count, "
         "ripe, name",
-        "fruits[3].size='much': expected a size in bytes above 0, such as 4096 or \"64GiB\"",
+        f"fruits[3].size='much': expected {A_SIZE}",
         "fruits[3].kind='plum': expected one of apple, pear",
         "fruits[3].count=10: expected at most 9 in a basket",
         "fruits[3].ripe='yes': expected true or false, without quotes",
@@ -47,7 +50,7 @@ def test_all_that_is_wrong_is_told_at_once_by_full_names() -> None:
 
 
 def test_what_is_needed_and_missing_is_told_like_what_is_wrong() -> None:
-    assert wrong() == ['fruits[3].size=None: expected a size in bytes above 0, such as 4096 or "64GiB"']
+    assert wrong() == [f"fruits[3].size=None: expected {A_SIZE}"]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from kvtide.errors import ConfigError
@@ -20,7 +21,7 @@ Arguments = SimpleNamespace
 Run = Callable[[Arguments], int]
 """Does what a command is for, and returns the exit code."""
 
-SIZES = "K, M, G and T count by 1024 as KiB to TiB do, KB to TB by 1000"
+SIZES = "K, M, G, T and P count by 1024 as KiB to PiB do, KB to PB by 1000"
 """What sizes mean, for help."""
 
 
@@ -122,6 +123,15 @@ def need_terminal(what: str) -> None:
     """Refuse to ask where nobody can answer: then --yes has to say that it is meant."""
     if not sys.stdin.isatty():
         raise misused(f"not a terminal: add --yes to {what}")
+
+
+def refuse_written(names: Collection[str], expected: str) -> None:
+    """Refuse options that somebody wrote, with whatever value, where they have no meaning."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        name = str(param.name)
+        if name in names and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise ConfigError(shown(param), context.params[name], expected)
 
 
 def shown(param: click.Parameter | None) -> str:
@@ -236,9 +246,10 @@ def _by_names_of_options(run: Run, params: Sequence[click.Parameter]) -> Run:
         try:
             return run(args)
         except ConfigError as error:
-            if error.option not in by_name:
+            name, bracket, part = error.option.partition("[")  # tier[0].path: of the first --tier
+            if name not in by_name:
                 raise
-            raise ConfigError(shown(by_name[error.option]), error.value, error.expected) from error
+            raise ConfigError(shown(by_name[name]) + bracket + part, error.value, error.expected) from error
 
     return called
 

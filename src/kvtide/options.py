@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from kvtide.errors import ConfigError
 Choice = TypeVar("Choice", bound=str)
 
 _UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
+for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
     for _binary in ("", "i", "ib"):
         _UNITS[f"{_letter}{_binary}"] = 1024**_power
@@ -22,7 +22,7 @@ _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.ASCII)
 
 def parse_size(option: str, value: object, *, minimum: int = 1) -> int:
     """Read a number of bytes: an integer, or text such as "64GiB", "64G", which is the same, or "500 MB"."""
-    expected = 'a size in bytes above 0, such as 4096 or "64GiB"'
+    expected = 'a size in bytes above 0, such as 4096 or "64GiB"; units are KiB to PiB, and KB to PB'
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip().lower())
         if match is None or match[2] not in _UNITS:
@@ -52,6 +52,18 @@ def parse_choice(option: str, value: object, choices: tuple[Choice, ...]) -> Cho
         if isinstance(value, str) and value == choice:
             return choice
     raise ConfigError(option, value, one_of(value, choices))
+
+
+def check_names(given: Mapping[str, object], known: Collection[str]) -> None:
+    """Refuse an option whose name is not known."""
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(name, value, unknown("option", name, known))
+
+
+def unknown(what: str, name: str, known: Collection[str]) -> str:
+    """Say that something of this name is not known, which name may have been meant, and all there are."""
+    return f"a known {what}; {did_you_mean(name, known)}known are {', '.join(known)}"
 
 
 def one_of(value: object, choices: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
+from kvtide.options import parse_choice, parse_count, parse_flag, parse_size, unknown
 
 
 class OptionsModel(BaseModel):
@@ -53,7 +53,7 @@ class Read:
 _SIZES: Mapping[str, object] = {
     "anyOf": [
         {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtT]?[bB]?|[kKmMgGtT][iI][bB]?)\s*$"},
+        {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtTpP]?[bB]?|[kKmMgGtTpP][iI][bB]?)\s*$"},
     ]
 }
 SIZE = Read(parse_size, _SIZES)
@@ -96,7 +96,9 @@ def read_model(
     """Return the options, or everything that is wrong with them. `prefix` stands before names in errors."""
     fields = model.model_fields
     errors = [
-        ConfigError(prefix + name, value, _unknown(name, fields)) for name, value in given.items() if name not in fields
+        ConfigError(prefix + name, value, unknown("option", name, fields))
+        for name, value in given.items()
+        if name not in fields
     ]
     needed = {name: None for name, field in fields.items() if field.is_required()}
     known = {name: value for name, value in given.items() if name in fields}
@@ -105,10 +107,6 @@ def read_model(
     except ValidationError as refused:
         return None, errors + [_as_config_error(dict(error), prefix, known) for error in refused.errors()]
     return (None if errors else found), errors
-
-
-def _unknown(name: str, fields: Mapping[str, FieldInfo]) -> str:
-    return f"a known option; {did_you_mean(name, fields)}known are {', '.join(fields)}"
 
 
 def _as_config_error(error: dict[str, Any], prefix: str, given: Mapping[str, object]) -> ConfigError:

@@ -63,6 +63,9 @@ def refuse(error: pytest.ExceptionInfo[ConfigError], option: str, value: object,
         ("2MiB", 2 * 1024**2),
         ("1TB", 10**12),
         ("1.5TiB", 3 * 1024**4 // 2),
+        ("2PiB", 2 * 1024**5),
+        ("1P", 1024**5),
+        ("1PB", 10**15),
     ],
 )
 def test_sizes_are_read_with_decimal_and_binary_units(value: object, size: int) -> None:
@@ -74,7 +77,7 @@ def test_sizes_are_read_with_decimal_and_binary_units(value: object, size: int) 
     [
         *(0, -1, -(64 * GIB), 1.5, float("nan"), float("inf"), True, False, None, [], {}, b"64GiB"),
         *("", "lots", "GiB", "-1GiB", "0", "0GiB", "64 Gi B", "64XB", "1e9", "1_000", "0x10", "1.GB", ".5GB"),
-        *("64GiB!", "64GiB 1", "1,5GB", "٣GiB", "inf", "nan", "0.0001B", "64GiB\n64GiB"),
+        *("64GiB!", "64GiB 1", "1,5GB", "٣GiB", "inf", "nan", "0.0001B", "64GiB\n64GiB", "12QB"),
     ],
 )
 def test_what_is_not_a_size_above_zero_is_refused(value: object) -> None:
@@ -83,9 +86,10 @@ def test_what_is_not_a_size_above_zero_is_refused(value: object) -> None:
     assert error.value.option == "host"
     assert error.value.value is value
     assert "64GiB" in error.value.expected
+    assert "units are KiB to PiB, and KB to PB" in error.value.expected
 
 
-@given(st.one_of(st.text(), st.from_regex(r"[0-9]+(\.[0-9]+)?\s*[kKmMgGtT]?i?[bB]?", fullmatch=True)))
+@given(st.one_of(st.text(), st.from_regex(r"[0-9]+(\.[0-9]+)?\s*[kKmMgGtTpP]?i?[bB]?", fullmatch=True)))
 @example("9" * 5_000)
 @example("9" * 400 + ".5GiB")
 @example("1" + "0" * 308 + ".0TiB")

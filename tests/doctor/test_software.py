@@ -45,7 +45,9 @@ def test_a_vllm_that_does_not_say_its_version_is_a_warning(tmp_path: Path) -> No
 def test_no_vllm_is_bad_and_the_advice_is_to_use_its_python(tmp_path: Path) -> None:
     here = machine(tmp_path, packages=tmp_path)
     assert find_vllm(here) is None
-    assert is_bad(check_vllm(here), sys.executable, "vLLM's own Python")
+    assert is_bad(
+        check_vllm(here), sys.executable, "vLLM's own Python (PYTHON -m kvtide doctor), or pip install 'vllm>="
+    )
 
 
 def test_the_plug_in_is_found_by_its_entry_point(tmp_path: Path) -> None:

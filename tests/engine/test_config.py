@@ -51,6 +51,15 @@ def test_f22_offload_options_are_checked_too() -> None:
         Engine(tiny_config(), offload={"host": "1MiB", "mod": "lazy"})
 
 
+def test_f22_a_mistyped_option_is_told_all_that_the_engine_takes() -> None:
+    with pytest.raises(
+        ConfigError, match=r"tires=\[\]: .*did you mean \"tiers\"\? known are host,.*, tiers, node, packing"
+    ):
+        Engine(tiny_config(), offload={"host": "1MiB", "tires": []})
+    with pytest.raises(ConfigError, match='did you mean "node"'):
+        Engine(tiny_config(), offload={"nod": "/run/kvtide/node.sock"})
+
+
 def test_layers_with_a_window_are_a_group_of_their_own_and_blocks_have_one_size() -> None:
     full, mixed = tiny_config(), tiny_config(window_tokens=20)
     assert full.groups == (FullAttention(8),)

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from kvtide.copy.memory_left import memory_left
+from kvtide.core.eviction import POLICIES
 from kvtide.core.index import calls
 from kvtide.core.index.calls import Call, Offer
 from kvtide.node import client as client_module
@@ -299,7 +300,7 @@ def come(spaces: Spaces, owner: Owner) -> None:
 
 
 @settings(max_examples=200)
-@given(events=EVENTS, policy=some.sampled_from(["prefix", "lru", "arc", "s3fifo", "forecast"]))
+@given(events=EVENTS, policy=some.sampled_from(list(POLICIES)))
 def test_calls_that_make_no_sense(events: list[tuple[int, Any]], policy: str) -> None:
     spaces = Spaces(8000, lambda _: None, policy)
     owners = [Owner(number, f"e{number}", "") for number in range(3)]

@@ -100,8 +100,9 @@ def test_shares_are_read() -> None:
     [
         (["a"], "a model and its share, such as MODEL=40%"),
         (["a=40"], "a model and its share"),
-        (["a=0%"], "a model and its share"),
-        (["a=101%"], "a model and its share"),
+        (["a=0%"], "a share above 0 and at most 100%"),
+        (["a=101%"], "a share above 0 and at most 100%"),
+        (["2000%"], "a share above 0 and at most 100%"),
         (["a=-1%"], "a model and its share"),
         (["=40%"], "a model and its share"),
         ([40], "a model and its share"),

@@ -204,17 +204,17 @@ def test_what_cannot_be_used_is_refused_before_the_node_is_there(
         assert "secret" not in err
         assert not path.exists()
 
-    refused("type=disk", "tiers[0].path")
-    refused(f"type=disk,path={folder},size=1MiB,colour=red", "tiers[0].colour")
-    refused(f"type=disk,path={tmp_path}/nowhere,size=1MiB", "tiers[0].path", "mkdir -p")
-    refused(f"type=disk,path={tmp_path}/file,size=1MiB", "tiers[0].path", "this is a file")
+    refused("type=disk", "--tier[0].path")
+    refused(f"type=disk,path={folder},size=1MiB,colour=red", "--tier[0].colour")
+    refused(f"type=disk,path={tmp_path}/nowhere,size=1MiB", "--tier[0].path", "mkdir -p")
+    refused(f"type=disk,path={tmp_path}/file,size=1MiB", "--tier[0].path", "this is a file")
     refused("disk", "names and values, such as type=disk")
     refused('{"type": ', "JSON, and this is not")
     refused("password=secret,secret", "names and values")
     with FolderLock(folder):
-        refused(f"type=disk,path={folder},size=1MiB", "tiers[0].path", "a folder that no other server uses")
+        refused(f"type=disk,path={folder},size=1MiB", "--tier[0].path", "a folder that no other server uses")
     (folder / "rank-0-of-1").mkdir()
     with FolderLock(folder / "rank-0-of-1"):
-        refused(f"type=disk,path={folder},size=1MiB", "tiers[0].path", "a folder that no other server uses")
+        refused(f"type=disk,path={folder},size=1MiB", "--tier[0].path", "a folder that no other server uses")
     (folder / "kvtide-store.json").write_text('{"format": 3}')
     refused(f"type=disk,path={folder},size=1MiB", "a folder without blocks of an engine", "kvtide tier clear")

@@ -137,11 +137,12 @@ def test_an_interrupted_run_prints_what_it_has_and_exits_130(
         (["--seed", "seven"], "a whole number"),
         (["--seed", "-1"], "a whole number"),
         (["--seed", "9" * 5000], "at most 18 digits"),
-        (["--seeds", "0"], "at least 1"),
-        (["--seeds", "1e3"], "how many seeds"),
+        (["--seeds", "0"], "--seeds=0: expected a whole number of at least 1"),
+        (["--seeds", "1e3"], "--seeds='1e3': expected a whole number of at least 1"),
         (["--first", "x"], "a whole number"),
-        (["--jobs", "0"], "at least 1"),
-        (["--canary", "F99"], "one of all, F1, F2"),
+        (["--jobs", "0"], "--jobs=0: expected a whole number of at least 1"),
+        (["--canary", "F99"], "known are all, F1, F2"),
+        (["--canary", "no-load-fenc"], 'expected a known fault or guard; did you mean "no-load-fence"? known are'),
         (["--canary", "F8", "--seed", "1"], "failed-load-served, failed-store-visible"),
         (["--canary", "F1", "--seeds", "5"], "no --canary"),
         (["--soak", "soon"], "90s, 10m or 2h"),
@@ -152,8 +153,15 @@ def test_an_interrupted_run_prints_what_it_has_and_exits_130(
         (["--seed", "1", "--log", "--shrink"], "no --shrink"),
         (["--world", "color=red"], "known are"),
         (["--seed", "1", "--world", "ranks=0"], "from 1 to 4"),
+        (["--world", "mode=lasy"], "--world='mode=lasy': expected one of eager, lazy; did you mean \"lazy\"?"),
     ],
 )
 def test_bad_input_is_refused_with_what_is_possible(arguments: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         run(*arguments)
+
+
+def test_a_world_that_cannot_be_is_refused_before_anything_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError):
+        run("--world", "mode=lasy")
+    assert not output(capsys)

@@ -100,7 +100,7 @@ def test_f22_a_key_without_the_package_that_encrypts_is_refused_by_name(
 ) -> None:
     monkeypatch.setenv("KEY", "ab" * 32)
     monkeypatch.setattr(encryption, "find_spec", lambda _: None)
-    message = "tiers[0].encryption_key_env='KEY': expected the package cryptography: pip install"
+    message = "tiers[0].encryption_key_env='KEY': expected the package cryptography: pip install 'cryptography>="
     assert refusal([disk(tmp_path, encryption_key_env="KEY")]).startswith(message)
 
 

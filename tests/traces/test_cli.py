@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.cli import run as run_command
+from kvtide.core import POLICIES
 from kvtide.errors import KVTideError
 from kvtide.traces import open_trace
 from tests.traces.support import mooncake_line, write
@@ -33,8 +34,9 @@ def test_replay_prints_tables_and_the_source_of_its_times(capsys: pytest.Capture
     assert run("replay", *SMALL, "--gpu", "l4", "--gpus", "2") == 0
     out, _ = capsys.readouterr()
     assert "loaded from the host" in out
-    assert "NVIDIA's data sheet of the L4" in out
-    assert "2 GPUs" in out
+    assert out.count("NVIDIA's data sheet of the L4") == 1
+    assert "    load: 55.0 GB/s (86% of PCIe 32 GB/s, 2 GPUs)\n" in out
+    assert "KV of a token: 128 KiB" in out
 
 
 def test_replay_takes_a_disk_and_an_admission(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +75,11 @@ def test_a_plan_for_packed_kv_has_the_same_device(capsys: pytest.CaptureFixture[
     assert planned("--packing") == planned()
 
 
+def test_a_plan_compares_all_policies_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", *SMALL, "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)["curves"]) == list(POLICIES)
+
+
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("replay",), ("plan",), ("trace", "stats")):
         assert run(*command, *SMALL, "--json") == 0
@@ -95,7 +102,8 @@ def test_the_page_is_written(tmp_path: Path) -> None:
     assert run("plan", *SMALL, "--html", str(page), "--policies", "lru,forecast") == 0
     text = page.read_text()
     assert "<h1>Host memory for synthetic workload" in text
-    assert "prefill: 35,794 tokens/s (default: measured on one H200 SXM" in text
+    assert "<li>measured on one H200 SXM" in text
+    assert "<li>prefill: 35,794 tokens/s (16,000 tokens in 469 ms, 22 if cached)</li>" in text
 
 
 def test_plots_are_written(tmp_path: Path) -> None:
@@ -106,7 +114,7 @@ def test_plots_are_written(tmp_path: Path) -> None:
 
 def test_without_matplotlib_a_plot_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(KVTideError, match=r"pip install 'kvtide\[plot\]'"):
+    with pytest.raises(KVTideError, match="pip install 'matplotlib>="):
         run("plan", *SMALL, "--plot", str(tmp_path / "plan.png"))
     assert not list(tmp_path.iterdir())
 
@@ -115,8 +123,8 @@ def test_skipped_lines_are_named_and_the_rest_is_used(tmp_path: Path, capsys: py
     path = write(tmp_path / "t.jsonl", mooncake_line(), *["{"] * 9, mooncake_line(5))
     assert run("replay", str(path)) == 0
     err = capsys.readouterr().err
-    assert "line 2 is skipped: not a JSON object" in err
-    assert "9 lines were skipped and 2 requests read (not a JSON object: 9)" in err
+    assert "line 2 is skipped: not valid JSON" in err
+    assert "9 lines were skipped and 2 requests read (not valid JSON: 9)" in err
     assert "line 9" not in err
     with pytest.raises(KVTideError, match="line 2"):
         run("replay", str(path), "--strict")
@@ -132,7 +140,7 @@ def test_every_command_totals_what_it_skipped(
     assert "2 lines were skipped and 2 requests read" in err
     result = json.loads(out)
     assert (result["requests"], result["skipped_lines"]) == (2, 2)
-    assert result["skipped_by"] == {"not a JSON object": 1, "no prompt": 1}
+    assert result["skipped_by"] == {"not valid JSON": 1, "no prompt": 1}
 
 
 @pytest.mark.parametrize("command", [("plan",), ("replay",), ("trace", "stats")])
@@ -166,6 +174,8 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("plan", "--html", "/nowhere/plan.html"), "a file in a folder that exists: mkdir -p /nowhere"),
         (("replay", "--host", "1MiB"), "--host='1MiB': expected at least one block"),
         (("replay", "--device", "1MiB"), "--device=1048576: expected at least one block"),
+        (("replay", "--host", "0"), "--host='0': expected \"none\", or a size in bytes above 0"),
+        (("plan", "--device", "0"), "--device='0': expected \"none\", or a size in bytes above 0"),
         (("replay", "--policy", "best"), "--policy='best'"),
         (("replay", "--mode", "never"), "--mode='never'"),
         (("replay", "--gpu", "abacus"), "--gpu='abacus'"),
@@ -192,7 +202,6 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("replay", "--requests", "few"), "--requests='few'"),
         (("replay", "--workload", "noise"), "--workload='noise'"),
         (("replay", "--model-config", "/nowhere"), "--model-config"),
-        (("replay", "--model-config", "x", "--bytes-per-token", "1"), "not to be used with"),
         (("replay", "/nowhere"), "No such file"),
         (("trace", "make", "/nowhere/t.jsonl"), "a file in a folder that exists: mkdir -p /nowhere"),
     ],
@@ -203,7 +212,30 @@ def test_what_cannot_be_done_is_refused_by_name(arguments: tuple[str, ...], why:
     assert why in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("plan", "FILE", "--requests", "10"), "--requests=10: expected to be used without a TRACE"),
+        (("replay", "FILE", "--workload", "mixture"), "--workload='mixture': expected to be used without a TRACE"),
+        (("trace", "stats", "FILE", "--seed", "0"), "--seed=0: expected to be used without a TRACE"),
+        (("plan", "--strict"), "--strict=True: expected to be used with a TRACE"),
+        (("replay", "--rate", "2"), "--rate=2.0: expected to be used with a TRACE"),
+        (("replay", "--disk-bandwidth", "6GB/s"), "--disk-bandwidth='6GB/s': expected to be used with --disk"),
+        (("replay", "--disk", "1TiB", "--store-latency", "0.001"), "--store-latency=0.001: expected to be used with"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_even_if_it_is_the_default(
+    arguments: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    file = str(write(tmp_path / "t.jsonl", mooncake_line()))
+    with pytest.raises(KVTideError) as caught:
+        run(*[file if word == "FILE" else word for word in arguments])
+    assert why in str(caught.value)
+
+
 def test_rates_and_geometry_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--prefill", "5000", "--decode", "0.02", "--link", "25GB", "--bytes-per-token", "64KiB", "--json")
     assert run("replay", *SMALL, *options) == 0
-    assert "store_bytes_per_s given" in json.loads(capsys.readouterr().out)["cost_source"]
+    rates = json.loads(capsys.readouterr().out)["rates"]
+    assert rates["store_bytes_per_s"] == {"value": 25e9, "source": "given", "how": ""}
+    assert rates["overhead_s"]["how"].startswith("measured on one H200 SXM")

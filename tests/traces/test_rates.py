@@ -66,8 +66,28 @@ def test_every_number_says_where_it_comes_from(capsys: pytest.CaptureFixture[str
 def test_what_is_printed_has_all_sources(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = command_line.run(capsys, "plan", "--gpu", "a100", *SMALL[:-1])
     assert code == 0
-    assert "prefill: 9,714 tokens/s (derived: NVIDIA's data sheet of the A100 80GB SXM: 50% of 312 TFLOPS" in out
+    assert (
+        "  NVIDIA's data sheet of the A100 80GB SXM (derived):\n    prefill: 9,714 tokens/s (50% of 312 TFLOPS" in out
+    )
     assert "a GPU: $1.80 per hour (default: A100 80GB SXM, an estimate" in out
+
+
+def test_what_many_numbers_come_from_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, size in (("plan", "--sizes"), ("replay", "--host")):
+        code, out, _ = command_line.run(capsys, command, size, "64GiB", "--requests", "60", "--decode", "0.02")
+        assert code == 0
+        assert out.count("measured on one H200 SXM with vLLM 0.24, Llama-3.1-8B's shape (default):\n") == 1
+        assert out.count("H200 SXM with vLLM") == 1
+        assert "  decode: 20 ms per token (given)\n" in out
+        assert "    prefill: 35,794 tokens/s (16,000 tokens in 469 ms, 22 if cached)\n" in out
+
+
+def test_what_several_gpus_are_given_says_no_more_than_that(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--prefill", "5000", "--gpus", "2")["prefill_tokens_per_s"] == {
+        "value": 10_000.0,
+        "source": "given",
+        "how": "2 GPUs",
+    }
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -83,6 +103,36 @@ def test_the_parameters_of_a_model_can_be_given(capsys: pytest.CaptureFixture[st
     )
     lean = run(capsys, "--gpu", "h100", "--parameters", "16.06B", "--weights", "8GB")
     assert float(str(lean["device_bytes"]["value"])) > float(str(twice["device_bytes"]["value"]))
+
+
+def test_parameters_alone_do_not_tell_the_kv_of_a_token_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    large = ("plan", "--parameters", "70B", "--gpus", "4", *SMALL[:-1])
+    code, out, err = command_line.run(capsys, *large)
+    assert code == 0
+    still = "still that of Llama-3.1-8B"
+    assert f"KV of a token is {still}, 128 KiB: give --bytes-per-token or --model-config" in err
+    assert f"KV of a token: 128 KiB (default: {still}: give --bytes-per-token or --model-config)" in out
+    _, out, err = command_line.run(capsys, *large, "--bytes-per-token", "320KiB")
+    assert "KV of a token: 320 KiB (given)" in out
+    assert still not in out + err
+
+
+def test_layers_with_a_window_are_said_to_be_taken_as_full_unless_somebody_knows_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    window = {"sliding_window": 1024, "sliding_window_pattern": 5, "model_type": "gemma3_text"}
+    config.write_text(json.dumps({**LLAMA_70B, **window}))
+    model = ("--model-config", str(config), "--gpus", "2", "--requests", "60")
+    for command in ("plan", "replay"):
+        _, out, err = command_line.run(capsys, command, *model)
+        assert "all 80 layers of gemma3_text are taken as full attention, and only 16 are (sliding_window 1024)" in err
+        assert "the 16 alone is --bytes-per-token '64 KiB'" in err
+        assert "KV of a token: 320 KiB (derived: KV of gemma3_text, all layers taken as full attention)" in out
+        _, out, err = command_line.run(capsys, command, *model, "--bytes-per-token", "64 KiB")
+        assert "KV of a token: 64 KiB (given)" in out
+        assert "70.6B parameters" in out
+        assert "full attention" not in out + err
 
 
 def test_experts_that_are_not_used_cost_room_and_no_time() -> None:

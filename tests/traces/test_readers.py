@@ -29,7 +29,7 @@ def test_a_trace_can_be_read_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", "not a JSON object"),
+        ("{", "not valid JSON"),
         ("[1]", "not a JSON object"),
         (mooncake_line(timestamp=-1), "time -0.001"),
         (mooncake_line(timestamp="soon"), "timestamp='soon'"),
@@ -40,7 +40,7 @@ def test_a_trace_can_be_read_twice(tmp_path: Path) -> None:
         (mooncake_line(hashes=[1, 2, 3]), "3 hashes for 600 tokens: expected 2"),
         (mooncake_line(hashes=["a", "b"]), "hash_ids"),
         (mooncake_line(hashes=[True, 2]), "hash_ids"),
-        ("[" * 100_000, "not a JSON object"),
+        ("[" * 100_000, "not valid JSON"),
     ],
 )
 def test_a_line_without_meaning_is_skipped_with_its_number_or_fatal(tmp_path: Path, line: str, why: str) -> None:
@@ -63,6 +63,12 @@ def test_a_file_that_is_missing_empty_or_unreadable_is_an_error(tmp_path: Path) 
         (write(tmp_path / "empty"), "empty"),
         (write(tmp_path / "blank", "", " "), "empty"),
         (write(tmp_path / "prose", "hello", "world"), "unknown format"),
+        (
+            write(tmp_path / "cut", "", mooncake_line()[:50]),
+            r"unknown format \(line 2: not valid JSON\): expected lines",
+        ),
+        (write(tmp_path / "list", "[1]"), r"unknown format \(line 1: not a JSON object\)"),
+        (write(tmp_path / "other", '{"a": 1}'), "unknown format: expected lines of mooncake, openai, vllm"),
     ):
         with pytest.raises(TraceError, match=why):
             open_trace(path)
@@ -247,6 +253,6 @@ def test_skipped_lines_are_totalled_by_reason(tmp_path: Path) -> None:
     bad = (mooncake_line(tokens=2.5), mooncake_line(tokens=3.5), mooncake_line(timestamp=-1), "{")
     trace = open_trace(write(tmp_path / "t", mooncake_line(), *bad))
     assert len(list(trace)) == 1
-    assert trace.skipped_by == {"input_length is no whole number": 2, "bad time": 1, "not a JSON object": 1}
+    assert trace.skipped_by == {"input_length is no whole number": 2, "bad time": 1, "not valid JSON": 1}
     with pytest.raises(TraceError, match="none of its 4 lines can be read as a request \\(input_length is no whole"):
         list(open_trace(write(tmp_path / "bad", *bad), trace_format="mooncake"))

@@ -26,7 +26,7 @@ from tests.traces.support import request
 from tests.traces.support_plan import preset
 
 H200 = preset("h200")
-LIKE_THE_ENGINE = CostModel(1e12, 1e-12, 1e9, 1e9, 0.0, "a test")
+LIKE_THE_ENGINE = CostModel(1e12, 1e-12, 1e9, 1e9, 0.0)
 """Copies end after the request that they belong to and before the next one, as when the engine serves one by one."""
 
 
@@ -146,8 +146,7 @@ def test_the_report_has_what_was_promised() -> None:
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_every_preset_names_its_source(gpu: str) -> None:
-    assert len(preset(gpu).source) > 30
+def test_every_preset_has_rates_that_can_be(gpu: str) -> None:
     assert 1_000 < preset(gpu).prefill_tokens_per_s < 100_000
 
 
@@ -155,7 +154,7 @@ def test_an_unknown_gpu_and_rates_of_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match="one of h200"):
         preset("abacus")
     with pytest.raises(ConfigError, match="prefill_tokens_per_s"):
-        CostModel(0, 1, 1, 1, 1, "")
+        CostModel(0, 1, 1, 1, 1)
 
 
 # ---------------------------------------------------------------------- below the host

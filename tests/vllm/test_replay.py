@@ -15,7 +15,7 @@ from kvtide.traces.replay import Replay, ReplayConfig
 from kvtide.traces.replay_result import ReplayResult
 from tests.vllm.llm import BLOCK_TOKENS, MAX_TOKENS, engine
 
-ONE_BY_ONE = CostModel(1e12, 1e-12, 1e9, 1e9, 0.0, "a test")
+ONE_BY_ONE = CostModel(1e12, 1e-12, 1e9, 1e9, 0.0)
 """Copies end after the request that they belong to and before the next one comes."""
 POINT = 0.01
 STEP_TOKENS = MAX_TOKENS

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from kvtide.core.eviction import POLICIES
 from kvtide.core.groups import ChunkedLocal, Group, SlidingWindow, common_boundary
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean, parse_choice, parse_count, parse_flag, parse_size
+from kvtide.options import check_names, parse_choice, parse_count, parse_flag, parse_size
 
 Mode = Literal["eager", "lazy"]
 Admission = Literal["all", "second-use"]
@@ -131,10 +131,7 @@ class OffloadConfig:
         cls, geometry: Geometry, options: Mapping[str, object], below: BelowConfig | None = None
     ) -> OffloadConfig:
         """Check `options` (see `OPTIONS`) against `geometry`. `below`: what the tiers want, if there are any."""
-        for name in options:
-            if name not in OPTIONS:
-                hint = did_you_mean(name, OPTIONS)
-                raise ConfigError(name, options[name], f"a known option; {hint}known are {', '.join(OPTIONS)}")
+        check_names(options, OPTIONS)
         budget = parse_count("pin_budget", options.get("pin_budget", _default_pin_budget(geometry)))
         if budget > geometry.device_blocks:
             raise ConfigError("pin_budget", budget, f"at most the device pool, {geometry.device_blocks} blocks")

@@ -6,14 +6,13 @@ from dataclasses import fields
 
 from rich.console import Console
 
-from kvtide.commands import SIZES, Arguments, Choice, Whole, command, flag, maybe, option
+from kvtide.commands import SIZES, Arguments, Choice, Whole, command, flag, maybe, option, refuse_written
 from kvtide.core import POLICIES
 from kvtide.demo import at_node, packed
 from kvtide.demo.compare import RUNS, compare_modes
 from kvtide.demo.progress import shown
 from kvtide.demo.report import show
 from kvtide.demo.settings import DemoSettings
-from kvtide.errors import ConfigError
 
 WINDOW_TOKENS = 64
 """The window of `--hybrid`."""
@@ -73,14 +72,13 @@ def run(args: Arguments) -> int:
 
 def _settings(args: Arguments) -> DemoSettings:
     values = {field.name: getattr(args, field.name) for field in fields(DemoSettings)}
-    if args.window is not None and not args.hybrid:
-        raise ConfigError("--window", args.window, "to be used with --hybrid")
-    if args.node is not None and args.policy != _DEFAULTS["policy"]:
-        raise ConfigError("--policy", args.policy, "not to be used with --node, which decides that")
-    if args.packing and args.node is not None:
-        raise ConfigError("--packing", True, "not to be used with --node")
-    if args.node and args.host != _DEFAULTS["host"]:
-        raise ConfigError("--host", args.host, "not to be used with --node PATH: that node has its own memory")
+    if not args.hybrid:
+        refuse_written(("window",), "to be used with --hybrid")
+    if args.node is not None:
+        refuse_written(("policy",), "not to be used with --node, which decides that")
+        refuse_written(("packing",), "not to be used with --node")
+    if args.node:
+        refuse_written(("host",), "not to be used with --node PATH: that node has its own memory")
     if args.hybrid and args.window is None:
         values["window"] = WINDOW_TOKENS
     settings = DemoSettings(**values)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kvtide.doctor.base import Finding, bad, ok, warning
 from kvtide.doctor.machine import Machine
+from kvtide.packages import install
 from kvtide.vllm.supported import RANGE, is_tested
 
 PYTHON_OLDEST, PYTHON_NEWEST = (3, 10), (3, 13)
@@ -68,7 +69,7 @@ def check_vllm(machine: Machine) -> Finding:
     if vllm is None:
         return bad(
             f"not in this Python ({sys.executable})",
-            "run the doctor with vLLM's own Python (PYTHON -m kvtide doctor), or pip install 'kvtide[vllm]'",
+            f"run the doctor with vLLM's own Python (PYTHON -m kvtide doctor), or {install('vllm')}",
         )
     found = f"{vllm.version or 'unknown version'} in {vllm.folder}"
     if not is_tested(vllm.version):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvtide.copy import CopyEngine, DeviceCache, HostArena, ThreadedCopyEngine
 from kvtide.copy.packing import NAMESPACE_PART
-from kvtide.core.config import OffloadConfig
+from kvtide.core.config import OPTIONS, OffloadConfig
 from kvtide.core.device import DevicePool
 from kvtide.core.groups import Key
 from kvtide.core.manager import OffloadManager
@@ -22,10 +22,13 @@ from kvtide.engine.kv_cache import RankCache
 from kvtide.engine.packing import packing_copy_engine, take_packing, with_packed_slots
 from kvtide.errors import ConfigError
 from kvtide.node.option import STAND_IN_BLOCKS
+from kvtide.options import check_names
 from kvtide.tiers import TierConfig, parse_tiers
 from kvtide.tiers.stack import below_of, open_stack
 from kvtide.worker import Worker
 
+MORE_OPTIONS = ("tiers", "node", "packing")
+"""What people can write besides the options of the core."""
 CopyEngineFactory = Callable[[int, DeviceCache, HostArena], CopyEngine]
 """Makes the copy engine of a rank, from the rank, its device blocks and its host slots."""
 
@@ -106,6 +109,7 @@ class Options:
 
 def read_options(config: EngineConfig, options: Mapping[str, object]) -> Options:
     """Check the options, those of the tiers among them, before anything is allocated."""
+    check_names(options, (*OPTIONS, *MORE_OPTIONS))
     node, rest = read_node(options)
     tiers = parse_tiers(rest.pop("tiers", ()))
     packed = take_packing(config, rest, at_node=node is not None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvtide.errors import ConfigError
 
-_SHARE = re.compile(r"(?:(?P<model>.+)=)?(?P<percent>[0-9]{1,3}(?:\.[0-9]{1,3})?)%", re.ASCII | re.DOTALL)
+_SHARE = re.compile(r"(?:(?P<model>.+)=)?(?P<percent>[0-9]{1,9}(?:\.[0-9]{1,9})?)%", re.ASCII | re.DOTALL)
 _ALL = 100.0
 
 
@@ -44,8 +44,10 @@ def read_shares(option: str, values: object) -> tuple[Share, ...]:
 
 def _share(option: str, text: object) -> Share:
     found = _SHARE.fullmatch(text.strip()) if isinstance(text, str) else None
-    if found is None or not 0 < float(found["percent"]) <= _ALL:
+    if found is None:
         raise ConfigError(option, text, "a model and its share, such as MODEL=40%, or 25% for each of the others")
+    if not 0 < float(found["percent"]) <= _ALL:
+        raise ConfigError(option, text, "a share above 0 and at most 100%")
     return Share((found["model"] or "").strip(), float(found["percent"]))
 
 

@@ -7,48 +7,40 @@ import random
 import re
 from collections.abc import Sequence
 
-from kvtide.commands import Arguments
+from kvtide.commands import Arguments, refuse_written
 from kvtide.errors import ConfigError
-from kvtide.options import one_of
+from kvtide.options import unknown
 from kvtide.sim.canaries import CANARIES, Canary
 
 FRESH_SEED_BITS = 40
 DIGITS_MAX = 18
 _DURATION = re.compile(r"([0-9]{1,9})(s|m|h)?")
 _DURATION_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
-_SEED = f"a seed: a whole number from 0, of at most {DIGITS_MAX} digits"
 
 
 def check_together(args: Arguments) -> None:
     """Refuse options that have no meaning together."""
     if args.seed is None:
-        _refuse(args, ("log", "shrink"), "--seed N with it")
+        refuse_written(("log", "shrink"), "--seed N with it")
     else:
-        _refuse(args, ("seeds", "first", "soak", "jobs"), "no --seed with it: that is one seed")
+        refuse_written(("seeds", "first", "soak", "jobs"), "no --seed with it: that is one seed")
         if args.shrink:
-            _refuse(args, ("log",), "no --shrink with it: shrink first, then look at the log of the result")
+            refuse_written(("log",), "no --shrink with it: shrink first, then look at the log of the result")
     if args.canary is not None:
-        _refuse(args, ("seeds", "soak", "jobs"), "no --canary with it")
-
-
-def _refuse(args: Arguments, names: Sequence[str], expected: str) -> None:
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value is not False:
-            raise ConfigError(f"--{name}", value, expected)
+        refuse_written(("seeds", "soak", "jobs"), "no --canary with it")
 
 
 def first_seed(args: Arguments) -> int:
     """Return the first seed: the one that was asked for, or a fresh one."""
     if args.first is not None:
-        return number("--first", args.first, _SEED)
+        return read_seed("--first", args.first)
     return random.SystemRandom().getrandbits(FRESH_SEED_BITS)
 
 
-def number(option: str, text: str, what: str = _SEED, minimum: int = 0) -> int:
-    """Read a whole number."""
-    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and int(text) >= minimum):
-        raise ConfigError(option, text, f"{what}, at least {minimum}" if minimum else what)
+def read_seed(option: str, text: str) -> int:
+    """Read a seed."""
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX):
+        raise ConfigError(option, text, f"a seed: a whole number from 0, of at most {DIGITS_MAX} digits")
     return int(text)
 
 
@@ -80,7 +72,7 @@ def canaries(name: str) -> Sequence[Canary]:
         return CANARIES
     chosen = [entry for entry in CANARIES if name in (entry.fault, entry.name)]
     if not chosen:
-        raise ConfigError("--canary", name, one_of(name, canary_names()))
+        raise ConfigError("--canary", name, unknown("fault or guard", name, canary_names()))
     return chosen
 
 
@@ -93,10 +85,10 @@ def canary(name: str) -> Canary:
     return chosen[0]
 
 
-def job_count(text: str | None, *, all_cores: bool) -> int:
+def job_count(asked: int | None, *, all_cores: bool) -> int:
     """Return how many processes to use."""
-    if text is not None:
-        return number("--jobs", text, "processes", 1)
+    if asked is not None:
+        return asked
     if not all_cores:
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

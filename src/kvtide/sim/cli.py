@@ -9,7 +9,7 @@ import textwrap
 import time
 from contextlib import ExitStack
 
-from kvtide.commands import Arguments, Suggested, command, flag, option
+from kvtide.commands import Arguments, Suggested, Whole, command, flag, option
 from kvtide.progress import LinesNowAndThen, waiting
 from kvtide.sim.arguments import (
     canaries,
@@ -20,7 +20,7 @@ from kvtide.sim.arguments import (
     first_seed,
     guards_by_fault,
     job_count,
-    number,
+    read_seed,
 )
 from kvtide.sim.batch import chunks, run_canary, run_here, run_on_all, run_seed
 from kvtide.sim.options import WORLD_OPTIONS, Overrides, apply_overrides, parse_overrides
@@ -71,7 +71,7 @@ def run(args: Arguments) -> int:
     overrides = parse_overrides(args.world)
     check_together(args)
     if args.seed is not None:
-        return _run_one(args, number("--seed", args.seed), overrides)
+        return _run_one(args, read_seed("--seed", args.seed), overrides)
     if args.canary is not None:
         return _run_canaries(args, overrides)
     return _run_many(args, overrides)
@@ -152,9 +152,7 @@ def _run_canaries(args: Arguments, overrides: Overrides) -> int:
 
 def _run_many(args: Arguments, overrides: Overrides) -> int:
     limit_s = duration_s(args.soak) if args.soak is not None else None
-    seeds = number("--seeds", args.seeds, "how many seeds", 1) if args.seeds is not None else None
-    if seeds is None and limit_s is None:
-        seeds = SEEDS_DEFAULT
+    seeds = SEEDS_DEFAULT if args.seeds is None and limit_s is None else args.seeds
     jobs = job_count(args.jobs, all_cores=args.soak is not None)
     first = first_seed(args)
     begin_s = time.monotonic()
@@ -226,7 +224,7 @@ COMMAND = command(
     text=DESCRIPTION,
     examples=f"{EXAMPLES}Guards by fault (--canary):\n{_GUARDS}\n\nWorld options (--world):\n{_WORLDS}{EXIT_CODES}",
     params=[
-        option("--seeds", f"run N seeds (default: {SEEDS_DEFAULT:,})", metavar="N"),
+        option("--seeds", f"run N seeds (default: {SEEDS_DEFAULT:,})", Whole(1)),
         option("--first", "the first of them (default: drawn, and printed)", metavar="N"),
         option("--seed", "run one seed", metavar="N"),
         flag("--log", "with --seed: print what happens"),
@@ -237,7 +235,7 @@ COMMAND = command(
             Suggested(canary_names()),
         ),
         option("--soak", "run fresh seeds for this long, such as 90s, 10m or 2h", metavar="TIME"),
-        option("--jobs", "processes (default: 1; for --soak: all cores)", metavar="N"),
+        option("--jobs", "processes (default: 1; for --soak: all cores)", Whole(1)),
         option("--world", "fix a world option", metavar="NAME=VALUE", many=True),
         flag("--json", "print one JSON object"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -37,17 +37,19 @@ class WorldOption:
     """Returns what a text means; raises ValueError if it makes no sense."""
     fields: Fields | None = None
     """What that changes in a world. None: the field that is called like the option."""
+    choices: Collection[str] = ()
+    """The words that can be written, if there are few."""
 
 
 def apply_overrides(world: World, overrides: Overrides) -> World:
     """Return the world with everything fixed that is asked for; raises ConfigError if that is impossible."""
     for name, option in WORLD_OPTIONS.items():  # in a fixed order, because some depend on others
         if name in overrides:
+            value = _read(name, overrides[name])
             try:
-                value = option.read(overrides[name])
                 changes = {name: value} if option.fields is None else option.fields(world, value)
             except ValueError as error:
-                raise ConfigError(name, overrides[name], str(error) or option.expected) from None
+                raise _refusal(name, overrides[name], str(error) or option.expected) from None
             world = replace(world, **changes)
     return _made_possible(world, overrides)
 
@@ -62,7 +64,22 @@ def parse_overrides(texts: list[str]) -> dict[str, str]:
             hint = did_you_mean(name, WORLD_OPTIONS)
             raise ConfigError("--world", part, f"name=value; {hint}known are {', '.join(WORLD_OPTIONS)}")
         overrides[name] = value.strip()
+        _read(name, overrides[name])  # so that it is refused before anything runs
     return overrides
+
+
+def _read(name: str, text: str) -> object:
+    """Return what somebody wrote for an option."""
+    option = WORLD_OPTIONS[name]
+    try:
+        return option.read(text)
+    except ValueError:
+        hint = did_you_mean(text, option.choices)
+        raise _refusal(name, text, f"{option.expected}; {hint}".rstrip("; ")) from None
+
+
+def _refusal(name: str, value: object, expected: str) -> ConfigError:
+    return ConfigError("--world", f"{name}={value}", expected)
 
 
 def as_arguments(overrides: Overrides) -> str:
@@ -77,13 +94,13 @@ def _made_possible(world: World, overrides: Overrides) -> World:
     if world.device_blocks < needed:
         if "device_blocks" in overrides:
             expected = f"at least {needed}, because the largest request of seed {world.seed} needs as many"
-            raise ConfigError("device_blocks", world.device_blocks, expected)
+            raise _refusal("device_blocks", world.device_blocks, expected)
         world = replace(world, device_blocks=needed)
     for name, limit in (("slots_ready", "host_slots"), ("pin_budget", "device_blocks")):
         value, most = getattr(world, name), getattr(world, limit)
         if value > most:
             if name in overrides:
-                raise ConfigError(name, value, f"at most {most}, the {limit.replace('_', ' ')}")
+                raise _refusal(name, value, f"at most {most}, the {limit.replace('_', ' ')}")
             world = replace(world, **{name: most})
     if world.node is not None:  # these are simulated for one engine
         tier = world.tier if "tier" in overrides else world.tier or world.node.tier
@@ -92,7 +109,7 @@ def _made_possible(world: World, overrides: Overrides) -> World:
         world = replace(world, faults=world.faults.without("not_kept"))
     if world.ranks % world.replicas:
         if "replicas" in overrides:
-            raise ConfigError("replicas", world.replicas, f"a divisor of the ranks, {world.ranks}")
+            raise _refusal("replicas", world.replicas, f"a divisor of the ranks, {world.ranks}")
         world = replace(world, replicas=1)
     if not world.step_s:
         world = replace(world, faults=world.faults.without("silent_rank"))  # they would be waited for without end
@@ -126,10 +143,10 @@ def _one_of(what: str, expected: str, values: Mapping[str, object], fields: Fiel
             raise ValueError
         return values[text]
 
-    return WorldOption(what, expected, read, fields)
+    return WorldOption(what, expected, read, fields, tuple(values))
 
 
-def _choice(what: str, choices: Iterable[str], fields: Fields | None = None) -> WorldOption:
+def _choice(what: str, choices: Collection[str], fields: Fields | None = None) -> WorldOption:
     return _one_of(what, "one of " + ", ".join(choices), {choice: choice for choice in choices}, fields)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kvtide.core.config import Admission, Mode
+from kvtide.core.eviction import POLICIES
 from kvtide.sim.attention import Layout, Sliding, blocks_to_resume, common_multiple
 from kvtide.sim.below import TierWorld
 from kvtide.sim.draw import CHANCE_ONE, Draw
@@ -270,7 +271,8 @@ def _with_time(world: World, draw: Draw) -> World:
 def draw_policy(draw: Draw, new: Draw) -> str:
     """Draw who leaves the host first: mostly the default, any other one now and then."""
     policy = draw.pick(("prefix", "prefix", "lru"))
-    return new.pick(("arc", "s3fifo", "forecast")) if new.chance(96) else policy
+    others = [name for name in POLICIES if name not in ("prefix", "lru")]
+    return new.pick(others) if new.chance(96) else policy
 
 
 def _or_learned(tokens: int, new: Draw) -> int | None:

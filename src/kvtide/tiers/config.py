@@ -18,7 +18,8 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean, parse_choice
+from kvtide.options import parse_choice, unknown
+from kvtide.packages import PACKAGES, install
 from kvtide.schema import OptionsModel, Read, one_of, read_model, text, whole
 from kvtide.tiers.admin import Progress, Verified
 from kvtide.tiers.base import Tier
@@ -26,6 +27,8 @@ from kvtide.tiers.encryption import Cipher, SecretSource
 from kvtide.tiers.namespace import Namespace
 
 Write = Literal["through", "evict"]
+TIERS = "tiers"
+"""What the option is called, if nothing else is said."""
 
 KINDS: Mapping[str, str] = {
     "disk": "kvtide.tiers.disk",
@@ -71,11 +74,13 @@ class TierConfig(OptionsModel):
     encryption_key_env: Annotated[str | None, text("the name of an environment variable")] = Field(
         default=None, description="environment variable with such a key, instead of a file"
     )
+    _list: str = PrivateAttr(default=TIERS)
     _index: int = PrivateAttr(default=0)
 
     def model_post_init(self, context: Any) -> None:
-        """Learn its position in the list."""
-        self._index = (context or {}).get("index", 0)
+        """Learn its position in the list, and what that is called."""
+        told = context or {}
+        self._list, self._index = told.get("list", TIERS), told.get("index", 0)
 
     @model_validator(mode="after")
     def _check_secret(self) -> TierConfig:
@@ -107,7 +112,7 @@ class TierConfig(OptionsModel):
     @property
     def option(self) -> str:
         """What error messages call it: `tiers[0]`."""
-        return f"tiers[{self._index}]"
+        return f"{self._list}[{self._index}]"
 
     @property
     def place(self) -> str:
@@ -160,24 +165,27 @@ def tier_names(types: Sequence[str]) -> tuple[str, ...]:
     return tuple(name if types.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(types))
 
 
-def parse_tiers(option: object) -> tuple[TierConfig, ...]:
+def parse_tiers(option: object, *, called: str = TIERS) -> tuple[TierConfig, ...]:
     """Read the option `tiers`, or raise what is wrong. Looks at paths, and at no server."""
-    configs, errors = read_tiers(option)
+    configs, errors = read_tiers(option, called=called)
     if errors:
         raise errors[0]
     return tuple(configs)
 
 
-def read_tiers(option: object) -> tuple[list[TierConfig], list[ConfigError]]:
-    """Read the option `tiers`: return those that can be read, and everything that is wrong."""
+def read_tiers(option: object, *, called: str = TIERS) -> tuple[list[TierConfig], list[ConfigError]]:
+    """Read the option `tiers`: return those that can be read, and everything that is wrong.
+
+    `called` is what people call the option where they have written it.
+    """
     if isinstance(option, str | bytes | Mapping) or not isinstance(option, Sequence):
         example = 'a list such as [{"type": "disk", "path": "/var/cache/kvtide", "size": "1GiB"}]'
-        return [], [ConfigError("tiers", option, example)]
+        return [], [ConfigError(called, option, example)]
     configs: list[TierConfig] = []
     errors: list[ConfigError] = []
     places: dict[str, TierConfig] = {}
     for index, options in enumerate(option):
-        config, wrong = _read_one(index, options)
+        config, wrong = _read_one(called, index, options)
         errors += wrong
         if config is None:
             continue
@@ -189,8 +197,8 @@ def read_tiers(option: object) -> tuple[list[TierConfig], list[ConfigError]]:
     return configs, errors
 
 
-def _read_one(index: int, options: object) -> tuple[TierConfig | None, list[ConfigError]]:
-    name = f"tiers[{index}]"
+def _read_one(called: str, index: int, options: object) -> tuple[TierConfig | None, list[ConfigError]]:
+    name = f"{called}[{index}]"
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         example = 'an object such as {"type": "disk", "path": "/var/cache/kvtide", "size": "1GiB"}'
         return None, [ConfigError(name, options, example)]
@@ -203,17 +211,19 @@ def _read_one(index: int, options: object) -> tuple[TierConfig | None, list[Conf
         kind = kind_of(f"{name}.type", options["type"])
     except ConfigError as unknown:
         return None, [unknown]
-    return read_model(kind.CONFIG, options, f"{name}.", {"index": index})
+    return read_model(kind.CONFIG, options, f"{name}.", {"list": called, "index": index})
 
 
 def kind_of(option: str, name: object) -> Kind:
     """Return the module of a type, importing it if that has not been done: some need packages that are optional."""
     if not isinstance(name, str) or name not in KINDS:
-        raise ConfigError(option, name, f"a known type; {did_you_mean(str(name), KINDS)}known are {', '.join(KINDS)}")
+        raise ConfigError(option, name, unknown("type", str(name), KINDS))
     try:
         return cast(Kind, importlib.import_module(KINDS[name]))
     except ImportError as error:
-        raise ConfigError(option, name, f"its package, pip install 'kvtide[{name}]' ({error})") from error
+        if name not in PACKAGES:
+            raise
+        raise ConfigError(option, name, f"its package: {install(name)} ({error})") from error
 
 
 def open_tiers(configs: Sequence[TierConfig], namespace: Namespace, *, rank: int, slot_bytes_max: int) -> list[Tier]:

@@ -1,4 +1,4 @@
-"""Encryption at rest: AES-256-GCM, by the `cryptography` package (`pip install kvtide[encryption]`)."""
+"""Encryption at rest: AES-256-GCM, by the package `cryptography`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kvtide.errors import ConfigError
+from kvtide.packages import install
 
 SECRET_BYTES = 32
 NONCE_BYTES = 12
@@ -72,7 +73,7 @@ class SecretSource:
     def read(self) -> bytes:
         """Return the key, or refuse with what is wrong about it, not with what it is."""
         if find_spec("cryptography") is None:
-            raise ConfigError(self.option, self._where, "the package cryptography: pip install 'kvtide[encryption]'")
+            raise ConfigError(self.option, self._where, f"the package cryptography: {install('encryption')}")
         text = self._read_file(self.file) if self.file is not None else self._read_variable()
         try:
             secret = bytes.fromhex(text.strip())

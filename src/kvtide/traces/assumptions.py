@@ -1,4 +1,4 @@
-"""All that a plan takes for granted, with where it comes from."""
+"""All that a plan or a replay takes for granted, with where it comes from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvtide.traces.rates import Sourced
 from kvtide.units import seconds_text, size_text
 
 
-def assumptions(machine: Machine, prices: Mapping[str, Sourced]) -> dict[str, Sourced]:
-    """Return numbers by name."""
+def assumptions(machine: Machine) -> dict[str, Sourced]:
+    """Return numbers about a machine, by name."""
     rates, device = machine.rates, machine.device
     if not machine.prefix_cache:
         device = replace(device, how=f"{device.how}; without a prefix cache")
@@ -26,16 +26,28 @@ def assumptions(machine: Machine, prices: Mapping[str, Sourced]) -> dict[str, So
         "store_bytes_per_s": rates.store_bytes_per_s,
         **host_copy,
         "overhead_s": rates.overhead_s,
-        "gpu_hour_dollars": prices["gpu_hour"],
-        "gib_hour_dollars": prices["gib_hour"],
     }
 
 
-def assumption_texts(taken: Mapping[str, Sourced]) -> Iterator[str]:
-    """Yield a line for each."""
+def assumption_texts(taken: Mapping[str, Sourced]) -> dict[str, list[str]]:
+    """Return texts for people, each with those that belong below it: numbers from one place, which is named once."""
+    texts: dict[str, list[str]] = {}
     for name, rate in taken.items():
         label, shown = _SHOWN[name]
-        yield f"{label}: {shown(rate.value)} ({rate.text})"
+        text = f"{label}: {shown(rate.value)}"
+        if rate.where:
+            below = texts.setdefault(f"{rate.where} ({rate.source}):", [])
+            below.append(f"{text} ({rate.how})" if rate.how else text)
+        else:
+            texts[f"{text} ({rate.text})"] = []
+    return texts
+
+
+def assumption_lines(taken: Mapping[str, Sourced]) -> Iterator[str]:
+    """Yield the same as lines."""
+    for text, below in assumption_texts(taken).items():
+        yield f"  {text}"
+        yield from (f"    {each}" for each in below)
 
 
 def _bandwidth(bytes_per_s: float) -> str:

@@ -12,8 +12,10 @@ from kvtide.core.config import Admission
 from kvtide.errors import ConfigError
 from kvtide.options import parse_size
 
+NONE = "none"
+"""What is written where there is to be nothing."""
 _PER_SECOND = re.compile(r"\s*(/\s*s|ps)$")
-_BITS = re.compile(r"bit|[0-9KMGT]i?b(/\s*s|ps)?$")
+_BITS = re.compile(r"bit|[0-9KMGTP]i?b(/\s*s|ps)?$")
 """A small b behind a large letter is a bit: 200Gb/s are 25GB/s."""
 _RATE_MIN = 10**6
 
@@ -27,6 +29,16 @@ def admission_option() -> click.Option:
 def size(name: str, text: str) -> int:
     """Read a size that was given as an option."""
     return parse_size(name, int(text) if text.isascii() and text.isdigit() else text)
+
+
+def size_or_none(name: str, text: str) -> int | None:
+    """Read a size that was given as an option, or the word for nothing."""
+    if text == NONE:
+        return None
+    try:
+        return size(name, text)
+    except ConfigError as error:
+        raise ConfigError(name, text, f'"{NONE}", or {error.expected}') from None
 
 
 def rate(name: str, text: str) -> int:

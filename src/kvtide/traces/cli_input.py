@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from kvtide.commands import Arguments, Choice, File, Real, Whole, argument, flag, option
+from kvtide.commands import Arguments, Choice, File, Real, Whole, argument, flag, option, refuse_written
 from kvtide.output import tell
 from kvtide.traces.consistency import consistent
 from kvtide.traces.reader import Trace, open_trace
@@ -23,6 +23,10 @@ TRACE is a file, packed with gzip or not, or "-" for standard input; without one
 
 SKIPPED_SHOWN = 5
 """So many skipped lines are named one by one."""
+
+
+_OF_TRACES = ("format", "tokenizer", "rate", "strict")
+_OF_WORKLOADS = ("workload", "requests", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,12 @@ def workload_of(args: Arguments) -> Workload:
 def input_of(args: Arguments) -> Input:
     """Open the trace, or make the workload and say so."""
     if args.trace is None:
+        refuse_written(_OF_TRACES, "to be used with a TRACE")
         workload = workload_of(args)
         title = f"synthetic workload {workload.name!r}, {workload.requests:,} requests, seed {workload.seed}"
         tell(f"kvtide: no trace was given: this is a {title}")
         return Input(workload, workload.block_tokens, title)
+    refuse_written(_OF_WORKLOADS, "to be used without a TRACE: a synthetic workload has it")
     trace = open_trace(
         args.trace,
         trace_format=args.format,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 from kvtide.commands import SIZES, Arguments, File, Real, command, flag, option
 from kvtide.core import POLICIES
@@ -11,7 +10,7 @@ from kvtide.errors import ConfigError
 from kvtide.options import parse_choice
 from kvtide.output import Output, put, tell
 from kvtide.progress import progress
-from kvtide.traces.assumptions import assumption_texts, assumptions
+from kvtide.traces.assumptions import assumption_lines, assumptions
 from kvtide.traces.cli_common import admission_option, size
 from kvtide.traces.cli_input import TRACE_TEXT, Input, input_of, input_options
 from kvtide.traces.cli_machine import machine_of, machine_options
@@ -55,17 +54,17 @@ def run(args: Arguments) -> int:
         plan = make_plan(source.requests, config, advance)
     source.tell_missing()
     _tell_missing(plan, source)
-    taken = assumptions(machine, prices)
+    taken = {**assumptions(machine), **{f"{name}_dollars": price for name, price in prices.items()}}
     _write(args, plan, source, taken)
     if args.json:
-        sources = {name: asdict(rate) for name, rate in taken.items()}
+        sources = {name: rate.as_json() for name, rate in taken.items()}
         put(json.dumps({**source.as_json(), **as_json(plan), "rates": sources}, indent=2))
         return 0
     out = Output()
     out.table(plan_table(plan))
     out.print(conclusion(plan), highlight=False, soft_wrap=True)
-    for text in assumption_texts(taken):
-        out.print(f"  {text}", highlight=False, soft_wrap=True)
+    for line in assumption_lines(taken):
+        out.print(line, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -132,8 +131,6 @@ def _write(args: Arguments, plan: PlanResult, source: Input, taken: dict[str, So
         write_whole(args.html, lambda path: path.write_text(page, encoding="utf-8"))
 
 
-_POLICIES = "lru,prefix,arc,s3fifo,forecast"
-
 COMMAND = command(
     "plan",
     text=f"{TEXT}\n\n{TRACE_TEXT}",
@@ -148,7 +145,7 @@ COMMAND = command(
             f"dollars for an hour of one GiB of host memory (default: {GIB_HOUR:g}, {GIB_HOUR_HOW})",
             Real(0),
         ),
-        option("--policies", "policies to compare", default=_POLICIES, metavar="A,B"),
+        option("--policies", "policies to compare", default=",".join(POLICIES), metavar="A,B"),
         admission_option(),
         option(
             "--sizes",

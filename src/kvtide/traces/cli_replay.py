@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import get_args
 
 import click
 
-from kvtide.commands import SIZES, Arguments, Choice, File, Real, Whole, command, flag, option
+from kvtide.commands import SIZES, Arguments, Choice, File, Real, Whole, command, flag, option, refuse_written
 from kvtide.core import POLICIES
 from kvtide.core.config import Mode
 from kvtide.errors import ConfigError
 from kvtide.output import Output, put
 from kvtide.progress import counted, progress
-from kvtide.traces.cli_common import admission_option, rate, size
+from kvtide.traces.assumptions import assumption_lines, assumptions
+from kvtide.traces.cli_common import NONE, admission_option, rate, size, size_or_none
 from kvtide.traces.cli_input import TRACE_TEXT, input_of, input_options
 from kvtide.traces.cli_machine import machine_of, machine_options
 from kvtide.traces.machine import Machine
@@ -23,7 +23,6 @@ from kvtide.traces.replay import Replay, ReplayConfig
 from kvtide.traces.replay_below import BelowModel, Write
 from kvtide.traces.replay_report import as_json, replay_tables
 from kvtide.traces.writing import check_writable, write_whole
-from kvtide.units import size_text
 
 TEXT = """\
 Serve a trace in virtual time with the real core: what comes from the device, from host memory and from below
@@ -37,9 +36,9 @@ EXAMPLES = """\
   kvtide replay trace.jsonl --servers 4 --disk 2TiB --store 16TiB --store-bandwidth 10GB/s
   kvtide replay trace.jsonl --gpus 8 --policy forecast --json > replay.json"""
 
-NO_HOST = "none"
 TIERS = {"disk": "a disk below the host memory of each server", "store": "a store below that, one for all servers"}
 """What can be below host memory, nearest first."""
+_OF_TIERS = ("bandwidth", "latency", "deadline", "write")
 
 
 def run(args: Arguments) -> int:
@@ -56,31 +55,22 @@ def run(args: Arguments) -> int:
     source.tell_missing()
     if args.plot is not None:
         write_whole(args.plot, lambda path: draw_replay(result, source.title, path))
+    taken = assumptions(machine)
     if args.json:
-        rates = {"device_bytes": asdict(machine.device), **machine.rates.as_json()}
-        put(
-            json.dumps(
-                {
-                    **source.as_json(),
-                    "cost_source": config.cost.source,
-                    "rates": rates,
-                    **as_json(result),
-                },
-                indent=2,
-            )
-        )
+        rates = {name: rate.as_json() for name, rate in taken.items()}
+        put(json.dumps({**source.as_json(), "rates": rates, **as_json(result)}, indent=2))
         return 0
     out = Output()
     for table in replay_tables(result):
         out.table(table)
-    out.print(f"times: {config.cost.source}", highlight=False, soft_wrap=True)
-    out.print(f"device: {size_text(machine.device.value)}, {machine.device.text}", highlight=False, soft_wrap=True)
+    for line in assumption_lines(taken):
+        out.print(line, highlight=False, soft_wrap=True)
     return 0
 
 
 def _config(args: Arguments, machine: Machine, block_tokens: int) -> ReplayConfig:
     block_bytes = machine.host_bytes_per_token * block_tokens
-    host_bytes = 0 if args.host == NO_HOST else size("--host", args.host)
+    host_bytes = size_or_none("--host", args.host) or 0
     if 0 < host_bytes < block_bytes:
         raise ConfigError("--host", args.host, f"at least one block, {block_bytes} bytes")
     return ReplayConfig(
@@ -93,13 +83,20 @@ def _config(args: Arguments, machine: Machine, block_tokens: int) -> ReplayConfi
         cost=machine.cost,
         prefix_cache=machine.prefix_cache,
         admission=args.admission,
-        below=tuple(_below(args, name, block_bytes) for name in TIERS if getattr(args, name) is not None),
+        below=_all_below(args, block_bytes),
         servers=args.servers,
     )
 
 
+def _all_below(args: Arguments, block_bytes: int) -> tuple[BelowModel, ...]:
+    for name in TIERS:
+        if getattr(args, name) is None:
+            refuse_written([f"{name}_{option}" for option in _OF_TIERS], f"to be used with --{name}")
+    return tuple(_below(args, name, block_bytes) for name in TIERS if getattr(args, name) is not None)
+
+
 def _below(args: Arguments, name: str, block_bytes: int) -> BelowModel:
-    options = {option: getattr(args, f"{name}_{option}") for option in ("bandwidth", "latency", "deadline", "write")}
+    options = {option: getattr(args, f"{name}_{option}") for option in _OF_TIERS}
     size_bytes = size(f"--{name}", getattr(args, name))
     if size_bytes < block_bytes:
         raise ConfigError(f"--{name}", getattr(args, name), f"at least one block, {block_bytes} bytes")
@@ -149,7 +146,7 @@ COMMAND = command(
     params=[
         *input_options(),
         *machine_options(),
-        option("--host", f'host memory, or "{NO_HOST}"; {SIZES}', default="256GiB", metavar="SIZE"),
+        option("--host", f'host memory, or "{NONE}"; {SIZES}', default="256GiB", metavar="SIZE"),
         option(
             "--policy",
             f"which block leaves the host first: {', '.join(POLICIES)}",

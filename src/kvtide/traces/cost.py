@@ -9,7 +9,7 @@ from kvtide.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Rates, and where they come from."""
+    """Rates, as plain numbers."""
 
     prefill_tokens_per_s: float
     decode_s_per_token: float
@@ -17,7 +17,6 @@ class CostModel:
     store_bytes_per_s: float
     overhead_s: float
     """Of each request, besides tokens and bytes: scheduling, launching, sampling."""
-    source: str
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""

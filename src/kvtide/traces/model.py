@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvtide.errors import ConfigError
 from kvtide.traces.layer import Layer, dense_layer
+from kvtide.traces.layer_kinds import PartlyFull, partly_full
 from kvtide.traces.parameters import count_parameters
 
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "fp8": 1, "int8": 1}
@@ -29,6 +30,8 @@ class Model:
     weight_bytes: float | None
     layer: Layer | None = None
     """What it is made of, if that is known and dense."""
+    partly_full: PartlyFull | None = None
+    """Not all layers are full attention. `bytes_per_token` is as if they were."""
 
 
 DEFAULT_MODEL = Model("Llama-3.1-8B", 131_072, 8.03e9, 8.03e9, 16.06e9, Layer(32, 4096, 32, 8, 128, 14_336))
@@ -57,6 +60,7 @@ def read_model(config_path: str) -> Model:
         active,
         None if parameters is None else parameters * _weight_bytes(config, value_bytes),
         dense_layer(fields),
+        partly_full(fields, _count(config_path, fields, "num_hidden_layers")),
     )
 
 

@@ -45,7 +45,7 @@ def plan_page(plan: PlanResult, title: str, taken: Mapping[str, Sourced], admiss
         "csv": f"data:text/csv;charset=utf-8,{quote(_csv(plan))}",
         "about": _about(plan),
         "table": _table(plan),
-        "sources": "".join(f"<li>{escape(text)}</li>" for text in assumption_texts(taken)),
+        "sources": _sources(taken),
         "data": json.dumps(page_data(plan)).replace("<", "\\u003c"),
         "library": library,
         "script": script,
@@ -65,6 +65,14 @@ def _allowed(style: str, *scripts: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
     return f"default-src 'none'; img-src data:; style-src {hashed(style)}; script-src {' '.join(map(hashed, scripts))}"
+
+
+def _sources(taken: Mapping[str, Sourced]) -> str:
+    items = []
+    for text, below in assumption_texts(taken).items():
+        inner = "".join(f"<li>{escape(each)}</li>" for each in below)
+        items.append(f"<li>{escape(text)}{f'<ul>{inner}</ul>' if inner else ''}</li>")
+    return "".join(items)
 
 
 def _tiles(plan: PlanResult) -> str:

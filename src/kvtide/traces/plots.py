@@ -1,4 +1,4 @@
-"""PNG plots. matplotlib is an optional extra, imported only when a plot is asked for."""
+"""PNG plots. matplotlib is imported only when a plot is asked for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtide.packages import install
 from kvtide.traces.errors import TraceError
 from kvtide.traces.plan import PlanResult
 from kvtide.traces.plan_curves import compared, fine_curve, is_far_apart, is_same, main_policy, sizes_of, time_unit
@@ -31,7 +32,7 @@ def figure(width: float, height: float, widths: Sequence[float] = (1,)) -> tuple
         agg = importlib.import_module("matplotlib.backends.backend_agg")
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
-        raise TraceError("plots need matplotlib: pip install 'kvtide[plot]'") from None
+        raise TraceError(f"plots need matplotlib: {install('plot')}") from None
     drawing = figures.Figure(figsize=(width, height), layout="constrained")
     agg.FigureCanvasAgg(drawing)
     axes = drawing.subplots(1, len(widths), width_ratios=widths)

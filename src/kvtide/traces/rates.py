@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from kvtide.traces.cost import CostModel
@@ -22,7 +22,7 @@ _H200_PREFILL = 16_000 / (0.469 - 0.022)
 _H200_DECODE_S = 0.012
 _H200_OVERHEAD_S = 0.022
 _H200_LOAD, _H200_STORE = 54.9e9, 55.4e9
-_H200_RUN = "one H200 SXM with vLLM 0.24, Llama-3.1-8B's shape"
+_H200_RUN = "measured on one H200 SXM with vLLM 0.24, Llama-3.1-8B's shape"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,22 @@ class Sourced:
     value: float
     source: Kind
     how: str
+    where: str = ""
+    """What it comes from, if other numbers come from there too: a run, a data sheet."""
+
+    @property
+    def about(self) -> str:
+        """Where it comes from in all words."""
+        return ": ".join(filter(None, (self.where, self.how)))
 
     @property
     def text(self) -> str:
-        """Both, for people."""
-        return f"{self.source}: {self.how}" if self.how else self.source
+        """The same with the kind of knowledge, for people."""
+        return ": ".join(filter(None, (self.source, self.about)))
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as plain data."""
+        return {"value": self.value, "source": self.source, "how": self.about}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +62,7 @@ class Rates:
 
     def cost(self) -> CostModel:
         """Return the plain numbers."""
-        rates = {field.name: getattr(self, field.name) for field in fields(self)}
-        ways: dict[str, list[str]] = {}
-        for name, rate in rates.items():
-            ways.setdefault(rate.text, []).append(name)
-        source = "; ".join(f"{', '.join(names)} {text}" for text, names in ways.items())
-        return CostModel(**{name: rate.value for name, rate in rates.items()}, source=source)
+        return CostModel(**{field.name: getattr(self, field.name).value for field in fields(self)})
 
     def given(self, **values: float | None) -> Rates:
         """Return the same with what somebody has said instead."""
@@ -72,14 +78,10 @@ class Rates:
         return replace(
             self,
             **{
-                name: Sourced(rate.value * gpus, rate.source, f"{rate.how}, {gpus} GPUs")
+                name: replace(rate, value=rate.value * gpus, how=", ".join(filter(None, (rate.how, f"{gpus} GPUs"))))
                 for name, rate in rates.items()
             },
         )
-
-    def as_json(self) -> dict[str, object]:
-        """Return value and source of each."""
-        return asdict(self)
 
 
 def derive_rates(gpu: Gpu, model: Model, *, default: bool = False) -> Rates:
@@ -97,21 +99,25 @@ def derive_rates(gpu: Gpu, model: Model, *, default: bool = False) -> Rates:
     if gpu.name == GPUS[DEFAULT_GPU].name:
         return _like_the_h200(kind, parameters, read_bytes, whose)
     sheet = gpu.told_by
-    link = f"{sheet}: {LINK_SHARE:.0%} of PCIe {gpu.link_gb_per_s:g} GB/s"
+    link = Sourced(
+        gpu.link_gb_per_s * 1e9 * LINK_SHARE, kind, f"{LINK_SHARE:.0%} of PCIe {gpu.link_gb_per_s:g} GB/s", sheet
+    )
     return Rates(
         Sourced(
             gpu.tflops * 1e12 * COMPUTE_SHARE / (2 * parameters),
             kind,
-            f"{sheet}: {COMPUTE_SHARE:.0%} of {gpu.tflops:g} TFLOPS, {whose}",
+            f"{COMPUTE_SHARE:.0%} of {gpu.tflops:g} TFLOPS, {whose}",
+            sheet,
         ),
         Sourced(
             read_bytes / (gpu.memory_gb_per_s * 1e9 * MEMORY_SHARE),
             kind,
-            f"{sheet}: {MEMORY_SHARE:.0%} of {gpu.memory_gb_per_s:g} GB/s, {read_bytes / 1e9:.3g} GB of weights",
+            f"{MEMORY_SHARE:.0%} of {gpu.memory_gb_per_s:g} GB/s, {read_bytes / 1e9:.3g} GB of weights",
+            sheet,
         ),
-        Sourced(gpu.link_gb_per_s * 1e9 * LINK_SHARE, kind, link),
-        Sourced(gpu.link_gb_per_s * 1e9 * LINK_SHARE, kind, link),
-        Sourced(_OVERHEAD_S, "default", "of each request, about what vLLM takes"),
+        link,
+        link,
+        Sourced(_OVERHEAD_S, "default", "about what vLLM takes"),
     )
 
 
@@ -120,12 +126,12 @@ def _like_the_h200(kind: Kind, parameters: float, read_bytes: float, whose: str)
     assert DEFAULT_MODEL.parameters is not None
     assert DEFAULT_MODEL.weight_bytes is not None
     computing, reading = parameters / DEFAULT_MODEL.parameters, read_bytes / DEFAULT_MODEL.weight_bytes
-    run = f"measured on {_H200_RUN}"
-    scaled = "" if whose.startswith("8.03B") else f", scaled to {whose}"
+    scaled = "" if whose.startswith("8.03B") else f"scaled to {whose}"
+    prefill = ", ".join(filter(None, ("16,000 tokens in 469 ms, 22 if cached", scaled)))
     return Rates(
-        Sourced(_H200_PREFILL / computing, kind, f"{run}: 16,000 tokens in 469 ms, 22 if cached{scaled}"),
-        Sourced(_H200_DECODE_S * reading, kind, f"{run}{scaled}"),
-        Sourced(_H200_LOAD, kind, f"{run}: one large copy"),
-        Sourced(_H200_STORE, kind, f"{run}: one large copy"),
-        Sourced(_H200_OVERHEAD_S, kind, f"{run}: of each request"),
+        Sourced(_H200_PREFILL / computing, kind, prefill, _H200_RUN),
+        Sourced(_H200_DECODE_S * reading, kind, scaled, _H200_RUN),
+        Sourced(_H200_LOAD, kind, "one large copy", _H200_RUN),
+        Sourced(_H200_STORE, kind, "one large copy", _H200_RUN),
+        Sourced(_H200_OVERHEAD_S, kind, "", _H200_RUN),
     )

@@ -10,7 +10,15 @@ from pathlib import Path
 from kvtide.options import did_you_mean
 from kvtide.traces.errors import MalformedLine, TraceError
 from kvtide.traces.lines import Lines
-from kvtide.traces.readers import FORMATS, REQUESTS_PER_S, WITHOUT_TOKENS, LineReader, VLLMLogReader, looks_like_log
+from kvtide.traces.readers import (
+    FORMATS,
+    REQUESTS_PER_S,
+    WITHOUT_TOKENS,
+    LineReader,
+    VLLMLogReader,
+    looks_like_log,
+    required_object,
+)
 from kvtide.traces.record import TraceRequest, checked
 from kvtide.traces.tokenizers import BYTES, tokenizer
 
@@ -110,14 +118,20 @@ def _format(name: str) -> type[LineReader]:
 
 
 def _recognise(lines: Lines) -> type[LineReader]:
-    looked = [line for line in lines.look(LOOK_LINES) if line.strip()]
-    for line in looked:
+    looked = {number: line for number, line in enumerate(lines.look(LOOK_LINES), start=1) if line.strip()}
+    for line in looked.values():
         for reader in FORMATS.values():
             if reader.recognises(line):
                 return reader
     if not looked:
         raise TraceError(f"{lines.name}: the file is empty")
-    if any(map(looks_like_log, looked)):
+    if any(map(looks_like_log, looked.values())):
         # A server that was busy for long before its first request has told nothing of it in so few lines.
         return VLLMLogReader
-    raise TraceError(f"{lines.name}: unknown format: expected lines of {', '.join(FORMATS)} (see --format)")
+    number, line = next(iter(looked.items()))
+    try:
+        required_object(line)
+        why = ""
+    except MalformedLine as error:  # perhaps it is cut off
+        why = f" (line {number}: {error})"
+    raise TraceError(f"{lines.name}: unknown format{why}: expected lines of {', '.join(FORMATS)} (see --format)")

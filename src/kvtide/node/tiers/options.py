@@ -16,7 +16,7 @@ def read_tiers(option: str, written: object) -> tuple[TierConfig, ...]:
     several = [written] if isinstance(written, str | Mapping) else written
     if not isinstance(several, Sequence):
         raise ConfigError(option, written, f'a list of tiers, such as ["{EXAMPLE}"]')
-    return parse_tiers([_tier(option, each) for each in several])
+    return parse_tiers([_tier(option, each) for each in several], called=option)
 
 
 def _tier(option: str, written: object) -> object:

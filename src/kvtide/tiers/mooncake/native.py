@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from kvtide.errors import ConfigError
+from kvtide.packages import install
 from kvtide.tiers.backend import BackendDown
 from kvtide.tiers.mooncake.options import MooncakeConfig
 
@@ -50,7 +51,7 @@ def load(deadline_ms: int) -> Any:
     try:
         return importlib.import_module("mooncake.store")  # it is optional, and large
     except ImportError as error:
-        fix = f"pip install 'kvtide[mooncake]', and on Debian: apt install {LIBRARIES}"
+        fix = f"{install('mooncake')}, and on Debian: apt install {LIBRARIES}"
         raise ConfigError("type", "mooncake", f"Mooncake's client: {fix} ({error})") from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtide.traces.readers.base import REQUESTS_PER_S, LineReader
+from kvtide.traces.readers.base import REQUESTS_PER_S, LineReader, required_object
 from kvtide.traces.readers.mooncake import MooncakeReader
 from kvtide.traces.readers.openai_chat import OpenAIChatReader
 from kvtide.traces.readers.vllm_log import WITHOUT_TOKENS, VLLMLogReader, looks_like_log
@@ -22,4 +22,5 @@ __all__ = [
     "OpenAIChatReader",
     "VLLMLogReader",
     "looks_like_log",
+    "required_object",
 ]

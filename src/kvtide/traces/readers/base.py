@@ -40,16 +40,18 @@ class LineReader(ABC):
 def json_object(line: str) -> Mapping[str, object] | None:
     """Return a line as a JSON object, or None if it is something else."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        return required_object(line)
+    except MalformedLine:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def required_object(line: str) -> Mapping[str, object]:
     """Return a line as a JSON object."""
-    value = json_object(line)
-    if value is None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        raise MalformedLine("not valid JSON") from None
+    if not isinstance(value, dict):
         raise MalformedLine("not a JSON object")
     return value
 
