@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvtide.core import ChunkedLocal, FullAttention, SlidingWindow, StateSpace
+from kvtide.core import ChunkedLocal, FullAttention, NotStored, SlidingWindow, StateSpace
 from kvtide.core.index import calls
+from kvtide.core.index.shared import SharedIndex
 from kvtide.node.codec import call_frame
 from kvtide.node.described_groups import described, groups_of
 from kvtide.node.errors import BadFrame, Refused
@@ -21,7 +22,7 @@ from kvtide.node.lines import ROUTINE_MAX
 from kvtide.node.namespaces import name_of, parts_of, unlike
 from kvtide.node.owners import Owner
 from kvtide.node.shares import Share
-from kvtide.node.space import Space
+from kvtide.node.space import Space, make_index
 from kvtide.node.spaces import Spaces
 from tests.node.support import wait_until
 
@@ -323,3 +324,21 @@ def test_groups_that_make_no_sense_are_no_namespace(groups: object) -> None:
 def test_groups_come_back_as_they_were_described() -> None:
     groups = (FullAttention(16), SlidingWindow(16, 64), ChunkedLocal(16, 64), StateSpace(64))
     assert groups_of({"groups": json.loads(json.dumps(described(groups)))}) == groups
+
+
+def test_f4_what_other_engines_write_is_not_waited_for_where_pages_are_still_to_come() -> None:
+    """It ends with no news of slots: an engine that asked again and again would never rest."""
+    index, _ = make_index((FullAttention(16),), 8, "prefix", 1, None)
+    shared = SharedIndex(index)
+    shared.grow(2)
+    for owner in (1, 2):
+        shared.attach(owner, 8)
+
+    def reserve(owner: int, text: bytes) -> calls.Taken:
+        offer = calls.Offer(0, [text + b"0", text + b"1"], None, 16, [], needs_prefix=True, touch=False)
+        reply = shared.handle(owner, calls.Reserve(1, [offer], 8))
+        assert isinstance(reply, calls.Reserved)
+        return reply.taken[0]
+
+    assert reserve(1, b"a").runs
+    assert (reserve(2, b"b").left, reserve(2, b"b").refused) == ([], {NotStored.HOST_FULL: 2})

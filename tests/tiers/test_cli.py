@@ -16,9 +16,12 @@ from pathlib import Path
 import pytest
 
 from kvtide import cli
+from kvtide.errors import ConfigError
 from kvtide.progress import progress
 from kvtide.tiers import cli as tier_cli
+from kvtide.tiers.disk import admin
 from kvtide.tiers.disk.aligned import PAGE
+from kvtide.tiers.disk.place import Place
 from kvtide.tiers.disk.shared_folder import SharedFolder
 from kvtide.tiers.record import FORMAT_VERSION
 from kvtide.units import size_text
@@ -79,7 +82,24 @@ def test_the_folder_of_a_node_is_cleared_of_all_its_stores_and_nothing_else(
     dry = run(capsys, "tier", "clear", "--dry-run", of_node)
     assert dry == (0, f"20 records, 160 KiB would be removed from {of_node}\n", "")
     assert run(capsys, "tier", "clear", "--yes", of_node) == (0, f"20 records removed from {of_node}\n", "")
-    assert [path.name for path in of_node.iterdir()] == ["holiday.jpg"]
+    assert sorted(path.name for path in of_node.iterdir()) == ["holiday.jpg", "lock"]
+
+
+def test_no_node_begins_to_use_a_folder_while_it_is_cleared(of_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What says that there is a store, and the lock, would be removed from under it."""
+    forget = Place.forget
+
+    def late(place: Place) -> None:
+        with pytest.raises(ConfigError, match=f"process {os.getpid()} does"):
+            SharedFolder("tiers[0].path", of_node, 64 << 20)
+        forget(place)
+
+    monkeypatch.setattr(Place, "forget", late)
+    admin.clear(str(of_node), {}, lambda *_: None)
+    node = SharedFolder("tiers[0].path", of_node, 64 << 20)
+    with pytest.raises(ConfigError):
+        SharedFolder("tiers[0].path", of_node, 64 << 20)
+    node.close()
 
 
 def test_the_folder_of_a_node_that_runs_is_left_alone_also_where_a_store_is_not_in_use(

@@ -9,6 +9,7 @@ import pytest
 
 from kvtide.tiers import HIT, MISS, Faults, FaultyTier, Item, KeyResult, MemoryBackend, QueuedTier, TierKey, Verdict
 from kvtide.tiers.breaker import Breaker, Switch
+from kvtide.tiers.queued import AT_ONCE_MAX
 from tests.contracts.tier_contract import PATIENCE_S, answers, block, clear, get, key, lookup, put, room, verdicts
 
 THROTTLED, FAILED = Verdict.THROTTLED, Verdict.FAILED
@@ -291,3 +292,27 @@ def test_who_looks_up_in_memory_needs_no_thread_and_is_switched_off_like_others(
     backend.gate.set()
     assert tier.close(PATIENCE_S)
     assert not tier.lookup(5, [key(1)]), "it is closed"
+
+
+def test_who_looks_up_in_its_own_thread_is_not_kept_from_ending() -> None:
+    class Stopped(MemoryBackend):
+        looks_up_in_memory = True
+
+        def lookup(self, keys: Sequence[TierKey]) -> list[KeyResult]:
+            raise SystemExit("SIGTERM came while it looked")
+
+    tier = QueuedTier(Stopped(), threads=1)
+    with pytest.raises(SystemExit):
+        tier.lookup(1, [key(1)])
+    assert tier.close(PATIENCE_S)
+
+
+def test_many_keys_are_looked_up_by_a_thread_though_they_are_in_memory() -> None:
+    backend = GatedBackend("lookup")
+    backend.looks_up_in_memory = True
+    tier = QueuedTier(backend, threads=1)
+    assert tier.lookup(1, [key(number % 200) for number in range(AT_ONCE_MAX + 1)])
+    assert tier.poll() == []
+    backend.gate.set()
+    assert len(answers(tier, 1)[1]) == AT_ONCE_MAX + 1
+    assert tier.close(PATIENCE_S)

@@ -125,6 +125,13 @@ def test_a_tier_of_a_node_that_engines_cannot_use_is_said_before_all_else() -> N
     assert (only.kind, "Look after tier disk of the node" in only.do) == ("repair", True)
 
 
+def test_what_is_one_engine_s_alone_has_no_tiers_and_says_nothing_about_them() -> None:
+    private = 'kvtide_node_{}{{namespace="p",model="org/reset"}} {}'
+    more = [private.format(name, 1) for name in ("slots", "slots_ready", "slots_cached", "namespace_engines")]
+    (only,) = advice(a_node(more="\n".join([*more, tiers(1)])))
+    assert only.kind == "nothing"
+
+
 def test_few_look_ups_say_nothing_and_no_option_that_was_given_is_suggested() -> None:
     (only,) = advice(a_node(5))
     assert only.kind == "unknown"

@@ -122,4 +122,5 @@ def make_index(
     geometry = Geometry(groups=groups, block_bytes=1, device_blocks=slots + _BLOCKS)
     config = OffloadConfig.build(geometry, {"host": slots, "policy": policy}, below)
     metrics = Metrics()
-    return LocalIndex(config, Ledger(parts, metrics), EventStream(enabled=False, metrics=metrics), metrics, 0), metrics
+    events = EventStream(enabled=False, metrics=metrics)
+    return LocalIndex(config, Ledger(parts, metrics), events, metrics, 0, is_shared=True), metrics

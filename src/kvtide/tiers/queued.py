@@ -16,6 +16,8 @@ from kvtide.tiers.call_queue import Call, CallName, CallQueue, Part, Work, parts
 from kvtide.tiers.meter import Meter
 
 _log = logging.getLogger(__name__)
+AT_ONCE_MAX = 1024
+"""Keys that are looked up at once, where that is possible: they take a millisecond, which others may wait for."""
 
 
 class QueuedTier(Tier):
@@ -73,7 +75,9 @@ class QueuedTier(Tier):
 
     def lookup(self, ticket: int, keys: Sequence[TierKey]) -> bool:
         """Look up at once, if the backend can, and otherwise queue it. See `Tier.lookup`."""
-        return self._take("lookup", ticket, tuple(keys), at_once=self._backend.looks_up_in_memory)
+        return self._take(
+            "lookup", ticket, tuple(keys), at_once=self._backend.looks_up_in_memory and len(keys) <= AT_ONCE_MAX
+        )
 
     def put(self, ticket: int, items: Sequence[Item]) -> bool:
         """Queue a put. See `Tier.put`."""
@@ -251,8 +255,10 @@ class QueuedTier(Tier):
                 results = self._ask_backend(part)
             if len(results) != count:
                 raise RuntimeError(f"{len(results)} results for {count} keys")
-        except BaseException as error:  # even SystemExit: there is nobody behind this frame to tell
+        except BaseException as error:  # even SystemExit: there is nobody behind the frame of a thread to tell
             self._breaker.failed()
+            if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
+                raise  # the caller's own, who is told by a signal to end
             return [self._failure(error)] * count
         self._breaker.succeeded()
         return results

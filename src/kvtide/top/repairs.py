@@ -57,7 +57,8 @@ def _tiers_of_node(node: Node) -> Iterator[Advice]:
             yield Advice(
                 "repair",
                 f"Look after tier {name} of the node: it is not in use. The node's log says why.",
-                "It could not be opened, or failed; it is tried again now and then.",
+                "A tier that has failed is tried again now and then. For one that could not be opened, start the node "
+                "again.",
                 {"tiers_not_in_use": 1.0},
             )
 

@@ -136,7 +136,8 @@ def _node(gauges: Counts) -> Node:
 
 def _is_in_use(gauges: Counts, tier: str, namespaces: dict[str, Space]) -> bool:
     up = gauges.by(f"{NODE}tier_up", "namespace", tier=tier)
-    return all(up.get(name, 0.0) for name, space in namespaces.items() if space.engines)
+    # What is one engine's alone has no tiers, and no row.
+    return all(up[name] for name, space in namespaces.items() if space.engines and name in up)
 
 
 def _namespaces(gauges: Counts) -> dict[str, Space]:

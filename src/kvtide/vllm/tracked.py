@@ -10,6 +10,8 @@ from vllm.v1.request import RequestStatus
 
 from kvtide.core import Key
 
+_CUT_SHORT = ("FINISHED_ABORTED", "FINISHED_ERROR")
+
 
 @dataclass(slots=True, eq=False)
 class Tracked:
@@ -56,8 +58,10 @@ class Tracked:
     @property
     def may_be_stored(self) -> bool:
         """Whether blocks of a request that runs, or has just ended, hold what was computed."""
-        ended = self.request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
-        return self.running and bool(self.end_tokens) and (not self.foreign or ended)
+        if not self.running or not self.end_tokens:
+            return False
+        status = self.request.status
+        return not self.foreign or (RequestStatus.is_finished(status) and status.name not in _CUT_SHORT)
 
     def scheduled(self, new_tokens: int) -> None:
         """Note what this step computes."""

@@ -24,10 +24,19 @@ class LocalIndex(Index):
     """The host pool, and what is below it."""
 
     def __init__(
-        self, config: OffloadConfig, ledger: Ledger, events: EventStream, metrics: Metrics, slots_ready: int | None
+        self,
+        config: OffloadConfig,
+        ledger: Ledger,
+        events: EventStream,
+        metrics: Metrics,
+        slots_ready: int | None,
+        *,
+        is_shared: bool = False,
     ) -> None:
+        """`is_shared`: what is being written may be another engine's, and says nothing about slots to come."""
         groups = config.geometry.groups
         self.ledger = ledger
+        self._is_shared = is_shared
         self.host = HostPool(config.slots, groups, config.policy, events, metrics, slots_ready=slots_ready)
         self.below = Below(config, self.host, ledger, metrics)
         self._matcher = Matcher(groups, self.host)
@@ -251,7 +260,8 @@ class LocalIndex(Index):
         Of a request that has ended, once in any case. Then as long as slots are being written: when that ends there is
         news of slots. Memory is pinned meanwhile, and what is written shows whether blocks pack.
         """
-        return self.host.slots < self.host.slots_max and (want.touch or self.host.num_writing > 0)
+        soon = self.host.num_writing > 0 and not self._is_shared
+        return self.host.slots < self.host.slots_max and (want.touch or soon)
 
     def _begin(self, run: Chain) -> Chain | None:
         """Let the first blocks be written, as many as there are slots; None: there is none."""

@@ -75,12 +75,11 @@ def clear(place: str, _options: Mapping[str, object], progress: Progress) -> int
     """Remove all that is kvtide's in a folder, whatever its format; return the number of records."""
     named = named_place(place)
     removed = 0
-    with usable("PLACE", place):
-        with named.locked() as folders:
-            for done, folder in enumerate(folders, start=1):
-                removed += sum(len(_headers_if_readable(segment) or ()) for segment in find_segments(folder.path))
-                empty(folder.path)
-                progress(done, len(folders))
+    with usable("PLACE", place), named.locked() as folders:
+        for done, folder in enumerate(folders, start=1):
+            removed += sum(len(_headers_if_readable(segment) or ()) for segment in find_segments(folder.path))
+            empty(folder.path)
+            progress(done, len(folders))
         named.forget()
     return removed
 

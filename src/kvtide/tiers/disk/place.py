@@ -47,8 +47,11 @@ class Place:
             yield folders
 
     def forget(self) -> None:
-        """Remove what says that there are stores. Their ranks' folders were emptied before."""
-        for path in dict.fromkeys([*self.stores, self.root]):
+        """Remove what says that there are stores. All is locked, and their ranks' folders were emptied.
+
+        The lock of a node stays, for nodes hold it as long as they run: one may have opened it, and wait.
+        """
+        for path in self.stores:
             for name in (FORMAT_NAME, LOCK_NAME):
                 (path / name).unlink(missing_ok=True)
             if path != self.root and not any(path.iterdir()):
