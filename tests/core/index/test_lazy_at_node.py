@@ -133,6 +133,19 @@ def test_f4_what_a_full_node_refuses_is_lost_because_of_that_and_not_before_the_
     world.manager.reset()
 
 
+def test_f13_what_a_node_has_refused_is_not_kept_from_the_device_each_time_that_it_is_asked_again() -> None:
+    """A request that waits for the last block would be started again for ever: seed 950481 with a node."""
+    world = lazy(host_blocks=8)
+    world.host_pool.take(8)  # by others
+    pins = []
+    for tokens in range(2, 5):
+        world.plan()
+        pins.append(world.manager.gauges().store_pins)
+        world.compute(world.requests["runs"], tokens)
+    assert pins == [BLOCKS, 0, 0]
+    world.manager.reset()
+
+
 def test_what_the_node_has_already_is_not_lost_when_the_device_takes_it() -> None:
     world = lazy()
     other = World(node=link_of(world).node)

@@ -129,7 +129,8 @@ class LazyPlanner:
         if chains:
             self._asked |= asked
             self._planning = True
-            self._stores.begin(chains, partial(self._granted, chains), hold=True)
+            # Not twice: whoever waits for such a block, the last one maybe, would wait each time that it is asked for.
+            self._stores.begin(chains, partial(self._granted, chains), hold=asked.isdisjoint(self._refused))
             self._planning = False
         if not self._stores.pinned_blocks:
             self._stopped_by_budget = False  # no store is under way that would make room by ending
