@@ -77,6 +77,10 @@ class LazyPlanner:
         """Not to be stored, and counted: when it is about to be evicted, for not all engines say when it is."""
         self._stopped_by_budget = False
         self._planning = False
+        self._holds = True
+        """Whether blocks are kept from the engine while the index is asked: not after it has refused all. A request
+        that waits for the last block could wait each time that a slot is asked for, which may be for ever (F13).
+        """
 
     @property
     def waiting(self) -> bool:
@@ -129,14 +133,14 @@ class LazyPlanner:
         if chains:
             self._asked |= asked
             self._planning = True
-            # Not twice: whoever waits for such a block, the last one maybe, would wait each time that it is asked for.
-            self._stores.begin(chains, partial(self._granted, chains), hold=asked.isdisjoint(self._refused))
+            self._stores.begin(chains, partial(self._granted, chains), hold=self._holds)
             self._planning = False
         if not self._stores.pinned_blocks:
             self._stopped_by_budget = False  # no store is under way that would make room by ending
 
     def _granted(self, chains: list[Chain], grants: list[Grant]) -> None:
         """Look again at the blocks that the host had no room for: at once, unless asking takes a step of its own."""
+        self._holds = any(grant.runs for grant in grants) or not any(grant.refused for grant in grants)
         for chain, grant in zip(chains, grants, strict=True):
             names = [(chain.group, key) for key in chain.keys]
             self._asked.difference_update(names)
