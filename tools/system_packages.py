@@ -10,10 +10,10 @@ something are skipped, and the end of the run says which.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 PACKAGES = {
@@ -96,5 +96,16 @@ def bring(names: list[str], folder: Path) -> None:
         shutil.rmtree(folder / "apt", ignore_errors=True)  # 20 MB
 
 
+def main() -> None:
+    """Bring what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("what", nargs="*", metavar="WHAT", help=f"of {', '.join(PACKAGES)} (default: all)")
+    args = parser.parse_args()
+    if unknown := set(args.what) - set(PACKAGES):
+        parser.error(f"not known: {', '.join(sorted(unknown))}")
+    bring(args.what or list(PACKAGES), args.folder.absolute())
+
+
 if __name__ == "__main__":
-    bring(sys.argv[2:] or list(PACKAGES), Path(sys.argv[1]).absolute())
+    main()

@@ -56,3 +56,14 @@ def test_where_there_is_no_apt_get_it_says_so_and_what_would_bring_it(
     bring(["redis-server", "libnuma.so.1"], tmp_path)
     assert "`apt-get install redis-server libnuma1` brings it" in capsys.readouterr().out
     assert not list(tmp_path.iterdir()), "nothing half done is left"
+
+
+def test_what_is_not_known_is_told_and_brings_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "system"
+    monkeypatch.setattr("sys.argv", ["system_packages.py", str(folder), "prom"])
+    with pytest.raises(SystemExit):
+        system_packages.main()
+    assert "not known: prom" in capsys.readouterr().err
+    assert not folder.exists()
