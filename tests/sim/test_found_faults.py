@@ -94,8 +94,8 @@ FOUND_WITH_A_NODE = [
     (775726619684, "the checker, not the core: ten seconds that were added up from steps were a little less than ten"),
     (1072587925042, "the same, and a little more than ten"),
     (950481, "lazy: what a full node had refused was kept from a request that waited for it, each time it began again"),
-    (5008277, "the same, with blocks that were computed anew each time"),
-    (5013906, "the same, with four groups"),
+    (5013906, "the same, with blocks that were computed anew each time"),
+    (5008277, "lazy: the same with what a node had already, where nobody remembered that"),
 ]
 """Seed and what was wrong, in worlds with a node."""
 

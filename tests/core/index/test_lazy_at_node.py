@@ -146,6 +146,19 @@ def test_f13_what_a_node_has_refused_is_not_kept_from_the_device_each_time_that_
     world.manager.reset()
 
 
+def test_f13_what_a_node_has_already_is_not_kept_from_the_device_each_time_that_it_is_asked() -> None:
+    """The same, where another engine has stored all and nothing is remembered: seed 5008277 with a node."""
+    world = lazy()
+    other = World(node=link_of(world).node)
+    other.serve("r", text("r", DIRTY * 4))
+    pins = []
+    for tokens in range(2, 5):
+        world.plan()
+        pins.append(world.manager.gauges().store_pins)
+        world.compute(world.requests["runs"], tokens)
+    assert pins == [BLOCKS, 0, 0]
+
+
 def test_what_the_node_has_already_is_not_lost_when_the_device_takes_it() -> None:
     world = lazy()
     other = World(node=link_of(world).node)

@@ -78,7 +78,7 @@ class LazyPlanner:
         self._stopped_by_budget = False
         self._planning = False
         self._holds = True
-        """Whether blocks are kept from the engine while the index is asked: not after it has refused all. A request
+        """Whether blocks are kept from the engine while the index is asked: not after it has taken none. A request
         that waits for the last block could wait each time that a slot is asked for, which may be for ever (F13).
         """
 
@@ -140,7 +140,7 @@ class LazyPlanner:
 
     def _granted(self, chains: list[Chain], grants: list[Grant]) -> None:
         """Look again at the blocks that the host had no room for: at once, unless asking takes a step of its own."""
-        self._holds = any(grant.runs for grant in grants) or not any(grant.refused for grant in grants)
+        self._holds = any(grant.runs for grant in grants)
         for chain, grant in zip(chains, grants, strict=True):
             names = [(chain.group, key) for key in chain.keys]
             self._asked.difference_update(names)
