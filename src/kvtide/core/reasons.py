@@ -32,6 +32,8 @@ class NotStored(str, Enum):
     """The node that keeps host blocks is not there, or went away before it had answered."""
     NODE_LATE = "node_late"
     """The node that keeps host blocks did not say in time where to store it, or a rank did not have its memory yet."""
+    NOT_CERTAIN = "not_certain"
+    """Something else had brought a part of it, and the request ended early: whether that part came is not known."""
     UNPACKED_FULL = "unpacked_full"
     """It does not pack (`packing`), and on some rank the place for such blocks is full."""
 

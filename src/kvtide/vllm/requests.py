@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from kvtide.core import OffloadManager
+from kvtide.core import NotStored, OffloadManager
+from kvtide.vllm import versions
 from kvtide.vllm.device_pool import VLLMDevicePool
 from kvtide.vllm.layout import Layout
 from kvtide.vllm.live_lists import BlockTable, keys_of, table_for_stores
@@ -21,10 +22,14 @@ class Requests:
     for a block can only have become full when the next one is allocated.
     """
 
-    def __init__(self, manager: OffloadManager, device: VLLMDevicePool, layout: Layout) -> None:
+    def __init__(
+        self, manager: OffloadManager, device: VLLMDevicePool, layout: Layout, *, others_load: bool = False
+    ) -> None:
+        """`others_load`: kvtide is not the only connector."""
         self._manager = manager
         self._device = device
         self._layout = layout
+        self._others_load = others_load
         self._eager = manager.config.mode == "eager"
         self.known: dict[str, Tracked] = {}
         self.holding: set[str] = set()
@@ -98,6 +103,8 @@ class Requests:
             self._store_from(tracked, [block_ids[id_] for id_ in self._layout.group_ids])
             self._manager.advance(tracked.id, tracked.computed_tokens)
             self._remember_parents(tracked)
+        elif tracked.doubtful:
+            self._lose(tracked, tracked.computed_tokens)
         self._manager.finish(tracked.id)
 
     def _store_from(self, tracked: Tracked, blocks: Sequence[Sequence[int]]) -> None:
@@ -120,6 +127,8 @@ class Requests:
             self._tell(self.known.get(request_id))
         self._first_steps.clear()
         scheduled = step.num_scheduled_tokens
+        if self._others_load:
+            self._doubt(step)
         for new in step.scheduled_new_reqs:
             self._advance_one(new.req_id, scheduled)
         cached = step.scheduled_cached_reqs
@@ -140,6 +149,24 @@ class Requests:
             # vLLM lets a request hit blocks that another one fills in this very step: wait until that is over.
             self._first_steps.append(request_id)
         tracked.scheduled(scheduled[request_id])
+
+    def _doubt(self, step: Any) -> None:
+        """Doubt the requests that begin in this step with what other connectors load in it, or have loaded.
+
+        vLLM takes it for computed at once, also for others that hit it. Of a load that comes before the step, it hears
+        how that has ended before.
+        """
+        begin = [found for id_ in step.num_scheduled_tokens if (found := self.known.get(id_)) and found.begins]
+        somebody_loads = versions.loads_in_step(step)
+        for tracked in begin:
+            # Where vLLM computes the end of a hit again (DeepSeek V4.1), numbers do not tell who has brought it.
+            own_tokens = 0 if somebody_loads else tracked.found_tokens
+            tracked.doubtful = somebody_loads is not False and tracked.request.num_computed_tokens > own_tokens
+        doubtful = [tracked for tracked in self.known.values() if tracked.doubtful] if begin else []
+        for tracked in begin:
+            if doubtful and not tracked.doubtful and tracked.shares_blocks_with(doubtful):
+                tracked.doubtful = True
+                doubtful.append(tracked)
 
     def _tell(self, tracked: Tracked | None) -> None:
         """Tell the core what earlier steps have computed of a request."""
@@ -174,14 +201,24 @@ class Requests:
         """Its blocks are gone, but until someone else writes to them they can be found by key."""
         if self._eager and tracked.may_be_stored:
             self._manager.advance(tracked.id, tracked.computed_before_preemption())
+        elif tracked.doubtful:
+            self._lose(tracked, tracked.computed_before_preemption())
         self._remember_parents(tracked)
         self.holding.discard(tracked.id)
         self.restart(tracked)
 
+    def _lose(self, tracked: Tracked, computed_tokens: int) -> None:
+        """Count what is not stored because of a doubt."""
+        if self._eager and tracked.end_tokens and not self.stopped:
+            for group in self._layout.geometry.groups:
+                size = group.block_tokens
+                blocks = computed_tokens // size - tracked.found_tokens // size
+                self._manager.metrics.not_stored[NotStored.NOT_CERTAIN] += max(0, blocks)
+
     def restart(self, tracked: Tracked) -> None:
         """Let the core expect the request to be matched again."""
         self._manager.preempt(tracked.id)
-        tracked.placed = tracked.loading = tracked.decoding = False
+        tracked.placed = tracked.loading = tracked.decoding = tracked.doubtful = False
         tracked.end_tokens = 0
 
     def _remember_parents(self, tracked: Tracked) -> None:

@@ -52,7 +52,7 @@ class SchedulerSide:
         """Whether the workers were asked how many slots there are: a short first request is over before they say so."""
         cache_manager = cache_manager or versions.find_cache_manager(pool)
         self._frees_deferred = layout.keeps_blocks and versions.defers_frees(pool)
-        self._requests = Requests(self.manager, self._device, layout)
+        self._requests = Requests(self.manager, self._device, layout, others_load=versions.others_load(pool))
         self._loads = LoadEnds(self.manager, self._requests, layout, cache_manager)
         self._times = StepTimes(self.manager)
         self._overdue = OverdueWatch(self.manager)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from kvtide.core import Key
+from kvtide.core import NULL_BLOCK, Key
 
 _CUT_SHORT = ("FINISHED_ABORTED", "FINISHED_ERROR")
 
@@ -36,9 +36,9 @@ class Tracked:
     """vLLM has asked for it."""
     device_tokens: int = 0
     """What the device had when the request was matched last."""
-    foreign: bool = False
-    """Another connector has loaded some of it. That this has failed vLLM may hear steps later: until it has come to its
-    end, nobody knows whether its blocks hold what their keys say.
+    doubtful: bool = False
+    """Another connector may have loaded some of it, or of what it shares with a request that runs. That this has failed
+    vLLM may hear steps later: until it has come to its end, nobody knows whether its blocks hold what their keys say.
     """
     end_tokens: int = 0
     """Where the tokens end that were scheduled when it last got new blocks."""
@@ -61,15 +61,27 @@ class Tracked:
         if not self.running or not self.end_tokens:
             return False
         status = self.request.status
-        return not self.foreign or (RequestStatus.is_finished(status) and status.name not in _CUT_SHORT)
+        return not self.doubtful or (RequestStatus.is_finished(status) and status.name not in _CUT_SHORT)
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is scheduled for the first time since vLLM has placed it."""
+        return self.running and not self.end_tokens
+
+    @property
+    def found_tokens(self) -> int:
+        """What was there when it was placed: on the device, and on the host."""
+        return self.device_tokens + self.load_tokens
+
+    def shares_blocks_with(self, others: Iterable[Tracked]) -> bool:
+        """Whether some of its blocks are those of another request, too."""
+        own = {block for table in self.own for block in table} - {NULL_BLOCK}
+        return any(not own.isdisjoint(table) for other in others if other.placed for table in other.own)
 
     def scheduled(self, new_tokens: int) -> None:
         """Note what this step computes."""
-        request = self.request
-        if not self.end_tokens:
-            self.foreign = request.num_computed_tokens > self.device_tokens + self.load_tokens
-        self.end_tokens = request.num_computed_tokens + new_tokens
-        self.decoding = self.end_tokens >= request.num_tokens
+        self.end_tokens = self.request.num_computed_tokens + new_tokens
+        self.decoding = self.end_tokens >= self.request.num_tokens
 
     def computed_before_preemption(self) -> int:
         """Return what was computed when the request was preempted: by now vLLM has set its own count to 0.

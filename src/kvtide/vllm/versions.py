@@ -5,7 +5,8 @@
 | 0.24.0 | the oldest version that is tested                                                                         |
 | 0.27.0 | `requires_kv_delivery`: a cache answers False                                                             |
 | 0.29.0 | one backing allocation for all layers (`KVCacheTensor.layers`, `layer_stride`) instead of one tensor per  |
-|        | layer (`shared_by`); asynchronous loads begin after the forward pass instead of before it                 |
+|        | layer (`shared_by`); asynchronous loads begin after the forward pass instead of before it, unless some    |
+|        | connector loads what the step reads (`SchedulerOutput.has_sync_kv_loads`)                                 |
 | 0.30.0 | failed loads are reported by request (`get_transfer_results`, `failed_recving`) instead of by block       |
 |        | (`get_block_ids_with_load_errors`, one KV group only); `bind_kv_cache_manager`;                           |
 |        | `has_pending_block_frees`; groups that take no part in prefix caching (`prefix_cacheable_group_ids`);     |
@@ -26,6 +27,7 @@ from typing import Any
 import vllm.v1.core.kv_cache_utils as cache_utils
 import vllm.v1.kv_cache_interface as cache_interface
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.platforms import current_platform
 from vllm.version import __version__
 
@@ -140,6 +142,20 @@ def defers_frees(pool: Any) -> bool:
     """
     scheduler = _scheduler_that_binds(pool)
     return bool(getattr(scheduler, "defer_block_free", False)) and hasattr(scheduler, "_free_request_blocks")
+
+
+def others_load(pool: Any) -> bool:
+    """Whether kvtide is one of several connectors of the scheduler that is binding `pool` right now, or may be."""
+    connector = getattr(_scheduler_that_binds(pool), "connector", None)
+    return connector is None or isinstance(connector, MultiConnector)
+
+
+def loads_in_step(step: Any) -> bool | None:
+    """Whether some connector loads what a step reads while it runs; None: vLLM does not say (before 0.29).
+
+    kvtide never does.
+    """
+    return getattr(step, "has_sync_kv_loads", None)
 
 
 def host_hit_source() -> Any:
