@@ -164,11 +164,9 @@ def test_a_world_that_takes_hits_of_the_same_step_for_computed_is_caught(
     """The canary of F6 in vLLM: a request hits blocks that another one fills in the same step."""
     advance_one = Requests._advance_one
 
-    def too_early(self: Any, request_id: str, scheduled: dict[str, int]) -> None:
-        tracked = self.known.get(request_id)
-        if tracked is not None and tracked.running:
-            self._manager.advance(request_id, tracked.computed_tokens)
-        advance_one(self, request_id, scheduled)
+    def too_early(self: Any, tracked: Any, new_tokens: int) -> None:
+        self._manager.advance(tracked.id, tracked.computed_tokens)
+        advance_one(self, tracked, new_tokens)
 
     monkeypatch.setattr(Requests, "_advance_one", too_early)
     assert is_caught(lambda seed: make(tmp_path, monkeypatch, seed, mode="eager"))

@@ -33,7 +33,7 @@ class NotStored(str, Enum):
     NODE_LATE = "node_late"
     """The node that keeps host blocks did not say in time where to store it, or a rank did not have its memory yet."""
     NOT_CERTAIN = "not_certain"
-    """Something else had brought a part of it, and the request ended early: whether that part came is not known."""
+    """Something else was to bring a part of it, and its request was over before it was known whether that came."""
     UNPACKED_FULL = "unpacked_full"
     """It does not pack (`packing`), and on some rank the place for such blocks is full."""
 

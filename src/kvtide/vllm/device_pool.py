@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import chain
 from typing import Any
 
@@ -30,6 +30,8 @@ class VLLMDevicePool:
         self._pins: list[Sequence[int]] = []
         """What was pinned since pins were counted."""
         self._unpins: list[Sequence[int]] = []
+        self.doubted: Callable[[], Set[int]] = frozenset
+        """Returns blocks that may not hold what vLLM says."""
         self._parents: dict[int, tuple[Key, Key | None]] = {}
         self._queue = adopt(pool.free_block_queue)
         self._walked = adopt_stamped(pool.free_block_queue, len(pool.blocks)) if walked else None
@@ -40,7 +42,7 @@ class VLLMDevicePool:
         block = self._pool.cached_block_hash_to_block.get_one_block(
             make_block_hash_with_group_id(key, self._group_ids[group])
         )
-        return None if block is None else int(block.block_id)
+        return None if block is None or block.block_id in self.doubted() else int(block.block_id)
 
     def forget(self, group: int, blocks: Sequence[int], keys: Sequence[Key]) -> None:
         """Let vLLM forget that `blocks` hold `keys`, those of them that nobody else was given meanwhile."""

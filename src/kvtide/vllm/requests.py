@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from kvtide.core import NotStored, OffloadManager
-from kvtide.vllm import versions
 from kvtide.vllm.device_pool import VLLMDevicePool
+from kvtide.vllm.doubts import Doubts
 from kvtide.vllm.layout import Layout
 from kvtide.vllm.live_lists import BlockTable, keys_of, table_for_stores
 from kvtide.vllm.tracked import Tracked
@@ -29,7 +29,9 @@ class Requests:
         self._manager = manager
         self._device = device
         self._layout = layout
-        self._others_load = others_load
+        self._doubts = Doubts([group.block_tokens for group in layout.geometry.groups]) if others_load else None
+        if self._doubts is not None:
+            device.doubted = self._doubts.blocks
         self._eager = manager.config.mode == "eager"
         self.known: dict[str, Tracked] = {}
         self.holding: set[str] = set()
@@ -99,12 +101,11 @@ class Requests:
         self.holding.discard(tracked.id)
         if tracked.loading:
             self.aborted[tracked.id] = request
-        if tracked.may_be_stored and not self.stopped:
+        in_doubt = self._give_up_doubtful(tracked, tracked.computed_tokens)
+        if tracked.has_begun and not in_doubt and not self.stopped:
             self._store_from(tracked, [block_ids[id_] for id_ in self._layout.group_ids])
             self._manager.advance(tracked.id, tracked.computed_tokens)
             self._remember_parents(tracked)
-        elif tracked.doubtful:
-            self._lose(tracked, tracked.computed_tokens)
         self._manager.finish(tracked.id)
 
     def _store_from(self, tracked: Tracked, blocks: Sequence[Sequence[int]]) -> None:
@@ -126,51 +127,33 @@ class Requests:
         for request_id in self._first_steps:
             self._tell(self.known.get(request_id))
         self._first_steps.clear()
-        scheduled = step.num_scheduled_tokens
-        if self._others_load:
-            self._doubt(step)
-        for new in step.scheduled_new_reqs:
-            self._advance_one(new.req_id, scheduled)
-        cached = step.scheduled_cached_reqs
-        got_blocks = cached.new_block_ids
-        if any(got_blocks):
-            for index, new_blocks in enumerate(got_blocks):
-                if new_blocks is not None:
-                    self._advance_one(cached.req_ids[index], scheduled)
+        changed, scheduled = self._that_got_blocks(step), step.num_scheduled_tokens
+        if self._doubts is not None:
+            self._doubts.step(step, [tracked for tracked in changed if not tracked.end_tokens])
+        for tracked in changed:
+            self._advance_one(tracked, scheduled[tracked.id])
 
-    def _advance_one(self, request_id: str, scheduled: dict[str, int]) -> None:
-        tracked = self.known.get(request_id)
-        if tracked is None or not tracked.running:
-            return
-        self.holding.discard(request_id)
+    def _that_got_blocks(self, step: Any) -> list[Tracked]:
+        """Return requests that run and have got blocks in this step, resumed ones before new ones."""
+        ids = [new.req_id for new in step.scheduled_new_reqs]
+        cached = step.scheduled_cached_reqs
+        if any(cached.new_block_ids):
+            got = zip(cached.req_ids, cached.new_block_ids, strict=True)
+            ids = [id_ for id_, blocks in got if blocks is not None] + ids
+        return [found for id_ in ids if (found := self.known.get(id_)) and found.running]
+
+    def _advance_one(self, tracked: Tracked, new_tokens: int) -> None:
+        self.holding.discard(tracked.id)
         if tracked.end_tokens:
             self._tell(tracked)
         elif tracked.device_tokens:
             # vLLM lets a request hit blocks that another one fills in this very step: wait until that is over.
-            self._first_steps.append(request_id)
-        tracked.scheduled(scheduled[request_id])
-
-    def _doubt(self, step: Any) -> None:
-        """Doubt the requests that begin in this step with what other connectors load in it, or have loaded.
-
-        vLLM takes it for computed at once, also for others that hit it. Of a load that comes before the step, it hears
-        how that has ended before.
-        """
-        begin = [found for id_ in step.num_scheduled_tokens if (found := self.known.get(id_)) and found.begins]
-        somebody_loads = versions.loads_in_step(step)
-        for tracked in begin:
-            # Where vLLM computes the end of a hit again (DeepSeek V4.1), numbers do not tell who has brought it.
-            own_tokens = 0 if somebody_loads else tracked.found_tokens
-            tracked.doubtful = somebody_loads is not False and tracked.request.num_computed_tokens > own_tokens
-        doubtful = [tracked for tracked in self.known.values() if tracked.doubtful] if begin else []
-        for tracked in begin:
-            if doubtful and not tracked.doubtful and tracked.shares_blocks_with(doubtful):
-                tracked.doubtful = True
-                doubtful.append(tracked)
+            self._first_steps.append(tracked.id)
+        tracked.scheduled(new_tokens)
 
     def _tell(self, tracked: Tracked | None) -> None:
         """Tell the core what earlier steps have computed of a request."""
-        if self._eager and tracked is not None and tracked.may_be_stored:
+        if self._eager and tracked is not None and tracked.has_begun and not tracked.doubtful:
             self._manager.advance(tracked.id, tracked.computed_tokens)
 
     # ------------------------------------------------------------------ preemption
@@ -199,26 +182,31 @@ class Requests:
 
     def _preempt(self, tracked: Tracked) -> None:
         """Its blocks are gone, but until someone else writes to them they can be found by key."""
-        if self._eager and tracked.may_be_stored:
-            self._manager.advance(tracked.id, tracked.computed_before_preemption())
-        elif tracked.doubtful:
-            self._lose(tracked, tracked.computed_before_preemption())
+        computed_tokens = tracked.computed_before_preemption()
+        in_doubt = self._give_up_doubtful(tracked, computed_tokens)
+        if tracked.has_begun and not in_doubt and self._eager:
+            self._manager.advance(tracked.id, computed_tokens)
         self._remember_parents(tracked)
         self.holding.discard(tracked.id)
         self.restart(tracked)
 
-    def _lose(self, tracked: Tracked, computed_tokens: int) -> None:
-        """Count what is not stored because of a doubt."""
-        if self._eager and tracked.end_tokens and not self.stopped:
-            for group in self._layout.geometry.groups:
-                size = group.block_tokens
-                blocks = computed_tokens // size - tracked.found_tokens // size
-                self._manager.metrics.not_stored[NotStored.NOT_CERTAIN] += max(0, blocks)
+    def _give_up_doubtful(self, tracked: Tracked, computed_tokens: int) -> bool:
+        """Let nobody find the blocks of a request that ends in doubt, and count them; return whether it does."""
+        if self._doubts is None or self._doubts.is_certain(tracked):
+            return False
+        self._doubts.leave(tracked)
+        for index, group in enumerate(self._layout.geometry.groups):
+            first = tracked.found_tokens // group.block_tokens
+            self._device.forget(index, tracked.own[index][first:], tracked.keys[index][first:])
+            if self._eager and not self.stopped:
+                lost = computed_tokens // group.block_tokens - first
+                self._manager.metrics.not_stored[NotStored.NOT_CERTAIN] += max(0, lost)
+        return True
 
     def restart(self, tracked: Tracked) -> None:
         """Let the core expect the request to be matched again."""
         self._manager.preempt(tracked.id)
-        tracked.placed = tracked.loading = tracked.decoding = tracked.doubtful = False
+        tracked.placed = tracked.loading = tracked.decoding = False
         tracked.end_tokens = 0
 
     def _remember_parents(self, tracked: Tracked) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from kvtide.core import NULL_BLOCK, Key
+from kvtide.core import Key
 
 _CUT_SHORT = ("FINISHED_ABORTED", "FINISHED_ERROR")
 
@@ -37,9 +37,7 @@ class Tracked:
     device_tokens: int = 0
     """What the device had when the request was matched last."""
     doubtful: bool = False
-    """Another connector may have loaded some of it, or of what it shares with a request that runs. That this has failed
-    vLLM may hear steps later: until it has come to its end, nobody knows whether its blocks hold what their keys say.
-    """
+    """Whether its blocks hold what their keys say is not known (see `Doubts`)."""
     end_tokens: int = 0
     """Where the tokens end that were scheduled when it last got new blocks."""
     decoding: bool = False
@@ -56,27 +54,20 @@ class Tracked:
         return int(self.request.num_computed_tokens - self.request.num_output_placeholders)
 
     @property
-    def may_be_stored(self) -> bool:
-        """Whether blocks of a request that runs, or has just ended, hold what was computed."""
-        if not self.running or not self.end_tokens:
-            return False
+    def ended_well(self) -> bool:
+        """Whether it has come to its end."""
         status = self.request.status
-        return not self.doubtful or (RequestStatus.is_finished(status) and status.name not in _CUT_SHORT)
+        return bool(RequestStatus.is_finished(status) and status.name not in _CUT_SHORT)
 
     @property
-    def begins(self) -> bool:
-        """Whether it is scheduled for the first time since vLLM has placed it."""
-        return self.running and not self.end_tokens
+    def has_begun(self) -> bool:
+        """Whether a step was scheduled since vLLM has placed it: nothing was computed before."""
+        return self.running and self.end_tokens > 0
 
     @property
     def found_tokens(self) -> int:
         """What was there when it was placed: on the device, and on the host."""
         return self.device_tokens + self.load_tokens
-
-    def shares_blocks_with(self, others: Iterable[Tracked]) -> bool:
-        """Whether some of its blocks are those of another request, too."""
-        own = {block for table in self.own for block in table} - {NULL_BLOCK}
-        return any(not own.isdisjoint(table) for other in others if other.placed for table in other.own)
 
     def scheduled(self, new_tokens: int) -> None:
         """Note what this step computes."""
