@@ -105,6 +105,11 @@ def copy_nothing(_worker: Any) -> None:
     engine.submit, engine.poll, engine.wait = nothing.submit, nothing.poll, nothing.wait
 
 
+def wait_for_stores(_worker: Any) -> None:
+    """Let steps without anything to compute wait for stores for 3 ms, as they did once."""
+    _worker_side()._worker._wait_timeout_s = 0.003
+
+
 def report_late(_worker: Any) -> None:
     """Let the scheduler hear of copies by reports alone, as from a worker in another process."""
     from kvtide.vllm.step_messages import Looked  # noqa: PLC0415 (only where kvtide is used)
@@ -192,6 +197,7 @@ VARIANTS: dict[str, Callable[..., None]] = {
     "load-late": load_late,
     "report-late": report_late,
     "store-beside-prompts": store_beside_prompts,
+    "wait-for-stores": wait_for_stores,
     **{f"turn-{mib}": turns_of(mib) for mib in (2, 4, 8)},
 }
 """By what stands behind the `@` of a mode."""

@@ -23,8 +23,11 @@ from kvtide.vllm.tiers import OpenTiers, no_tiers
 from kvtide.worker import Worker, WorkerStats
 
 LOAD_WAIT_S = 0.005
-STORE_WAIT_S = 0.003
-"""How long an idle step waits for copies. A request that comes meanwhile waits too, for the scheduler to look again."""
+STORE_WAIT_S = 0.001
+"""How long an idle step waits for copies. A request that comes meanwhile waits too, for the scheduler to look again.
+Stores of a long prompt take a while, and who comes behind it asks right then: so no longer than it takes to keep the
+engine from spinning (F19).
+"""
 
 
 class WorkerSide:
