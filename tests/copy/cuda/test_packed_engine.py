@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from kvtide.copy import Finished, HostArena
-from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route
+from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route, pinning
+from kvtide.copy.packing.blocks import whole_tiles_bytes
+from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
@@ -17,6 +19,7 @@ from tests.contracts.copy_contract import LOAD, PATIENCE_S, STORE, MovingContrac
 from tests.contracts.copy_rigs import ArrayRig, PackedSlots, in_tiles
 from tests.copy.cuda.fake_gpu import FakeGpu
 from tests.copy.packing.cases import ordinary
+from tests.node.support import wait_until
 
 SHAPE = Shape(blocks=32, slots=32, fragments=(4096, 2048), padding=16)
 
@@ -201,3 +204,22 @@ def test_where_nothing_packs_blocks_go_over_the_link_once_as_they_are_and_not_at
     assert rig.run(LOAD, Copy(5, (28, 29, 30), (20, 21, 7))) == Finished(done=(5,))
     assert [rig.read_block(block) for block in (28, 29, 30)] == [rig.read_block(block) for block in (20, 21, 7)]
     assert rig.engine.close(PATIENCE_S)
+
+
+def test_f20_slots_can_be_used_while_the_serving_engine_starts_however_many_rows_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until it is decided whether to pack, no slot can be used before all rows are pinned."""
+    monkeypatch.setattr(pinning, "FIRST_BYTES", 4 << 20)
+    block_bytes, slots, rows = 256 << 10, 3200, 32
+    memory = np.zeros((4, block_bytes), np.uint8)
+    gpu = FakeGpu()
+    cache = CudaCache([CudaRegion(gpu.adopt(memory), block_bytes, block_bytes)], blocks=4)
+    arena = HostArena(slots, whole_tiles_bytes([block_bytes]))
+    unpacked = UnpackedRows(HostArena(rows, block_bytes), slots)
+    assert unpacked.arena.memory.nbytes > pinning.FIRST_BYTES
+    how: dict[str, Any] = {"unpacked": unpacked, "trial": PackingTrial(arena, unpacked), "starting": True}
+    engine = CudaCopyEngine(cache, arena, gpu=gpu, piece_bytes=2 << 20, **how)
+    wait_until(lambda: engine.usable_slots > 0)
+    assert engine.pinning.pinned_bytes == pinning.FIRST_BYTES
+    assert engine.close(PATIENCE_S)

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from kvtide.copy.arena import HostArena
@@ -98,10 +97,10 @@ class CudaCopyEngine(CopyEngine):
         """GPU memory that the engine uses."""
         how: dict[str, Any] = {"piece_bytes": piece_bytes, "unpacked": unpacked, "trial": trial}
         self._lanes = {way: Lane(gpu, way, device, arena, lane, **how) for way, lane in kit.lanes.items()}
-        pin = partial(Pinner, gpu, piece_bytes=piece_bytes, starting=starting)
-        self.pinning = pin(arena)
+        self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes, starting=starting)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
-        self.row_pinning = pin(unpacked.arena) if unpacked is not None else None
+        # All of it at once, for no slot can be used before (see `usable_slots`): a hundredth of the other one.
+        self.row_pinning = Pinner(gpu, unpacked.arena, piece_bytes=piece_bytes) if unpacked is not None else None
         """The same for the place of blocks that do not pack."""
         self._threads = [
             threading.Thread(
