@@ -14,6 +14,7 @@ from hypothesis import strategies as some
 
 from kvtide.core.chain import Chain
 from kvtide.core.index.calls import (
+    OFFERS_MAX,
     Again,
     Call,
     Cut,
@@ -35,8 +36,8 @@ from kvtide.core.match import Piece
 from kvtide.core.reasons import NotLoaded, NotStored
 from kvtide.node.codec import Kind, call_frame, read_call, read_reply, reply_frame
 from kvtide.node.errors import BadFrame
-from kvtide.node.frames import Frame
-from kvtide.node.packed import Keys
+from kvtide.node.frames import BODY_BYTES_MAX, Frame
+from kvtide.node.packed import KEYS_MAX, Keys
 
 IDS = some.integers(0, (1 << 64) - 1)
 TOKENS = some.integers(0, (1 << 63) - 1)
@@ -174,6 +175,32 @@ def test_half_a_call_is_refused(call: Call, cut: int) -> None:
     frame = call_frame(call)
     with pytest.raises(BadFrame):
         read_call(Frame(frame.kind, frame.body[:-cut]))
+
+
+@pytest.mark.parametrize("parent", [None, b"p" * 32], ids=["keys", "parent"])
+def test_only_a_look_up_leaves_keys_out(parent: bytes | None) -> None:
+    offer = Offer(0, [b"k" * 32], parent, 16, [], needs_prefix=False, touch=True)
+    frame = call_frame(Reserve(1, [offer], 1))
+    one = struct.pack("<IIB", 0, 1, 32)
+    changed = frame.body.replace(one, struct.pack("<IIB", 1 << 30, 1, 32), 1)
+    assert changed != frame.body
+    with pytest.raises(BadFrame, match="1073741824 keys that are left out"):
+        read_call(Frame(frame.kind, changed))
+
+
+def test_a_frame_of_short_keys_has_no_more_than_one_of_usual_ones() -> None:
+    assert BODY_BYTES_MAX // 32 <= KEYS_MAX
+    most = [bytes(2)] * KEYS_MAX
+    assert plain(read_call(call_frame(LookUp(1, [most], 0, 1))))
+    with pytest.raises(BadFrame, match="more than 524288 keys"):
+        read_call(call_frame(LookUp(1, [most, [b"k"]], 0, 1)))
+
+
+def test_a_reservation_is_about_so_many_chains_at_most() -> None:
+    offer = Offer(0, [], None, 16, [], needs_prefix=False, touch=False)
+    assert read_call(call_frame(Reserve(1, [offer] * OFFERS_MAX, 1)))
+    with pytest.raises(BadFrame, match="65537 groups or chains, and 65536 are the most"):
+        read_call(call_frame(Reserve(1, [offer] * (OFFERS_MAX + 1), 1)))
 
 
 @given(call=CALLS)

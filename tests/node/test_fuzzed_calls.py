@@ -19,6 +19,7 @@ from kvtide.node.errors import BadFrame
 from kvtide.node.frames import Frame
 from kvtide.node.hello import Hello, Role
 from kvtide.node.owners import Owner
+from kvtide.node.packed import pack_keys
 from kvtide.node.spaces import Spaces
 from kvtide.node.tiers.node_tiers import NodeTiers
 from kvtide.tiers.config import parse_tiers
@@ -49,12 +50,9 @@ CALLS: some.SearchStrategy[Call] = some.one_of(
 
 
 def frame_of(call: Call, left_out: int) -> Frame:
-    """Return a call; a look-up with a number in it that says how many keys were left out."""
-    frame = call_frame(call)
-    if not isinstance(call, LookUp):
-        return frame
-    head = len(call_frame(LookUp(0, [], 0, 1)).body)
-    return Frame(frame.kind, frame.body[:head] + left_out.to_bytes(4, "little") + frame.body[head + 4 :])
+    """Return a call, with a number in it that says how many keys were left out."""
+    with patch("kvtide.node.codec.pack_keys", lambda keys, first=0: pack_keys(keys, left_out)):
+        return call_frame(call)
 
 
 def tiers_that_never_open() -> NodeTiers:

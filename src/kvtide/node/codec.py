@@ -37,6 +37,7 @@ class Kind(IntEnum):
 
 _COUNT = Struct("<I")
 _TOKENS_MAX = (1 << 32) - 1
+_GROUPS_MAX = 256
 _STEP_S_MAX = 3600.0
 _LOOK_UP = Struct("<QQQIdI")
 _RELEASE = Struct("<Q?")
@@ -105,7 +106,7 @@ def _read_look_up(reader: Reader) -> Call:
     id_, device_tokens, num_tokens, computed_tokens, computed_s, groups = reader.numbers(_LOOK_UP)
     if not 0 <= computed_s <= _STEP_S_MAX:
         raise BadFrame(f"a step that took {computed_s} s")
-    keys = [reader.keys() for _ in range(_few(groups))]
+    keys = [reader.last_keys() for _ in range(_few(groups, _GROUPS_MAX))]
     firsts = [each.first for each in keys]
     return calls.LookUp(id_, keys, device_tokens, num_tokens, firsts, computed_tokens, computed_s)
 
@@ -124,7 +125,8 @@ def _read_release(reader: Reader) -> Call:
 
 def _read_reserve(reader: Reader) -> Call:
     id_, room_blocks = reader.numbers(_RESERVE)
-    return calls.Reserve(id_, [_read_offer(reader) for _ in range(reader.count())], room_blocks)
+    offers = _few(reader.count(), calls.OFFERS_MAX)
+    return calls.Reserve(id_, [_read_offer(reader) for _ in range(offers)], room_blocks)
 
 
 def _read_offer(reader: Reader) -> Offer:
@@ -247,14 +249,11 @@ def _whole(frame: Frame, read: Callable[[Reader], Said]) -> Said:
     return said
 
 
-def _few(count: int) -> int:
-    """Return a number of groups, if it can be one."""
-    if count > _FEW:
-        raise BadFrame(f"a frame about {count} groups")
+def _few(count: int, most: int) -> int:
+    """Return how many groups or chains a frame is about, if it may be as many."""
+    if count > most:
+        raise BadFrame(f"a frame about {count} groups or chains, and {most} are the most")
     return count
-
-
-_FEW = 256
 
 
 def _only(keys: Keys) -> bytes:

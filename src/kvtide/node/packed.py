@@ -13,6 +13,8 @@ _FEW = 32
 """More than it takes to find one by halving."""
 _LEFT_OUT = b""
 """Nobody has it: keys have a length."""
+KEYS_MAX = 1 << 19
+"""In one frame. A prompt of a million tokens, of a model with eight groups, has as many."""
 _COUNT = Struct("<I")
 _KEYS = Struct("<IIB")
 
@@ -93,6 +95,7 @@ class Reader:
     def __init__(self, body: bytes) -> None:
         self._body = body
         self._at = 0
+        self._keys_left = KEYS_MAX
 
     def numbers(self, form: Struct) -> tuple[Any, ...]:
         """Return what a struct says."""
@@ -111,10 +114,20 @@ class Reader:
         return int(count)
 
     def keys(self) -> Keys:
+        """Return keys, all of them."""
+        keys = self.last_keys()
+        if keys.first:
+            raise BadFrame(f"{keys.first} keys that are left out")
+        return keys
+
+    def last_keys(self) -> Keys:
         """Return keys; how many are left out before them may be up to two thousand million."""
         first, count, key_bytes = self.numbers(_KEYS)
         if count and not key_bytes:
             raise BadFrame("keys without a length")
+        self._keys_left -= count
+        if self._keys_left < 0:
+            raise BadFrame(f"a frame with more than {KEYS_MAX} keys")
         begin = self._at
         if begin + count * key_bytes > len(self._body) or first >= 1 << 31:
             raise BadFrame("a frame that ends too early")

@@ -6,7 +6,7 @@ import pytest
 
 from kvtide.core import FullAttention, Match, NotLoaded, NotStored
 from kvtide.core.chain import Chain
-from kvtide.core.index.calls import Call, LookUp, Ready, Release, Reply, Reserve
+from kvtide.core.index.calls import OFFERS_MAX, Call, LookUp, Ready, Release, Reply, Reserve
 from kvtide.core.index.index import Grant, Want
 from kvtide.core.index.lives import ATTACH_S, STEP_S_MAX
 from kvtide.core.index.look_ups import LATE_S
@@ -518,6 +518,14 @@ def test_a_node_that_does_not_keep_up_is_not_asked_more_and_more(slow: Remote) -
     slow.index.reserve([slow.want("a", 3)], 9, answers.append)
     ((grant,),) = answers
     assert grant.refused == {NotStored.QUEUE_FULL: 3}
+
+
+def test_a_node_is_not_asked_for_more_chains_than_a_call_may_have(bench: Remote) -> None:
+    answers: list[list[Grant]] = []
+    bench.index.reserve([bench.want("a", 1)] * (OFFERS_MAX + 1), 9, answers.append)
+    (grants,) = answers
+    assert [grant.refused for grant in grants] == [{NotStored.QUEUE_FULL: 1}] * (OFFERS_MAX + 1)
+    assert not bench.sent(Reserve)
 
 
 # ---------------------------------------------------------------------- messages

@@ -10,6 +10,9 @@ from kvtide.core.groups import Key
 from kvtide.core.match import Piece
 from kvtide.core.reasons import NotLoaded, NotStored
 
+OFFERS_MAX = 1 << 16
+"""Chains that slots can be asked for in one call: others wait while it is answered."""
+
 # ---------------------------------------------------------------------- what engines say
 
 

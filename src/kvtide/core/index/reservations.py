@@ -67,7 +67,7 @@ class Reservations:
             Asked(wants, granted).refuse(NotStored.NODE_AWAY)
         elif not self._lives.has_memory:  # the node would evict something for it, in vain
             Asked(wants, granted).refuse(NotStored.NODE_LATE)
-        elif len(self._asks) >= ASKS_MAX:
+        elif len(self._asks) >= ASKS_MAX or len(wants) > calls.OFFERS_MAX:
             Asked(wants, granted).refuse(NotStored.QUEUE_FULL)
         else:
             self._last_id += 1
