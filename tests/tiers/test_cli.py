@@ -10,6 +10,7 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -19,16 +20,18 @@ from kvtide import cli
 from kvtide.errors import ConfigError
 from kvtide.progress import progress
 from kvtide.tiers import cli as tier_cli
-from kvtide.tiers.disk import admin
+from kvtide.tiers.disk import admin, place
 from kvtide.tiers.disk.aligned import PAGE
-from kvtide.tiers.disk.place import Place
+from kvtide.tiers.disk.backend import DiskBackend
+from kvtide.tiers.disk.lock import FolderLock
 from kvtide.tiers.disk.shared_folder import SharedFolder
+from kvtide.tiers.disk.store_folder import forget, used_bytes
 from kvtide.tiers.record import FORMAT_VERSION
 from kvtide.units import size_text
 from tests.command_line import check_refused, run
 from tests.tiers.disk.test_backend import fill, served
 from tests.tiers.disk.test_faults import flip, forbid, places, segments
-from tests.tiers.support import disk_store
+from tests.tiers.support import NAMESPACE, disk_store
 
 YES: dict[str, tuple[str, ...]] = {"inspect": (), "verify": (), "clear": ("--yes",)}
 
@@ -82,24 +85,63 @@ def test_the_folder_of_a_node_is_cleared_of_all_its_stores_and_nothing_else(
     dry = run(capsys, "tier", "clear", "--dry-run", of_node)
     assert dry == (0, f"20 records, 160 KiB would be removed from {of_node}\n", "")
     assert run(capsys, "tier", "clear", "--yes", of_node) == (0, f"20 records removed from {of_node}\n", "")
-    assert sorted(path.name for path in of_node.iterdir()) == ["holiday.jpg", "lock"]
+    assert sorted(path.name for path in of_node.iterdir()) == ["holiday.jpg"]
 
 
 def test_no_node_begins_to_use_a_folder_while_it_is_cleared(of_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What says that there is a store, and the lock, would be removed from under it."""
-    forget = Place.forget
 
-    def late(place: Place) -> None:
+    def late(root: Path) -> None:
         with pytest.raises(ConfigError, match=f"process {os.getpid()} does"):
             SharedFolder("tiers[0].path", of_node, 64 << 20)
-        forget(place)
+        forget(root)
 
-    monkeypatch.setattr(Place, "forget", late)
+    monkeypatch.setattr(admin, "forget", late)
     admin.clear(str(of_node), {}, lambda *_: None)
     node = SharedFolder("tiers[0].path", of_node, 64 << 20)
     with pytest.raises(ConfigError):
         SharedFolder("tiers[0].path", of_node, 64 << 20)
     node.close()
+
+
+def test_a_rank_that_moves_in_before_the_folder_is_locked_is_not_overlooked(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder would be emptied while it writes to it."""
+    store: list[DiskBackend] = []
+
+    def early(folder: Path) -> FolderLock:
+        if not store:
+            store.append(disk_store(folder, namespace=replace(NAMESPACE, rank=1, world=2)))
+        return FolderLock(folder)
+
+    monkeypatch.setattr(place, "FolderLock", early)
+    with pytest.raises(ConfigError, match=f"process {os.getpid()} does"):
+        admin.clear(str(filled), {}, lambda *_: None)
+    assert (filled / "rank-1-of-2").is_dir()
+    store[0].close()
+
+
+def test_stores_that_this_version_does_not_read_are_said_and_cleared(
+    capsys: pytest.CaptureFixture[str], of_node: Path
+) -> None:
+    """An old one that no engine has used since, and one that was set aside."""
+    old, used = (of_node / f"namespace-{number:016x}" for number in range(2))
+    for store in (old, used):
+        (store / "kvtide-store.json").write_text('{"format": 99}')
+    disk_store(used).close()
+    aside = used / "format-99"
+    code, out, _ = run(capsys, "tier", "inspect", of_node)
+    assert (code, out.count(" of format 99, which this version does not read\n")) == (0, 2)
+    shown = json.loads(run(capsys, "tier", "inspect", "--json", of_node)[1])
+    assert {other["place"] for other in shown["other_formats"]} == {str(old), str(aside)}
+    code, out, _ = run(capsys, "tier", "verify", of_node)
+    assert (code, out.count("has another format, and was not read")) == (0, 2)
+    size = size_text(used_bytes(old) + used_bytes(aside))
+    dry = run(capsys, "tier", "clear", "--dry-run", of_node)
+    assert dry == (0, f"0 records, 0 bytes and {size} of other formats would be removed from {of_node}\n", "")
+    assert run(capsys, "tier", "clear", "--yes", of_node) == (0, f"20 records removed from {of_node}\n", "")
+    assert not list(of_node.iterdir())
 
 
 def test_the_folder_of_a_node_that_runs_is_left_alone_also_where_a_store_is_not_in_use(

@@ -26,3 +26,5 @@ class Verified:
     """Where those are that do not verify, at most a hundred: key in hexadecimal, and place."""
     corrupt_records: int
     """All of them."""
+    other_formats: tuple[str, ...] = ()
+    """Stores that were not read, for this version of kvtide cannot."""

@@ -52,11 +52,13 @@ def run_verify(args: Arguments) -> int:
         found = kind.verify(args.place, options, lambda done, total: advance("verifying", done, total))
     if args.json:
         shown = {"records": found.records, "bytes": found.bytes, "corrupt_records": found.corrupt_records}
-        put(json.dumps({**shown, "corrupt": list(found.corrupt)}))
+        put(json.dumps({**shown, "corrupt": list(found.corrupt), "other_formats": list(found.other_formats)}))
     else:
         put(f"{found.records:,} records, {size_text(found.bytes)}: {found.corrupt_records:,} do not verify")
         for where in found.corrupt:
             put(f"  {where}")
+        for where in found.other_formats:
+            put(f"{where} has another format, and was not read")
     return int(found.corrupt_records > 0)
 
 
@@ -100,7 +102,9 @@ def _inspected(kind: Kind, place: str, options: dict[str, object]) -> dict[str, 
 def _counted(found: dict[str, object]) -> str:
     records, size = found.get("records"), found.get("bytes")
     how_many = f"{records:,} records" if isinstance(records, int) else "records that cannot be counted"
-    return f"{how_many}, {size_text(size)}" if isinstance(size, int) else how_many
+    counted = f"{how_many}, {size_text(size)}" if isinstance(size, int) else how_many
+    others = [int(str(other["disk_bytes"])) for other in _dicts(found.get("other_formats"))]
+    return f"{counted} and {size_text(sum(others))} of other formats" if others else counted
 
 
 def _kind_at(place: str) -> Kind:
@@ -144,7 +148,7 @@ def _options(kind: Kind, pairs: Sequence[str]) -> dict[str, object]:
 
 def _described(found: dict[str, object]) -> Iterator[str]:
     """Say it in lines: what every kind of place has, then each namespace with its parts, and each store of a node."""
-    nested = ("namespaces", "ranks", "stores")
+    nested = ("namespaces", "ranks", "stores", "other_formats")
     for name, value in found.items():
         if name not in nested:
             yield f"{name}: {size_text(value) if name == 'bytes' and isinstance(value, int) else value}"
@@ -161,6 +165,9 @@ def _described(found: dict[str, object]) -> Iterator[str]:
         manifest = namespace.get("manifest")
         for name, value in manifest.items() if isinstance(manifest, dict) else ():
             yield f"  {name}: {value}"
+    for other in _dicts(found.get("other_formats")):
+        taken = size_text(int(str(other["disk_bytes"])))
+        yield f"{other['place']}: {taken} of format {other['format'] or 'unknown'}, which this version does not read"
     for store in _dicts(found.get("stores")):
         yield ""
         yield from _described(store)

@@ -9,7 +9,9 @@ import pytest
 
 from kvtide.errors import ConfigError
 from kvtide.tiers.disk.lock import FolderLock
+from kvtide.tiers.disk.place import named_place
 from kvtide.tiers.disk.shared_folder import SharedFolder, stores_inside
+from kvtide.tiers.disk.store_folder import used_bytes
 from tests.tiers.disk.test_backend import items
 from tests.tiers.support import disk_bytes, disk_config, disk_store
 
@@ -67,6 +69,33 @@ def test_f21_what_nobody_uses_gives_way_oldest_first_and_only_when_room_is_neede
     folder.enter(NAMES[1], 0.1)
     folder.enter("b" * 16, 0.85)
     assert [path.exists() for path in paths] == [False, True, False], "one that is used stays"
+    folder.close()
+
+
+def test_f21_what_was_set_aside_in_a_store_that_nobody_uses_counts_and_goes_with_it(tmp_path: Path) -> None:
+    folder = SharedFolder("path", tmp_path, SIZE)
+    path = fill(folder, NAMES[0], 0.5)
+    (path / "kvtide-store.json").write_text('{"format": 99}')
+    fill(folder, NAMES[0], 0.5)
+    folder.leave(NAMES[0])
+    assert used_bytes(path / "format-99") > 2 * 4096
+    folder.enter(NAMES[1], 1 - (used_bytes(path) + 4096) / SIZE)
+    assert not path.exists()
+    folder.close()
+
+
+def test_a_store_that_somebody_looks_at_is_not_removed_from_under_him(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = SharedFolder("path", tmp_path, SIZE)
+    path = fill(folder, NAMES[0], 0.5)
+    folder.leave(NAMES[0])
+    with named_place(str(path)).locked():
+        folder.enter(NAMES[1], 1.0)
+        assert path.is_dir()
+    assert f"keeps {path}" in caplog.text
+    folder.enter(NAMES[1], 1.0)
+    assert not path.exists()
     folder.close()
 
 

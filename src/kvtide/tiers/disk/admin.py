@@ -10,10 +10,20 @@ from kvtide.tiers.disk.aligned import PAGE
 from kvtide.tiers.disk.file_io import read_all
 from kvtide.tiers.disk.lock import holder
 from kvtide.tiers.disk.manifests import read_manifests
-from kvtide.tiers.disk.place import named_place
+from kvtide.tiers.disk.place import Place, named_place
 from kvtide.tiers.disk.segments import Found, find_segments
-from kvtide.tiers.disk.store_folder import RankFolder, check_format, empty, rank_folders, stored_format, usable
-from kvtide.tiers.record import HEADER_BYTES, Header, checksum_of, unpack
+from kvtide.tiers.disk.store_folder import (
+    RankFolder,
+    check_format,
+    empty,
+    forget,
+    rank_folders,
+    remove_store,
+    stored_format,
+    usable,
+    used_bytes,
+)
+from kvtide.tiers.record import FORMAT_VERSION, HEADER_BYTES, Header, checksum_of, unpack
 
 _NAMED_MAX = 100
 
@@ -21,17 +31,30 @@ _NAMED_MAX = 100
 def inspect(place: str, _options: Mapping[str, object]) -> dict[str, object]:
     """Say what is in a store, from the headers of its records. A server may be using it."""
     named = named_place(place)
-    if not named.is_of_node:
-        return _inspect_store(place, named.root)
-    stores = [_inspect_store(place, store) for store in named.stores]
+    with usable("PLACE", place):
+        found = _inspect_node(named) if named.is_of_node else _inspect_store(named.root)
+        others = [_inspect_other(store) for store in named.all_stores if not _is_read(store)]
+    return {**found, "other_formats": others}
+
+
+def _inspect_node(named: Place) -> dict[str, object]:
+    stores = [_inspect_store(store) for store in named.stores if _is_read(store)]
     records, nbytes = (sum(int(str(store[name])) for store in stores) for name in ("records", "bytes"))
     return {"type": "disk", "place": str(named.root), "records": records, "bytes": nbytes, "stores": stores}
 
 
-def _inspect_store(place: str, root: Path) -> dict[str, object]:
+def _is_read(store: Path) -> bool:
+    """Whether this version of kvtide reads a store."""
+    return stored_format("PLACE", store) in (None, FORMAT_VERSION)
+
+
+def _inspect_other(store: Path) -> dict[str, object]:
+    return {"place": str(store), "format": stored_format("PLACE", store) or None, "disk_bytes": used_bytes(store)}
+
+
+def _inspect_store(root: Path) -> dict[str, object]:
     check_format("PLACE", root)
-    with usable("PLACE", place):
-        ranks = [_inspect_rank(folder) for folder in rank_folders(root)]
+    ranks = [_inspect_rank(folder) for folder in rank_folders(root)]
     namespaces = [namespace for rank in ranks for namespace in rank.pop("namespaces")]  # type: ignore[attr-defined]
     return {
         "type": "disk",
@@ -47,9 +70,12 @@ def _inspect_store(place: str, root: Path) -> dict[str, object]:
 def verify(place: str, _options: Mapping[str, object], progress: Progress) -> Verified:
     """Read every record and compare checksums; needs no encryption key. Changes nothing."""
     named = named_place(place)
-    for store in named.stores:
-        check_format("PLACE", store)
-    with usable("PLACE", place), named.locked() as folders:
+    if not named.is_of_node:
+        check_format("PLACE", named.root)
+    with usable("PLACE", place), named.locked():
+        stores = [store for store in named.all_stores if _is_read(store)]
+        others = tuple(str(store) for store in named.all_stores if store not in stores)
+        folders = [folder for store in stores for folder in rank_folders(store)]
         segments = [segment for folder in folders for segment in find_segments(folder.path)]
         total = sum(segment.cost_bytes for segment in segments)
         done = records = size = corrupt_count = 0
@@ -68,19 +94,24 @@ def verify(place: str, _options: Mapping[str, object], progress: Progress) -> Ve
                 corrupt.append(f"{segment.path} cannot be read: {error.strerror}")
             done += segment.cost_bytes
             progress(done, total)
-    return Verified(records, size, tuple(corrupt[:_NAMED_MAX]), corrupt_count)
+    return Verified(records, size, tuple(corrupt[:_NAMED_MAX]), corrupt_count, others)
 
 
 def clear(place: str, _options: Mapping[str, object], progress: Progress) -> int:
     """Remove all that is kvtide's in a folder, whatever its format; return the number of records."""
     named = named_place(place)
     removed = 0
-    with usable("PLACE", place), named.locked() as folders:
+    with usable("PLACE", place), named.locked():
+        stores = named.all_stores
+        folders = [folder for store in stores for folder in rank_folders(store)]
         for done, folder in enumerate(folders, start=1):
             removed += sum(len(_headers_if_readable(segment) or ()) for segment in find_segments(folder.path))
             empty(folder.path)
             progress(done, len(folders))
-        named.forget()
+        for store in stores:
+            if store != named.root:
+                remove_store(store)
+        forget(named.root)
     return removed
 
 

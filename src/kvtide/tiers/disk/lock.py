@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import time
@@ -23,30 +22,18 @@ class Held(Exception):
 
 
 class FolderLock:
-    """Taken when made, held until `close` or the end of the process. The file says whose it is, for people."""
+    """Taken when made, held until `close` or the end of the process. The file says whose it is, for people.
+
+    Who holds it may remove the file: others, who had opened it before, notice, and take the new one.
+    """
 
     def __init__(self, folder: Path, *, timeout_s: float = 0.0) -> None:
-        self._file = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         deadline_s = time.monotonic() + timeout_s
-        try:
-            while not self._try():
-                if time.monotonic() >= deadline_s:
-                    raise Held(_pid_in(self._file))
-                time.sleep(_RETRY_S)
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
-        except BaseException:
-            os.close(self._file)
-            raise
-
-    def _try(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            return False
-        return True
+        while (file := _locked(folder / LOCK_NAME)) is None:
+            if time.monotonic() >= deadline_s:
+                raise Held(holder(folder))
+            time.sleep(_RETRY_S)
+        self._file = file
 
     def close(self) -> None:
         """Let others in. May be called again."""
@@ -75,6 +62,33 @@ def holder(folder: Path) -> int | None:
         return None
     finally:
         os.close(file)
+
+
+def _locked(path: Path) -> int | None:
+    """Open a file and lock it. None: somebody else has the lock."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, file):
+                os.ftruncate(file, 0)
+                os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+                return file
+            os.close(file)
+        except (BlockingIOError, PermissionError):  # the latter on some network file systems
+            os.close(file)
+            return None
+        except BaseException:
+            os.close(file)
+            raise
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Whether an open file was not removed."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _pid_in(file: int) -> int | None:

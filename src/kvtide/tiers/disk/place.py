@@ -9,53 +9,43 @@ from pathlib import Path
 
 from kvtide.errors import ConfigError
 from kvtide.redaction import redacted
-from kvtide.tiers.disk.lock import LOCK_NAME, FolderLock, Held
+from kvtide.tiers.disk.lock import FolderLock, Held
+from kvtide.tiers.disk.set_aside import with_aside
 from kvtide.tiers.disk.shared_folder import stores_inside
-from kvtide.tiers.disk.store_folder import (
-    FORMAT_NAME,
-    RankFolder,
-    in_use,
-    named_folder,
-    rank_folders,
-    stored_format,
-    usable,
-)
+from kvtide.tiers.disk.store_folder import FORMAT_NAME, in_use, named_folder, rank_folders, stored_format, usable
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder, and the stores in it: itself, or those of a node."""
+    """A folder: a store, or that of a node, which has several."""
 
     root: Path
-    stores: tuple[Path, ...]
+    is_of_node: bool
 
     @property
-    def is_of_node(self) -> bool:
-        """Whether the folder is no store itself."""
-        return self.root not in self.stores
+    def stores(self) -> list[Path]:
+        """The stores in it."""
+        return list(stores_inside(self.root)) if self.is_of_node else [self.root]
+
+    @property
+    def all_stores(self) -> list[Path]:
+        """Return those of other formats, too, that were set aside."""
+        return [each for store in self.stores for each in with_aside(store)]
 
     @contextmanager
-    def locked(self) -> Iterator[list[RankFolder]]:
-        """Keep servers and a node out of it; yield the folders of all ranks of all stores."""
+    def locked(self) -> Iterator[None]:
+        """Keep servers and a node out of it."""
         with ExitStack() as locks:
-            folders = [folder for store in self.stores for folder in rank_folders(store)]
             try:
-                for path in dict.fromkeys([self.root, *self.stores, *(folder.path for folder in folders)]):
-                    locks.enter_context(FolderLock(path))
+                locks.enter_context(FolderLock(self.root))  # nobody moves in any more: what is found now is all
+                for store in self.stores:
+                    if store != self.root:
+                        locks.enter_context(FolderLock(store))
+                    for folder in rank_folders(store):
+                        locks.enter_context(FolderLock(folder.path))
             except Held as held:
                 raise in_use("PLACE", self.root, held.pid) from None
-            yield folders
-
-    def forget(self) -> None:
-        """Remove what says that there are stores. All is locked, and their ranks' folders were emptied.
-
-        The lock of a node stays, for nodes hold it as long as they run: one may have opened it, and wait.
-        """
-        for path in self.stores:
-            for name in (FORMAT_NAME, LOCK_NAME):
-                (path / name).unlink(missing_ok=True)
-            if path != self.root and not any(path.iterdir()):
-                path.rmdir()
+            yield
 
 
 def named_place(place: str) -> Place:
@@ -66,9 +56,8 @@ def named_place(place: str) -> Place:
         raise ConfigError("PLACE", redacted(place), "a folder that exists, or a URL, such as valkey://HOST:6379")
     root = root.resolve()
     if stored_format("PLACE", root) is not None:
-        return Place(root, (root,))
+        return Place(root, is_of_node=False)
     with usable("PLACE", place):
-        stores = tuple(stores_inside(root))
-    if not stores:
-        raise ConfigError("PLACE", place, f"the folder of a disk tier, and there is no {FORMAT_NAME} in it")
-    return Place(root, stores)
+        if any(stores_inside(root)):
+            return Place(root, is_of_node=True)
+    raise ConfigError("PLACE", place, f"the folder of a disk tier, and there is no {FORMAT_NAME} in it")

@@ -56,10 +56,15 @@ def stores_aside(root: Path) -> Iterator[Path]:
     yield from sorted(found, key=lambda path: path.stat().st_mtime)
 
 
+def with_aside(root: Path) -> list[Path]:
+    """Return a store, and before it what was set aside in its folder."""
+    return [*stores_aside(root), root]
+
+
 def room(root: Path) -> int:
     """Return what a store may take: what the disk has left, and what it has of it already, set aside or not."""
     disk = os.statvfs(root)
-    return disk.f_bavail * disk.f_frsize + used_bytes(root) + sum(map(used_bytes, stores_aside(root)))
+    return disk.f_bavail * disk.f_frsize + sum(map(used_bytes, with_aside(root)))
 
 
 def drop_if_room_is_needed(root: Path, size_bytes: int) -> None:

@@ -19,6 +19,7 @@ from kvtide.errors import ConfigError
 from kvtide.tiers.disk.file_io import FOLDER_MODE
 from kvtide.tiers.disk.lock import FolderLock, Held, holder
 from kvtide.tiers.disk.moving_in import GLANCE_TIMEOUT_S
+from kvtide.tiers.disk.set_aside import with_aside
 from kvtide.tiers.disk.store_folder import FORMAT_NAME, in_use, rank_folders, remove_store, usable, used_bytes
 from kvtide.units import size_text
 
@@ -92,10 +93,15 @@ class SharedFolder:
     def _make_room(self) -> None:
         """Remove stores that nobody uses, as long as all together might take more than the budget (F21)."""
         unused = [path for path in stores_inside(self._root) if path.name not in self._open_bytes]
-        taken = {path: used_bytes(path) for path in unused}
+        taken = {path: sum(map(used_bytes, with_aside(path))) for path in unused}
         for path in unused:
             if sum(taken.values()) + sum(self._open_bytes.values()) <= self._size_bytes:
                 return
             shown = size_text(taken.pop(path))
-            _log.warning("kvtide: removes %s (%s), which nobody uses: its room is needed", path, shown)
-            remove_store(path)
+            try:
+                with FolderLock(path):
+                    _log.warning("kvtide: removes %s (%s), which nobody uses: its room is needed", path, shown)
+                    for store in with_aside(path):
+                        remove_store(store)
+            except Held as held:
+                _log.warning("kvtide: keeps %s (%s), though its room is needed: %s has locked it", path, shown, held)

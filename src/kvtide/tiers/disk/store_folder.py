@@ -114,17 +114,22 @@ def empty(folder: Path) -> None:
     """Remove a rank's folder with all that is ours."""
     for path in folder.iterdir():
         if _OURS.fullmatch(path.name):
-            path.unlink()
+            path.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
+
+
+def forget(root: Path) -> None:
+    """Remove what says that there is a store. The folders of its ranks were emptied."""
+    for name in (FORMAT_NAME, LOCK_NAME):
+        (root / name).unlink(missing_ok=True)
 
 
 def remove_store(root: Path) -> None:
     """Remove a whole store, which nobody uses, and its folder if nothing else is in it."""
     for folder in rank_folders(root):
         empty(folder.path)
-    for name in (FORMAT_NAME, LOCK_NAME):
-        (root / name).unlink(missing_ok=True)
+    forget(root)
     if not any(root.iterdir()):
         root.rmdir()
 
