@@ -8,7 +8,7 @@ from kvtide.core import BelowConfig, FullAttention, NotLoaded
 from kvtide.core.index.calls import Again, Drop, Found, LookUp
 from kvtide.core.index.look_ups import AGAIN_S, LATE_S
 from kvtide.core.index.shared import SharedIndex
-from kvtide.core.index.waiting import UNASKED_S
+from kvtide.core.index.waiting import UNASKED_MAX, UNASKED_S
 from kvtide.core.ledger import OVERDUE_S
 from kvtide.core.messages import Fetch, Lookup
 from tests.core.index.bench import SIZE, config_of
@@ -208,6 +208,26 @@ def test_f29_what_has_come_up_for_an_engine_that_stands_still_is_not_kept_for_ev
     shared.passed(1.0)
     assert (shared.waits, bench.local.fill().pinned) == (False, 0)
     assert shared.handle(life, Again(77)) == Found(77)
+
+
+def test_f29_an_engine_that_never_asks_again_has_so_many_look_ups_and_costs_the_others_none(bench: DeepBench) -> None:
+    assert bench.link is not None
+    shared, life = bench.link.space.shared, bench.link.life
+    assert life is not None
+    keys = bench.request("nobody has it", 4).keys
+    other = life + 1
+    shared.attach(other, 16)
+    assert shared.handle(other, LookUp(0, keys, 0, 4 * SIZE + 1)) == Found(0, waits=True)
+    for number in range(UNASKED_MAX + 50):
+        assert shared.handle(life, LookUp(number, keys, 0, 4 * SIZE + 1)) == Found(number, waits=True)
+        bench.answer(*bench.begun(Lookup))  # nothing is below
+    assert shared.counts()["waiting"] == UNASKED_MAX + 1
+    unknown = shared.calls_unknown
+    assert shared.handle(life, Again(49)) == Found(49)
+    assert shared.calls_unknown == unknown + 1
+    missed = {NotLoaded.NOT_CACHED: 4 * SIZE}
+    assert shared.handle(life, Again(50)) == Found(50, missed=missed)
+    assert shared.handle(other, Again(0)) == Found(0, missed=missed)
 
 
 def test_what_comes_up_to_slots_that_an_engine_cannot_read_yet_is_a_miss_for_it() -> None:

@@ -15,6 +15,8 @@ UNASKED_S = 30.0
 """So long what was found is kept for an engine that does not ask: one that stands still must not keep it for ever. One
 that is well asks in every step.
 """
+UNASKED_MAX = 512
+"""So many one owner may have: twice as many as can search at a time. What was found for more is kept for nobody."""
 STEP_S_MAX = 1.0
 """The most that counts at once: nobody was heard while the node stood still."""
 
@@ -47,6 +49,7 @@ class WaitingLookUps:
         """Let a look-up wait, if there is something to wait for; otherwise return False."""
         if found.waits:
             self.drop(name)  # nobody gives one number twice, unless by mistake
+            self._make_room(name[0])
             request.reservation = found
             self._waiting[name] = Waiting(request, found, self._index.lease(found))
         self._index.wait(request, found)
@@ -58,20 +61,16 @@ class WaitingLookUps:
 
     def result(self, name: LookUpName) -> Match | None:
         """Return what a look-up has found; None as long as it waits. Leased until `drop`, and no longer."""
+        if not self._is_over(name):
+            return None
         waiting = self._waiting[name]
         found = waiting.found
-        search = waiting.request.search
-        assert search is not None
-        if not search.over:
-            return None
         return self._index.look_up(waiting.request, found.device_tokens, found.num_tokens, lambda _: True)
 
     def passed(self, seconds: float) -> None:
         """So much time has passed: forget what is over, and nobody asks for."""
         for name, waiting in list(self._waiting.items()):
-            search = waiting.request.search
-            assert search is not None
-            if search.over:
+            if self._is_over(name):
                 waiting.unasked_s += min(seconds, STEP_S_MAX)
                 if waiting.unasked_s >= UNASKED_S:
                     self.drop(name)
@@ -92,3 +91,16 @@ class WaitingLookUps:
         """Forget all look-ups: what they have found so far is not to be found any more."""
         for name in list(self._waiting):
             self.drop(name)
+
+    def _make_room(self, owner: int) -> None:
+        """Forget the oldest one of an owner that is over, if it has too many."""
+        if len(self._waiting) < UNASKED_MAX:
+            return
+        own = [name for name in self._waiting if name[0] == owner]
+        if len(own) >= UNASKED_MAX and (over := next(filter(self._is_over, own), None)) is not None:
+            self.drop(over)
+
+    def _is_over(self, name: LookUpName) -> bool:
+        search = self._waiting[name].request.search
+        assert search is not None
+        return search.over
