@@ -99,6 +99,20 @@ def test_what_tiers_are_to_do_is_held_back_until_they_are_open() -> None:
     assert space.again(id_).missed == {NotLoaded.NOT_CACHED: 2 * SIZE}
 
 
+def test_a_look_up_does_not_wait_until_sinks_have_begun() -> None:
+    space = Space()
+    space.tiers.opened(space.stacks())
+    space.store("a", 2)
+    id_ = space.look_up("b", 2)
+    space.tiers.drive(0.0, sinks=False)
+    assert space.again(id_).missed == {NotLoaded.NOT_CACHED: 2 * SIZE}
+    assert [len(tier.records) for tier in space.scripted] == [0, 0]
+    assert not space.tiers.at_rest
+    drive(space.tiers, 0.1)
+    assert [len(tier.records) for tier in space.scripted] == [2, 2]
+    assert space.tiers.at_rest
+
+
 def test_nobody_waits_longer_than_a_deadline_for_tiers_that_are_being_opened() -> None:
     space = Space()
     id_ = space.look_up("b", 2)

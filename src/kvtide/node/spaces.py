@@ -95,7 +95,7 @@ class Spaces:
     def _reply(self, owner: Owner, space: Space, call: Call) -> Reply | None:
         reply = space.index.handle(owner.number, call)
         if isinstance(call, LookUp) and isinstance(reply, Found) and reply.waits and self._tiers is not None:
-            self._tiers.drive(space.name)  # disks know at once what they have, and mostly it is nothing
+            self._tiers.look(space.name)  # disks know at once what they have, and mostly it is nothing
             return space.index.handle(owner.number, Again(call.id))
         return reply
 

@@ -114,8 +114,8 @@ class Below:
 
     # ------------------------------------------------------------------ steps
 
-    def plan(self) -> tuple[Errand, ...]:
-        """Return what the workers have to do; from now on answers are expected.
+    def plan(self, *, sinks: bool = True) -> tuple[Errand, ...]:
+        """Return what the workers have to do; from now on answers are expected. Without `sinks`, these wait.
 
         A clear comes first: what is behind it, in this plan or a later one, is of the new weights (F9).
         """
@@ -125,7 +125,7 @@ class Below:
         lookups, answered = self._planned, self._answered
         self._planned, self._answered, self._clear_due = [], [], False
         fetches = [fetch for lookup in answered for fetch in self._fetch(lookup)]
-        errands: list[ErrandEntry] = [*clear, *lookups, *fetches, *self._sinks.plan()]
+        errands: list[ErrandEntry] = [*clear, *lookups, *fetches, *(self._sinks.plan() if sinks else ())]
         for errand in errands:
             self._ledger.start(errand)
         return tuple(errand.as_errand() for errand in errands)

@@ -155,9 +155,9 @@ class LocalIndex(Index):
         """See `Index`. Everything was answered at once."""
         return []
 
-    def plan(self) -> tuple[Errand, ...]:
-        """See `Index`."""
-        return self.below.plan()
+    def plan(self, *, sinks: bool = True) -> tuple[Errand, ...]:
+        """See `Index`. Without `sinks`, these wait."""
+        return self.below.plan(sinks=sinks)
 
     def answered(self, errand: Entry) -> list[Chain]:
         """See `Index`."""

@@ -126,9 +126,12 @@ class SharedIndex:
 
     # ------------------------------------------------------------------ below host memory
 
-    def plan(self) -> tuple[Errand, ...]:
-        """Return what is to be done below host memory, with every part; from now on answers are expected."""
-        return self._index.plan()
+    def plan(self, *, sinks: bool = True) -> tuple[Errand, ...]:
+        """Return what is to be done below host memory, with every part; from now on answers are expected.
+
+        Without `sinks`, these wait.
+        """
+        return self._index.plan(sinks=sinks)
 
     def report(self, report: Report) -> None:
         """Take what one part has answered, in the place of a rank."""

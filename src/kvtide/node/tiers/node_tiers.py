@@ -75,11 +75,11 @@ class NodeTiers:
         if space is not None and not self._begin(name, lambda: self._close(space, name)):
             self._close(space, name)
 
-    def drive(self, name: str) -> None:
-        """Begin what is to be done for one namespace, and take what tiers know at once."""
+    def look(self, name: str) -> None:
+        """Begin what somebody waits for in one namespace, and take what tiers know at once."""
         space = self._spaces.get(name)
         if space is not None:
-            space.drive(time.monotonic())
+            space.drive(time.monotonic(), sinks=False)
 
     def due(self) -> None:
         """There may be something to do. From any thread."""
@@ -131,7 +131,7 @@ class NodeTiers:
         now_s = time.monotonic()
         more = False
         for name, space in list(self._spaces.items()):
-            if name in self._spaces and space.drive(now_s):  # else it was given up when another one was told
+            if self._spaces.get(name) is space and space.drive(now_s):  # else it was given up when another one was told
                 more = True
                 self.after(name)
         if more:

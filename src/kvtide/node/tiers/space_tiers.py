@@ -65,13 +65,16 @@ class SpaceTiers:
         while self._held_back:
             self._start(self._held_back.popleft()[0])
 
-    def drive(self, now_s: float) -> bool:
-        """Begin what is to be done and take what was answered. Returns whether there may be more at once."""
+    def drive(self, now_s: float, *, sinks: bool = True) -> bool:
+        """Begin what is to be done and take what was answered. Returns whether there may be more at once.
+
+        Without `sinks`, these wait: it takes long to begin a thousand of them.
+        """
         if self._driven_s is not None:
             self._index.passed(now_s - self._driven_s)
         self._driven_s = now_s if self.time_counts else None
         self._give_up(now_s)
-        errands = self._index.plan()
+        errands = self._index.plan(sinks=sinks)
         for errand in errands:
             if self._stacks is None:
                 self._held_back.append((errand, now_s))
@@ -79,7 +82,7 @@ class SpaceTiers:
                 self._start(errand)
         heard = self._listen() or bool(errands and self.failure)  # then all is answered already
         self._driven_s = now_s if self.time_counts else None
-        self.at_rest = not heard and not self.busy
+        self.at_rest = sinks and not heard and not self.busy
         return heard
 
     def close(self, timeout_s: float) -> bool:
