@@ -97,6 +97,10 @@ def test_blocks_that_pack_and_blocks_that_do_not_come_back_bit_for_bit(
     for id_, part in enumerate(parts):
         assert rig.engine.submit(STORE, Copy(id_, tuple(range(half))[part], tuple(slots[part])))
     assert rig.finish(*range(len(parts))) == Finished(done=tuple(range(len(parts))))
+    unfit = sum(content != rig.packing_block(block) for block, content in enumerate(contents))
+    store = rig.engine.traffic(STORE)
+    saved = rig.shape.block_bytes - rig.host.packing.packed_bytes
+    assert (store.unpacked_blocks, store.saved_bytes) == (unfit, (half - unfit) * saved)
     padding = rig.read_padding()
     for id_, part in enumerate(parts):
         assert rig.engine.submit(LOAD, Copy(100 + id_, tuple(range(half, 2 * half))[part], tuple(slots[part])))

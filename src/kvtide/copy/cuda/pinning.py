@@ -106,14 +106,16 @@ class Pinner:
         return ""
 
     def _run(self) -> None:
-        begin_s = time.monotonic()
+        spent_s = 0.0
         try:
             self._gpu.enter()
             placement = Placement(self._gpu, self._address, self._size, bind=not self._shared)
             with ThreadPoolExecutor(_POPULATING_THREADS, "kvtide-pages") as pool:
                 while self.pinned_bytes < self._size and not self._stop.is_set() and threading.main_thread().is_alive():
                     if self._may_go_on() and self._has_pages():
+                        begin_s = time.monotonic()
                         self._pin_piece(pool, placement)
+                        spent_s += time.monotonic() - begin_s
                     else:
                         self._stop.wait(_LOOK_AGAIN_S)
         except BaseException as error:
@@ -121,7 +123,7 @@ class Pinner:
             pinned, size = size_text(self.pinned_bytes), size_text(self._size)
             _LOG.warning("pinned %s of %s; the host tier stays at that: %s", pinned, size, self.problem)
         else:
-            _LOG.info("pinned %s in %.1f s", size_text(self.pinned_bytes), time.monotonic() - begin_s)
+            _LOG.info("pinned %s in %.1f s", size_text(self.pinned_bytes), spent_s)
             placement.tell()
         finally:
             self._ended.set()
