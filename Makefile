@@ -48,7 +48,7 @@ test:           ## all tests: test-core, then test-vllm where vLLM's CPU build c
 	@echo "==> all tests passed"
 	@cat $(VENV)/not-tested-*
 
-test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests that need no vLLM (2 minutes)
+test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests that need no vLLM (5 to 10 minutes on two cores)
 	@$(BIN)/python tools/system_packages.py $(SYSTEM)
 	@echo "==> formatting and lint (ruff)"
 	@$(BIN)/ruff format --check .
@@ -58,7 +58,7 @@ test-core: $(VENV)/.installed-dev   ## formatting, lint, types, and all tests th
 	@echo "==> tests (pytest)"
 	@$(BIN)/python -m pytest -n 2 --dist worksteal --not-tested=$(VENV)/not-tested-core $(STRICT)
 
-test-vllm: vllm   ## the connector on real vLLM, its CPU build (8 minutes)
+test-vllm: vllm   ## the connector on real vLLM, its CPU build (15 to 20 minutes on two cores)
 	@$(VPYTHON) tools/system_packages.py $(SYSTEM) prometheus
 	@echo "==> tests on real vLLM (pytest)"
 	@mkdir -p $(VENV)
