@@ -91,6 +91,14 @@ def test_where_hits_are_low_the_runbook_begins_with_advice_and_names_reasons_tha
     assert {known[what](why) for what, why in reasons} >= {NotLoaded.NOT_CACHED, NotLoaded.NODE_AWAY}
 
 
+def test_the_runbook_names_every_alert_and_no_other() -> None:
+    rules = "\n".join(path.read_text() for path in sorted((ROOT / "deploy").glob("alerts*.yml")))
+    alerts = re.findall(r"^ *- alert: (\w+)$", rules, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(KVTide\w+)` \|", (ROOT / "docs/operators/runbook.md").read_text(), flags=re.MULTILINE)
+    assert alerts
+    assert sorted(rows) == sorted(alerts)
+
+
 def anchors(document: Path) -> set[str]:
     """Return what can be linked to in a document, as GitHub and the site name it."""
     text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
