@@ -1,4 +1,8 @@
-"""Every benchmark runs, in its small mode, and prints what it promises."""
+"""The benchmarks that need neither vLLM nor a GPU run, in their small mode, and print what they promise.
+
+Others are in `tests/vllm`, `tests/traces` and `tests/tiers`. Those that `benchmarks/README.md` marks are only run by
+hand.
+"""
 
 from __future__ import annotations
 

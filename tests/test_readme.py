@@ -26,6 +26,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "benchmarks/README.md",
     "deploy/README.md",
     "examples/README.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
@@ -120,6 +121,26 @@ def test_links_and_paths_lead_somewhere(document: str) -> None:
         text,
     ):
         assert (ROOT / path).exists() or (ROOT / "src/kvtide" / path).exists(), path
+
+
+@pytest.mark.parametrize("folder", ["vllm", "node", "traces"])
+def test_the_map_of_a_folder_has_each_of_its_files_and_no_other(folder: str) -> None:
+    text = (ROOT / "docs/engineers/architecture.md").read_text()
+    shown = text.split(f"### In `{folder}/`")[1].split("\n#")[0]
+    code = ROOT / "src/kvtide" / folder
+    below = {path.parent.name for path in code.glob("*/*") if path.parent.name != "__pycache__"}
+    files = {path.name for path in code.glob("*.py") if path.name != "__init__.py"}
+    in_tiers = {path.name for path in code.glob("tiers/*.py") if path.name != "__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", shown)) == files | in_tiers
+    assert set(re.findall(r"`(\w+)/`", shown)) == below
+
+
+def test_every_benchmark_is_in_the_index_and_no_other() -> None:
+    text = (ROOT / "benchmarks/README.md").read_text()
+    files = {path.name for path in (ROOT / "benchmarks").iterdir() if path.suffix in {".py", ".json"}}
+    rows = "\n".join(line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `"))
+    named = re.findall(r"`(\w+\.\w+)", rows)
+    assert sorted(named) == sorted(files)
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "tiers.md"])
