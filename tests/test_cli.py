@@ -75,6 +75,12 @@ def test_every_command_has_help_with_examples_and_a_summary(
     assert not command or re.search(rf"^  {command[-1]} +\w", above, re.MULTILINE)
 
 
+@pytest.mark.parametrize("command", _commands(cli.KVTIDE), ids=" ".join)
+def test_every_command_says_its_exit_codes(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *command, "--help")
+    assert re.search(r"^Exit codes: 0 \w.*, 2 \w", out, re.MULTILINE)
+
+
 def test_help_of_the_demo_has_examples_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "demo", "--help")
     assert code == 0

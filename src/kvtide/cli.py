@@ -18,7 +18,7 @@ import click
 from click.shell_completion import shell_complete
 
 from kvtide import __version__
-from kvtide.commands import Group
+from kvtide.commands import Group, exit_codes
 from kvtide.completion import COMPLETE_VARIABLE, completion_options
 from kvtide.errors import ConfigError, KVTideError
 from kvtide.redaction import redacted
@@ -63,6 +63,7 @@ Examples:
   kvtide demo                             see that it works, on this machine's CPU
   kvtide plan trace.jsonl --gpu H100      how much host memory is worth buying
   kvtide COMMAND --help                   options and examples of a command"""
+EXIT_CODES = exit_codes(wrong="it found something wrong") + ", 130 Ctrl-C"
 
 
 class _Commands(Group):
@@ -94,7 +95,7 @@ def _without_command(ctx: click.Context) -> None:
 KVTIDE = _Commands(
     "kvtide",
     help="KV-cache offloading for LLM serving.",
-    epilog=EXAMPLES,
+    epilog=EXAMPLES + EXIT_CODES,
     no_args_is_help=False,
     invoke_without_command=True,
     callback=click.pass_context(_without_command),

@@ -25,6 +25,13 @@ SIZES = "K, M, G, T and P count by 1024 as KiB to PiB do, KB to PB by 1000"
 """What sizes mean, for help."""
 
 
+def exit_codes(well: str = "all is well", wrong: str | None = None, *, such_as: str | None = None) -> str:
+    """Return the last lines of a command's help. 1: it ran and found something. 2 means the same of every command."""
+    found = "" if wrong is None else f"1 {wrong}, "
+    example = "" if such_as is None else f" ({such_as})"
+    return f"\n\nExit codes: 0 {well}, {found}2 it was asked for something that cannot be done{example}"
+
+
 _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from rich.console import Console
 
-from kvtide.commands import SIZES, Arguments, Choice, Whole, command, flag, maybe, option, refuse_written
+from kvtide.commands import SIZES, Arguments, Choice, Whole, command, exit_codes, flag, maybe, option, refuse_written
 from kvtide.core import POLICIES
 from kvtide.demo import at_node, packed
 from kvtide.demo.compare import RUNS, compare_modes
@@ -36,9 +36,9 @@ EXAMPLES = """\
   kvtide demo --host 32MiB --policy lru      a host pool that overflows too
   kvtide demo --packing                      packed, more blocks are in a host pool that is too small
   kvtide demo --node                         several engines on a node, which the demo starts and stops
-  kvtide demo --node /run/kvtide/node.sock   the same on a node that is there
-
-Exit codes: 0 outputs identical, 1 outputs differ, 2 bad option"""
+  kvtide demo --node /run/kvtide/node.sock   the same on a node that is there""" + exit_codes(
+    "outputs identical", "outputs differ"
+)
 
 NUMBERS = {
     "conversations": ("conversations", 1),

@@ -9,7 +9,7 @@ import sys
 
 from rich.style import Style
 
-from kvtide.commands import Arguments, File, command, flag, option
+from kvtide.commands import Arguments, File, command, exit_codes, flag, option
 from kvtide.doctor.asked import read_asked
 from kvtide.doctor.base import Check, Health
 from kvtide.doctor.checkup import all_checks
@@ -24,9 +24,9 @@ it. Run it with the Python of vLLM. It writes at most 256 MiB to the disks that 
 EXAMPLES = """\
   kvtide doctor                                                 this machine
   kvtide doctor --config '{"host":"64GiB","tiers":[...]}'       and the tiers of a configuration
-  kvtide doctor --config kv-transfer-config.json --json         the same from a file, for programs
-
-Exit codes: 0 may serve, 1 something has to be fixed first, 2 a request that cannot be understood"""
+  kvtide doctor --config kv-transfer-config.json --json         the same from a file, for programs""" + exit_codes(
+    "may serve", "something has to be fixed first"
+)
 
 _STYLES = {Health.OK: "green", Health.WARNING: "yellow", Health.BAD: "bold red"}
 

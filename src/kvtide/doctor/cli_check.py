@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from kvtide.commands import Arguments, argument, command, flag
+from kvtide.commands import Arguments, argument, command, exit_codes, flag
 from kvtide.doctor.asked import Asked, read_asked
 from kvtide.doctor.wanted import ANY_GEOMETRY, node_note
 from kvtide.errors import ConfigError
 from kvtide.output import put
 from kvtide.vllm.options import check_options, options_schema
 
-EXIT_REFUSED = 2
+EXIT_REFUSED = 1
 
 TEXT = """\
 Check the options of a vLLM server with kvtide, without starting it and without vLLM: everything that is wrong with
@@ -22,9 +22,9 @@ with it, or "-" for standard input. Folders and files that it names are looked a
 EXAMPLES = """\
   kvtide check '{"host": "64GiB"}'
   kvtide check kv-transfer-config.json --json
-  kvtide check --schema > kvtide.schema.json     for editors
-
-Exit codes: 0 a server would take it, 2 it would not"""
+  kvtide check --schema > kvtide.schema.json     for editors""" + exit_codes(
+    "a server would take it", "it would not", such_as="CONFIG is no JSON"
+)
 
 
 def run(args: Arguments) -> int:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from kvtide.commands import SIZES, Arguments, File, Suggested, Whole, group, option
+from kvtide.commands import SIZES, Arguments, File, Suggested, Whole, exit_codes, group, option
 from kvtide.core import POLICIES
 from kvtide.node.cli_operate import CLEAR, STATUS
 from kvtide.node.lines import Lines
@@ -24,9 +24,7 @@ EXAMPLES = """\
   kvtide node --config node.json --share Qwen3-8B=40% --share Llama-3.1-8B=60%
   kvtide node --memory 64GiB --socket /run/kvtide/node.sock --tier type=disk,path=/var/cache/kvtide,size=500GiB
   kvtide node status --socket /run/kvtide/node.sock
-  kvtide node clear --socket /run/kvtide/node.sock NAMESPACE
-
-Exit codes: 0 it was stopped, 2 it was asked for something that cannot be done"""
+  kvtide node clear --socket /run/kvtide/node.sock NAMESPACE""" + exit_codes("it was stopped")
 
 
 def run(args: Arguments) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvtide.commands import Arguments, File, argument, command, flag, misused, need_terminal, option
+from kvtide.commands import Arguments, File, argument, command, exit_codes, flag, misused, need_terminal, option
 from kvtide.errors import ConfigError
 from kvtide.node.ask import clear, status_of
 from kvtide.node.shown import described
@@ -17,9 +17,7 @@ from kvtide.output import put, tell
 
 STATUS_EXAMPLES = """\
   kvtide node status --socket /run/kvtide/node.sock
-  kvtide node status --socket /run/kvtide/node.sock --json
-
-Exit codes: 0 all is well, 2 no node answers"""
+  kvtide node status --socket /run/kvtide/node.sock --json""" + exit_codes(such_as="no node answers")
 
 CLEAR_TEXT = """\
 Let a running node forget all blocks of a namespace, in host memory and in its tiers. Engines go on, what they are
@@ -28,9 +26,9 @@ shows, the beginning of it, or its model."""
 CLEAR_EXAMPLES = """\
   kvtide node clear --socket /run/kvtide/node.sock 3f9a             asks before it does
   kvtide node clear --socket /run/kvtide/node.sock --dry-run 3f9a   says how many blocks it would be
-  kvtide node clear --socket /run/kvtide/node.sock --yes Qwen3-8B   for scripts
-
-Exit codes: 0 all is well, 1 nobody agreed, 2 no node answers, or it has no such namespace"""
+  kvtide node clear --socket /run/kvtide/node.sock --yes Qwen3-8B   for scripts""" + exit_codes(
+    wrong="nobody agreed", such_as="no node answers, or it has no such namespace"
+)
 
 
 def run_status(args: Arguments) -> int:

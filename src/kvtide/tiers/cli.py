@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from kvtide.commands import Arguments, Run, argument, command, flag, group, need_terminal, option
+from kvtide.commands import Arguments, Run, argument, command, exit_codes, flag, group, need_terminal, option
 from kvtide.errors import ConfigError
 from kvtide.output import put, tell
 from kvtide.progress import progress, waiting
@@ -27,9 +27,9 @@ EXAMPLES = """\
   kvtide tier inspect --json /var/cache/kvtide       the same, for programs
   kvtide tier verify /var/cache/kvtide               read every record, compare checksums
   kvtide tier clear /var/cache/kvtide                remove everything, after asking
-  kvtide tier inspect valkey://cache.example:6379 --option password_file=/etc/kvtide/password
-
-Exit codes: 0 all is well, 1 records that do not verify, 2 a place that cannot be used"""
+  kvtide tier inspect valkey://cache.example:6379 --option password_file=/etc/kvtide/password""" + exit_codes(
+    wrong="records that do not verify, or nobody agreed", such_as="a place that cannot be used"
+)
 
 
 def run_inspect(args: Arguments) -> int:
@@ -198,13 +198,14 @@ COMMAND = group(
             "inspect",
             "say what is there and which model made it",
             "  kvtide tier inspect /var/cache/kvtide\n"
-            "  kvtide tier inspect valkey://cache.example:6379 --option password_file=/etc/kvtide/password",
+            "  kvtide tier inspect valkey://cache.example:6379 --option password_file=/etc/kvtide/password"
+            + exit_codes(),
             run_inspect,
         ),
         _command(
             "verify",
             "read every record and compare checksums",
-            "  kvtide tier verify /var/cache/kvtide\n\nExit codes: 0 all is well, 1 records that do not verify",
+            "  kvtide tier verify /var/cache/kvtide" + exit_codes(wrong="records that do not verify"),
             run_verify,
         ),
         _command(
@@ -212,7 +213,7 @@ COMMAND = group(
             "remove everything that is kvtide's",
             "  kvtide tier clear /var/cache/kvtide               asks before it does\n"
             "  kvtide tier clear --dry-run /var/cache/kvtide     says what would be removed\n"
-            "  kvtide tier clear --yes /var/cache/kvtide         for scripts",
+            "  kvtide tier clear --yes /var/cache/kvtide         for scripts" + exit_codes(wrong="nobody agreed"),
             run_clear,
             flag("--yes", "do not ask"),
             flag("--dry-run", "count what would be removed, and leave it"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
-from kvtide.commands import Arguments, Real, Whole, argument, command, flag, misused, option
+from kvtide.commands import Arguments, Real, Whole, argument, command, exit_codes, flag, misused, option
 from kvtide.errors import ConfigError
 from kvtide.output import Output, put
 from kvtide.progress import waiting
@@ -38,9 +38,9 @@ TOP_EXAMPLES = """\
   kvtide top localhost:8000                      live, in the terminal
   kvtide top localhost:8000 localhost:8001       two servers
   kvtide top localhost:8000 --once --json        one reading, for scripts
-  kvtide top localhost:8000 --web 8080           a page on this machine: http://127.0.0.1:8080
-
-Exit codes: 0 all is well, 1 a server did not answer (--once), 2 it was asked for something that cannot be done"""
+  kvtide top localhost:8000 --web 8080           a page on this machine: http://127.0.0.1:8080""" + exit_codes(
+    wrong="a server did not answer (--once)"
+)
 
 
 def run(args: Arguments) -> int:

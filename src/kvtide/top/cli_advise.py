@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from kvtide.commands import Arguments, argument, command, flag, option
+from kvtide.commands import Arguments, argument, command, exit_codes, flag, option
 from kvtide.output import put
 from kvtide.top.advise import advise
 from kvtide.top.cli import SECONDS
@@ -24,9 +24,9 @@ ADVISE_EXAMPLES = """\
   kvtide advise localhost:8000                   look for a minute
   kvtide advise localhost:8000 --seconds 600     look for ten
   kvtide advise localhost:8000 --since-start     do not wait
-  kvtide advise localhost:9400                   a node with --metrics 9400
-
-Exit codes: 0 it has said something, 2 the server cannot be read"""
+  kvtide advise localhost:9400                   a node with --metrics 9400""" + exit_codes(
+    "it has said something", such_as="the server cannot be read"
+)
 
 
 def run(args: Arguments) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kvtide.commands import SIZES, Arguments, File, Real, command, flag, option
+from kvtide.commands import SIZES, Arguments, File, Real, command, exit_codes, flag, option
 from kvtide.core import POLICIES
 from kvtide.errors import ConfigError
 from kvtide.options import parse_choice
@@ -36,7 +36,7 @@ EXAMPLES = """\
   kvtide plan trace.jsonl --gpu H100 --model-config config.json
   kvtide plan trace.jsonl.gz --device 40GiB --gpu-hour 2.5 --gib-hour 0.003
   kvtide plan trace.jsonl --html plan.html --plot plan.png     a page with curves to point at, and a picture
-  zcat trace.jsonl.gz | kvtide plan - --device none --sizes 64GiB,128GiB,256GiB"""
+  zcat trace.jsonl.gz | kvtide plan - --device none --sizes 64GiB,128GiB,256GiB""" + exit_codes()
 
 
 def run(args: Arguments) -> int:

@@ -7,7 +7,19 @@ from typing import get_args
 
 import click
 
-from kvtide.commands import SIZES, Arguments, Choice, File, Real, Whole, command, flag, option, refuse_written
+from kvtide.commands import (
+    SIZES,
+    Arguments,
+    Choice,
+    File,
+    Real,
+    Whole,
+    command,
+    exit_codes,
+    flag,
+    option,
+    refuse_written,
+)
 from kvtide.core import POLICIES
 from kvtide.core.config import Mode
 from kvtide.errors import ConfigError
@@ -34,7 +46,7 @@ EXAMPLES = """\
   kvtide replay chats.jsonl --tokenizer tokenizer.json   a log of chat completion requests
   kvtide replay trace.jsonl --host 64GiB --disk 2TiB --disk-bandwidth 6GB/s
   kvtide replay trace.jsonl --servers 4 --disk 2TiB --store 16TiB --store-bandwidth 10GB/s
-  kvtide replay trace.jsonl --gpus 8 --policy forecast --json > replay.json"""
+  kvtide replay trace.jsonl --gpus 8 --policy forecast --json > replay.json""" + exit_codes()
 
 TIERS = {"disk": "a disk below the host memory of each server", "store": "a store below that, one for all servers"}
 """What can be below host memory, nearest first."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from kvtide.commands import Arguments, Whole, argument, command, flag, group, option
+from kvtide.commands import Arguments, Whole, argument, command, exit_codes, flag, group, option
 from kvtide.output import Output, put, tell
 from kvtide.progress import counted, progress
 from kvtide.traces.cli_input import TRACE_TEXT, input_of, input_options, workload_of, workload_options
@@ -109,13 +109,14 @@ def _as_json(stats: TraceStats) -> dict[str, object]:
 COMMAND = group(
     "trace",
     text="Make and look at traces.",
-    examples="  kvtide trace make --workload agents --requests 1000 agents.jsonl\n  kvtide trace stats agents.jsonl",
+    examples="  kvtide trace make --workload agents --requests 1000 agents.jsonl\n  kvtide trace stats agents.jsonl"
+    + exit_codes(),
     commands=[
         command(
             "make",
             summary="write a synthetic workload in Mooncake's format",
             text="Write a synthetic workload in Mooncake's format, to a file or standard output.",
-            examples="  kvtide trace make --workload agents --requests 1000 agents.jsonl",
+            examples="  kvtide trace make --workload agents --requests 1000 agents.jsonl" + exit_codes(),
             params=[
                 argument("OUTPUT"),
                 option("--block-tokens", "tokens that one hash stands for (default: 512)", Whole(1)),
@@ -127,7 +128,7 @@ COMMAND = group(
             "stats",
             summary="reuse, gaps between uses, working set",
             text=f"Say how much of a trace is used again, after how long, and how much is in use.\n\n{TRACE_TEXT}",
-            examples="  kvtide trace stats agents.jsonl\n  kvtide trace stats --workload chats --json",
+            examples="  kvtide trace stats agents.jsonl\n  kvtide trace stats --workload chats --json" + exit_codes(),
             params=[*input_options(), flag("--json", "print one JSON object instead of tables")],
             run=run_stats,
         ),
