@@ -50,7 +50,7 @@ def test_all_that_is_wrong_is_told_at_once_by_full_names() -> None:
 
 
 def test_what_is_needed_and_missing_is_told_like_what_is_wrong() -> None:
-    assert wrong() == [f"fruits[3].size=None: expected {A_SIZE}"]
+    assert wrong() == [f"fruits[3].size: expected {A_SIZE}"]
 
 
 @pytest.mark.parametrize(

@@ -168,8 +168,8 @@ def _in_one_line(error: Exception) -> str:
         return " ".join([*(redacted(word) if "@" in word else word for word in words), see])
     if isinstance(error, OSError) and not isinstance(error, KVTideError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-    if isinstance(error, ConfigError) and (error.value is None or isinstance(error.value, bool)):
-        return f"{error.option}: expected {error.expected}"  # an option without a value, or what was left out
+    if isinstance(error, ConfigError) and isinstance(error.value, bool):
+        return f"{error.option}: expected {error.expected}"  # an option without a value
     return str(error)
 
 

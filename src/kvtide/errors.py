@@ -31,7 +31,8 @@ class ConfigError(KVTideError, ValueError):
         self.option = option
         self.value = without_secrets(option, value)
         self.expected = expected
-        super().__init__(f"{option}={self.value!r}: expected {expected}")
+        # What was left out has no value: nobody wrote "None".
+        super().__init__(f"{option if value is None else f'{option}={self.value!r}'}: expected {expected}")
 
 
 class RequestRefused(KVTideError, ValueError):

@@ -37,7 +37,8 @@ def refuse(error: pytest.ExceptionInfo[ConfigError], option: str, value: object,
     assert error.value.option == option
     assert error.value.value == value
     assert expected in error.value.expected
-    assert str(error.value) == f"{option}={value!r}: expected {error.value.expected}"
+    written = option if value is None else f"{option}={value!r}"
+    assert str(error.value) == f"{written}: expected {error.value.expected}"
 
 
 # ---------------------------------------------------------------------- sizes

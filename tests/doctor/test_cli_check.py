@@ -90,7 +90,10 @@ def test_a_file_and_standard_input_are_read(
 def test_more_memory_than_there_is_and_what_vllm_itself_refuses_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "host='1000TiB': expected at most the " in run(capsys, "check", '{"host": "1000TiB"}')[1]
     code, out, _ = run(capsys, "check", '{"kv_connector": "KVTideConnector"}')
-    assert (code, out.splitlines()[0]) == (1, 'kv_role=None: expected "kv_both"')
+    assert (code, out.splitlines()[0]) == (
+        1,
+        'kv_role: expected "kv_both", and it is left out: add "kv_role": "kv_both"',
+    )
 
 
 def test_both_names_of_one_option_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

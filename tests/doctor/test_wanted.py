@@ -68,7 +68,7 @@ def test_kvtide_is_found_among_several_connectors() -> None:
 
 def test_a_connector_without_its_role_is_bad() -> None:
     finding = check_config(wanted_of('{"kv_connector": "KVTideConnector"}'))
-    assert is_bad(finding, "kv_role=None", '"kv_both"')
+    assert is_bad(finding, "kv_role, which is left out", 'add "kv_role": "kv_both"')
 
 
 def test_another_connector_is_bad() -> None:

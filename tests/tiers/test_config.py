@@ -64,7 +64,7 @@ def test_no_tiers_are_tiers_too() -> None:
         ({"checksum": False}, "tiers[0].checksum=False: expected to be left out: every record has a checksum"),
         ({"sise": "1GiB"}, "tiers[0].sise='1GiB': expected a known option; did you mean \"size\"? known are"),
         ({"size": "much"}, "tiers[0].size='much': expected a size in bytes above 0"),
-        ({"size": None}, "tiers[0].size=None: expected a size in bytes above 0"),
+        ({"size": None}, "tiers[0].size: expected a size in bytes above 0"),
         ({"size": "900TB"}, "tiers[0].size='900TB': expected at most the "),
         ({"size": "500"}, "tiers[0].size='500': expected at least "),
         ({"path": ""}, "tiers[0].path='': expected the path of a folder"),
@@ -106,14 +106,14 @@ def test_f22_a_key_without_the_package_that_encrypts_is_refused_by_name(
 
 @pytest.mark.parametrize("option", ["disk", {"type": "disk"}, None, 3, b"disk"])
 def test_tiers_are_a_list(option: object) -> None:
-    assert refusal(option).startswith("tiers=")
+    assert refusal(option).startswith("tiers: " if option is None else "tiers=")
 
 
 @pytest.mark.parametrize(
     ("tier", "message"),
     [
         ("disk", "tiers[0]='disk': expected an object"),
-        ({}, "tiers[0].type=None: expected one of disk"),
+        ({}, "tiers[0].type: expected one of disk"),
         ({1: 2}, "tiers[0]={1: 2}: expected an object"),
     ],
 )

@@ -39,12 +39,17 @@ def read_asked(config: str | None, option: str = "--config") -> Asked:
     extra = ours.get(_EXTRA) or {}
     if not isinstance(extra, Mapping):
         raise ConfigError(_EXTRA, type(extra).__name__, "an object with options, such as host")
-    expected = {"kv_connector": CONNECTOR, "kv_role": ROLE}
-    problems = [
-        ConfigError(name, ours.get(name), f'"{value}"') for name, value in expected.items() if ours.get(name) != value
-    ]
-    problems += _misplaced(ours)
+    problems = [*_not_as_needed(ours), *_misplaced(ours)]
     return Asked(True, extra, ours.get("kv_connector_module_path") == MODULE, tuple(problems))
+
+
+def _not_as_needed(outer: Mapping[str, object]) -> Iterator[ConfigError]:
+    """Find what vLLM needs to take kvtide, and is left out or something else."""
+    for name, value in (("kv_connector", CONNECTOR), ("kv_role", ROLE)):
+        if outer.get(name) is None:
+            yield ConfigError(name, None, f'"{value}", and it is left out: add "{name}": "{value}"')
+        elif outer[name] != value:
+            yield ConfigError(name, outer[name], f'"{value}"')
 
 
 def _misplaced(outer: Mapping[str, object]) -> Iterator[ConfigError]:

@@ -55,7 +55,7 @@ def check_config(wanted: Wanted) -> Finding:
         return ok(f"none given (--config): {DEFAULT_HOST} of host memory and no tiers are assumed")
     tiers = ", ".join(f"{tier.type} at {tier.place}" for tier in wanted.tiers) or "none"
     if wanted.problems:
-        wrong = "; ".join(f"{problem.option}={_value_text(problem.value)}" for problem in wanted.problems)
+        wrong = "; ".join(map(_as_written, wanted.problems))
         expected = "; ".join(f"{problem.option}: {problem.expected}" for problem in wanted.problems)
         assumed = f"{size_text(wanted.host_bytes)} of host memory, tiers: {tiers}"
         return bad(f"a server would refuse {wrong}; what follows assumes {assumed}", f"expected are: {expected}")
@@ -74,9 +74,11 @@ def node_note(path: Path) -> str:
     return ""
 
 
-def _value_text(value: object) -> str:
-    """Return a refused value in few words."""
-    return repr(value) if isinstance(value, str | int | float | None) else "…"
+def _as_written(problem: ConfigError) -> str:
+    """Return what is refused, in few words."""
+    if problem.value is None:
+        return f"{problem.option}, which is left out"
+    return f"{problem.option}={repr(problem.value) if isinstance(problem.value, str | int | float) else '…'}"
 
 
 def _host_of(asked: Asked, problems: list[ConfigError]) -> tuple[int, bool, Path | None]:
