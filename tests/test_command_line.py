@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -78,6 +79,14 @@ def test_a_mistyped_word_gets_the_one_that_may_have_been_meant(capsys: pytest.Ca
     assert 'did you mean "h100"?' in run(capsys, "plan", "--gpu", "H10")[2]
     assert 'did you mean "no-flush"?' in run(capsys, "simulate", "--canary", "no-flsh")[2]
     assert 'did you mean "mode"?' in run(capsys, "check", '{"moed": "lazy"}')[1]
+
+
+@pytest.mark.parametrize("word", ["stop", "not", "load", "one"])
+def test_a_word_that_is_far_from_all_gets_no_hint(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    _, _, err = run(capsys, "node", word)
+    assert "did you mean" not in err
+    assert "known are clear, status" in err
+    assert "did you mean" not in run(capsys, "check", json.dumps({"tiers": [{"type": "redis"}], word: 1}))[1]
 
 
 # ---------------------------------------------------------------------- exit codes

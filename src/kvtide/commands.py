@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from kvtide.errors import ConfigError
-from kvtide.options import did_you_mean, one_of
+from kvtide.options import did_you_mean, nearest, one_of
 
 Arguments = SimpleNamespace
 """What was written, by the names of the options with underscores."""
@@ -198,9 +198,17 @@ class _Help(click.Command):
         """Read what was written."""
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise self._no_such_option(error.option_name, ctx) from None
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+    def _no_such_option(self, name: str, ctx: click.Context) -> click.NoSuchOption:
+        """Return an error with the option that may have been meant. The dashes of all options are no likeness."""
+        known = [opt for param in self.get_params(ctx) for opt in param.opts if isinstance(param, click.Option)]
+        near = nearest(name.lstrip("-"), [opt.lstrip("-") for opt in known])
+        return click.NoSuchOption(name, possibilities=None if near is None else [f"--{near}"], ctx=ctx)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what it does."""

@@ -12,6 +12,8 @@ from kvtide.errors import ConfigError
 
 Choice = TypeVar("Choice", bound=str)
 
+_NEAR = 0.65
+"""How alike a mistyped name has to be, from 0 to 1."""
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
@@ -74,8 +76,25 @@ def one_of(value: object, choices: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name, with a space behind it; empty if no known name is near."""
-    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
-    return f'did you mean "{near[0]}"? ' if near else ""
+    near = nearest(name, known)
+    return "" if near is None else f'did you mean "{near}"? '
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that may have been meant, if one is near. A wrong hint is worse than none.
+
+    Letters alone are not enough: "redis" has three of "disk". Who mistypes gets the first letter right, swaps two, or
+    leaves the first part out.
+
+    >>> nearest("lur", ["lru", "arc"]), nearest("threads", ["copy_threads"]), nearest("redis", ["disk", "valkey"])
+    ('lru', 'copy_threads', None)
+    """
+    small = name.lower()
+    by_small = {each.lower(): each for each in known}
+    for near in difflib.get_close_matches(small, by_small, n=3, cutoff=_NEAR):
+        if near[0] == small[0] or sorted(near) == sorted(small) or near.endswith(small):
+            return by_small[near]
+    return None
 
 
 def parse_flag(option: str, value: object) -> bool:

@@ -246,7 +246,7 @@ def test_a_store_in_use_can_be_inspected_and_nothing_more(capsys: pytest.Capture
             "tier inspect valkey://127.0.0.1:1 --option pasword_file=x",
             "--option='pasword_file': expected one of username",
         ),
-        ("tier paint /tmp", "no such command: 'paint'; did you mean"),
+        ("tier paint /tmp", "no such command: 'paint'; known are clear, inspect, verify"),
         ("tier", "Missing command. (see kvtide tier --help)"),
     ],
 )
