@@ -32,6 +32,7 @@ def exit_codes(well: str = "all is well", wrong: str | None = None, *, such_as: 
     return f"\n\nExit codes: 0 {well}, {found}2 it was asked for something that cannot be done{example}"
 
 
+_EXAMPLE = re.compile(r"^  (kvtide \S.*?)(?:  .*)?$", re.MULTILINE)
 _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
@@ -200,9 +201,16 @@ class _Help(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise self._no_such_option(error.option_name, ctx) from None
+        except click.MissingParameter as error:
+            raise click.UsageError(f"{shown(error.param)} is missing{self._for_example()}", ctx) from None
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+    def _for_example(self) -> str:
+        """Return the first example, without what is said about it."""
+        found = _EXAMPLE.search(self.epilog or "")
+        return "" if found is None else f", for example: {found[1]}"
 
     def _no_such_option(self, name: str, ctx: click.Context) -> click.NoSuchOption:
         """Return an error with the option that may have been meant. The dashes of all options are no likeness."""
@@ -225,6 +233,13 @@ class _Help(click.Command):
 
 class Group(_Help, click.Group):
     """Several commands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what was written, or say which commands there are."""
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
+            known = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"a command is missing, one of {known}{self._for_example()}", ctx)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
