@@ -161,6 +161,7 @@ def test_what_is_no_json_costs_one_line(capsys: pytest.CaptureFixture[str]) -> N
     check_refused(capsys, "check", "CONFIG: expected JSON, or a file with it")
     check_refused(capsys, "check /nowhere/config.json", "CONFIG='/nowhere/config.json': expected JSON, or a file")
     check_refused(capsys, "check {", "CONFIG='…': expected JSON (")
+    check_refused(capsys, "check --schema {}", "CONFIG is not looked at with --schema: leave one of them out (see")
 
 
 def test_the_schema_describes_all_options_and_all_types_of_tiers(capsys: pytest.CaptureFixture[str]) -> None:

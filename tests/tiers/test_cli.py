@@ -247,8 +247,14 @@ def test_a_store_in_use_can_be_inspected_and_nothing_more(capsys: pytest.Capture
             "--option='pasword_file': expected one of username",
         ),
         ("tier paint /tmp", "no such command: 'paint'; known are clear, inspect, verify"),
-        ("tier", "a command is missing, one of clear, inspect, verify, for example: kvtide tier inspect /var/cache/kvtide"),
-        ("tier verify", "PLACE is missing, for example: kvtide tier verify /var/cache/kvtide (see kvtide tier verify --h"),
+        (
+            "tier",
+            "a command is missing, one of clear, inspect, verify, for example: kvtide tier inspect /var/cache/kvtide",
+        ),
+        (
+            "tier verify",
+            "PLACE is missing, for example: kvtide tier verify /var/cache/kvtide (see kvtide tier verify --h",
+        ),
     ],
 )
 def test_what_cannot_be_done_costs_one_line_and_exit_code_2(

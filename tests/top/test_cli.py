@@ -78,6 +78,11 @@ def test_a_server_that_is_named_twice_is_shown_once(capsys: pytest.CaptureFixtur
         ("top localhost:8000 --interval nan", "--interval='nan': expected a number of at least 0.2"),
         ("top localhost:8000 --json", "--json works only with --once (see kvtide top --help)"),
         ("top localhost:8000 --once --web 1", "--web does not work with --once (see kvtide top --help)"),
+        ("top localhost:8000 --once --interval 5", "--interval=5.0: expected to be left out with --once, which reads"),
+        (
+            "advise localhost:8000 --since-start --seconds 5",
+            "--seconds=5.0: expected to be left out with --since-start",
+        ),
         ("top localhost:8000 --web 70000", "--web=70000: expected a whole number of at least 0 and at most 65535"),
         ("top localhost:8000", "the live view needs a terminal that can be drawn on: use --once, or --web PORT"),
         ("top " + " ".join(f"host{n}" for n in range(65)) + " --once", "URL=65: expected at most 64 servers"),

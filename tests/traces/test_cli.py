@@ -169,6 +169,7 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
     ("arguments", "why"),
     [
         (("plan", "--policies", "lru,best"), "--policies='best'"),
+        (("plan", "--sizes", ""), "--sizes='': expected a size in bytes"),
         (("plan", "--sizes", "64GiB,much"), "--sizes='much'"),
         (("plan", "--sizes", "1MiB"), "at least one block"),
         (("plan", "--html", "/nowhere/plan.html"), "a file in a folder that exists: mkdir -p /nowhere"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from kvtide.commands import Arguments, argument, command, exit_codes, flag
+from kvtide.commands import Arguments, argument, command, exit_codes, flag, misused
 from kvtide.doctor.asked import Asked, read_asked
 from kvtide.doctor.wanted import ANY_GEOMETRY, node_note
 from kvtide.errors import ConfigError
@@ -30,6 +30,8 @@ EXAMPLES = """\
 def run(args: Arguments) -> int:
     """Check the options, or print what there are."""
     if args.schema:
+        if args.config is not None:
+            raise misused("CONFIG is not looked at with --schema: leave one of them out")
         put(json.dumps(options_schema(), indent=2))
         return 0
     if args.config is None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
-from kvtide.commands import Arguments, Real, Whole, argument, command, exit_codes, flag, misused, option
+from kvtide.commands import Arguments, Real, Whole, argument, command, exit_codes, flag, misused, option, refuse_written
 from kvtide.errors import ConfigError
 from kvtide.output import Output, put
 from kvtide.progress import waiting
@@ -51,6 +51,7 @@ def run(args: Arguments) -> int:
     if args.once and args.web is not None:
         raise misused("--web does not work with --once")
     if args.once:
+        refuse_written(("interval",), "to be left out with --once, which reads only once")
         return _once(urls, as_json=args.json)
     if args.web is not None:
         with Watch(urls, args.interval) as watch:

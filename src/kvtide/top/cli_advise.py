@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from kvtide.commands import Arguments, argument, command, exit_codes, flag, option
+from kvtide.commands import Arguments, argument, command, exit_codes, flag, option, refuse_written
 from kvtide.output import put
 from kvtide.top.advise import advise
 from kvtide.top.cli import SECONDS
@@ -31,6 +31,8 @@ ADVISE_EXAMPLES = """\
 
 def run(args: Arguments) -> int:
     """Look at a server, and say what would help."""
+    if args.since_start:
+        refuse_written(("seconds",), "to be left out with --since-start, which does not wait")
     url = metrics_url(args.url)
     seconds = None if args.since_start else args.seconds
     shown, now = observe(url, seconds)

@@ -96,7 +96,8 @@ def _prices(args: Arguments, machine: Machine) -> dict[str, Sourced]:
 
 
 def _config(args: Arguments, machine: Machine, prices: dict[str, Sourced], block_tokens: int) -> PlanConfig:
-    sizes = sorted({size("--sizes", text.strip()) for text in args.sizes.split(",")}) if args.sizes else []
+    given = [] if args.sizes is None else args.sizes.split(",")
+    sizes = sorted({size("--sizes", text.strip()) for text in given})
     policies = [parse_choice("--policies", name.strip(), tuple(POLICIES)) for name in args.policies.split(",")]
     machine.device_blocks(block_tokens)  # refuses one without room for a block
     return PlanConfig(

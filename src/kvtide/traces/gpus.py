@@ -51,5 +51,6 @@ def gpu_named(name: str) -> Gpu:
     for known, gpu in GPUS.items():
         if known in words:
             return gpu
-    other = "for another GPU leave --gpu out, and give --device, --prefill, --decode, --link and --gpu-hour"
+    given = "--device, --prefill, --decode and --link (kvtide plan: --gpu-hour, too)"
+    other = f"for another GPU leave --gpu out, and give {given}"
     raise ConfigError("--gpu", name, f"{one_of(name, GPUS)}; {other}")
