@@ -10,11 +10,23 @@ _LONGER = ((120, 1, "s"), (7200, 60, "min"), (48 * 3600, 3600, "h"))
 
 def size_text(size: float) -> str:
     """Return bytes as text: "256 GiB"."""
+    if size == 1:
+        return "1 byte"
     for unit in _BINARY[:-1]:
         if size < _KIBI:
             return f"{size:.4g} {unit}"
         size /= _KIBI
     return f"{size:.4g} {_BINARY[-1]}"
+
+
+def how_many(count: float, what: str) -> str:
+    """Return a count of things.
+
+    >>> how_many(1, "block"), how_many(2000, "block"), how_many(0, "look-up")
+    ('1 block', '2,000 blocks', '0 look-ups')
+    """
+    number = f"{count:,.0f}"
+    return f"{number} {what}" if number == "1" else f"{number} {what}s"
 
 
 def given_text(size: float, left: float, to: str) -> str:

@@ -70,7 +70,7 @@ def test_f22_in_version_2_it_is_the_limit_less_the_usage(machine: Machine) -> No
     place = machine.group(f"{PLACE}/app", memory_max=5000, memory_current=2000)
     left = memory_left(machine.root)
     assert left.nbytes == 3000
-    assert left.expected == f"at most the 3000 bytes (2.93 KiB) that are left of the 5000 in {place}/memory.max"
+    assert left.expected == f"at most the 3000 bytes (2.93 KiB) that are left of the 4.883 KiB in {place}/memory.max"
     assert memory_limit(machine.root) == 5000, "used or not"
 
 
@@ -82,7 +82,7 @@ def test_f22_in_version_1_it_is_the_limit_less_the_usage(machine: Machine) -> No
     machine.process("9:name=systemd:/app", "4:cpu,memory:/app")
     machine.mount(V1, place=f"{PLACE}/memory")
     place = machine.group(f"{PLACE}/memory/app", memory_limit_in_bytes=5000, memory_usage_in_bytes=2000)
-    assert memory_left(machine.root).expected.endswith(f"are left of the 5000 in {place}/memory.limit_in_bytes")
+    assert memory_left(machine.root).expected.endswith(f"are left of the 4.883 KiB in {place}/memory.limit_in_bytes")
     assert machine.left() == 3000
 
 
@@ -182,7 +182,7 @@ def test_f22_a_group_without_a_limit_is_held_by_the_one_above(machine: Machine) 
     machine.mount(V1)
     machine.group(f"{PLACE}/pod/app", memory_limit_in_bytes=V1_UNLIMITED, memory_usage_in_bytes=100)
     place = machine.group(f"{PLACE}/pod", memory_limit_in_bytes=5000, memory_usage_in_bytes=4000)
-    assert memory_left(machine.root).source == f"are left of the 5000 in {place}/memory.limit_in_bytes"
+    assert memory_left(machine.root).source == f"are left of the 4.883 KiB in {place}/memory.limit_in_bytes"
 
 
 def test_a_group_without_the_controller_is_held_by_the_one_above(machine: Machine) -> None:
@@ -227,7 +227,7 @@ def test_in_version_1_groups_out_of_sight_count_too(machine: Machine) -> None:
     place = machine.group(PLACE, **limits)
     assert (
         memory_left(machine.root).expected
-        == f"at most the 4000 bytes (3.906 KiB) that are left of the 5000 in {place}/memory.stat"
+        == f"at most the 4000 bytes (3.906 KiB) that are left of the 4.883 KiB in {place}/memory.stat"
     )
 
 

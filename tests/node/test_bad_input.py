@@ -172,7 +172,7 @@ def test_a_memory_limit_of_the_container_below_memory(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr("kvtide.node.settings.memory_left", lambda: memory_left(tmp_path))
-    message = f"--memory='64GiB': expected at most the {1 << 29} bytes (512 MiB) that are left of the {1 << 30} in "
+    message = f"--memory='64GiB': expected at most the {1 << 29} bytes (512 MiB) that are left of the 1 GiB in "
     check_refused(capsys, f"node --memory 64GiB --socket {tmp_path}/node.sock", message)
     assert not (tmp_path / "node.sock").exists()
 

@@ -51,7 +51,7 @@ def test_too_many_lines_are_left_out_and_counted() -> None:
     lines("again")
     lines.close()
     assert len(written) == LINES_MAX + 1
-    assert written[-1] == "again (7 lines before this one were left out)"
+    assert written[-1] == "again (7 lines before this one left out)"
 
 
 def test_a_terminal_that_is_stopped_stops_nobody() -> None:

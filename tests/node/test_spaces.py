@@ -92,7 +92,7 @@ def test_a_namespace_beside_another_one_says_so() -> None:
         f"engine large has come: m, namespace {large} (2 slots of 1.367 KiB)",
         "engine small shares nothing with the others: parts is [1], not [1400]",
         "engine small has 200 bytes of 2.93 KiB: other models have the rest",
-        f"engine small has come: m, namespace {small} (200 slots of 1 bytes)",
+        f"engine small has come: m, namespace {small} (200 slots of 1 byte)",
     ]
     spaces.close()
 

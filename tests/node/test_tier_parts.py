@@ -227,9 +227,7 @@ def test_f9_a_clear_says_that_tiers_which_are_not_open_keep_what_they_hold(monke
     hello = Hello(Role.SCHEDULER, namespace={"parts": [100], "groups": described(FULL)})
     spaces.attach(owner, hello)
     spaces.join(owner, hello)
-    with pytest.raises(
-        Refused, match="0 blocks in memory are forgotten, but not what its tiers hold, which are not open"
-    ):
+    with pytest.raises(Refused, match="0 blocks in memory forgotten, but not what its tiers hold, which are not open"):
         spaces.clear(owner.namespace)
     spaces.close()
     loop.close()
@@ -270,12 +268,12 @@ def test_a_stop_waits_for_what_sinks_but_not_for_ever() -> None:
     space.store("a", 4)
     last = LastSinks(tiers, lines.append, sink_s=12.0)
     assert not last.are_over(100.0)
-    assert lines == ["4 blocks sink to the tiers, for at most 12 s; stop again to end at once"]
+    assert lines == ["4 blocks left to sink to the tiers, for at most 12 s; stop again to end at once"]
     assert not last.are_over(101.0)
     assert not last.are_over(106.0)
-    assert lines[1:] == ["4 blocks sink to the tiers, for at most 6 s; stop again to end at once"]
+    assert lines[1:] == ["4 blocks left to sink to the tiers, for at most 6 s; stop again to end at once"]
     assert last.are_over(112.0)
-    assert lines[2:] == ["4 blocks have not sunk to the tiers within 12 s, and are lost"]
+    assert lines[2:] == ["4 blocks not sunk to the tiers within 12 s, and lost"]
     for tier in space.scripted:
         tier.silent = False
         tier.speak()

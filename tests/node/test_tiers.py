@@ -93,7 +93,7 @@ def test_f9_what_an_operator_clears_is_gone_below_too_and_he_is_told(
             wait_until(lambda: put_blocks(one.tier()) == BLOCKS)
             what = f"{BLOCKS} blocks of namespace {one.name} (tiny) and all that is below, in disk ({folder})"
             assert run(capsys, *clear, "--dry-run") == (0, f"{what} would be forgotten\n", "")
-            assert run(capsys, *clear, "--yes") == (0, f"{BLOCKS} blocks were forgotten\n", "")
+            assert run(capsys, *clear, "--yes") == (0, f"{BLOCKS} blocks forgotten\n", "")
             assert one.load("a", BLOCKS) == 0
         assert running.end(signal.SIGTERM) == 0
     with node(path, *disk(folder)), engine(path) as one:

@@ -100,7 +100,7 @@ def test_a_node_whose_memory_is_full_and_loses_blocks_probably_needs_more_or_a_t
     assert [each.kind for each in found] == ["memory", "tier"]
     assert "--memory" in found[0].do
     assert "--tier" in found[1].do
-    assert "The memory of org/small is full, and 500 blocks were evicted: one stays for 3.33 min" in found[0].because
+    assert "The memory of org/small is full, and it evicted 500 blocks: one stays for 3.33 min" in found[0].because
     assert found[0].numbers == {"fill": 0.99, "evicted_blocks": 500, "found_share": 0.5, "not_cached_share": 0.5}
 
 

@@ -171,7 +171,7 @@ def test_what_somebody_should_look_at_is_an_alarm(machine: Machine) -> None:
     machine.connections = 9
     assert alarms(seen(machine)) == [
         "there is no room for another connection: raise LimitNOFILE of the node",
-        "5 slots are in quarantine: processes of ended engines may still use them",
+        "5 slots in quarantine: processes of ended engines may still use them",
     ]
 
 

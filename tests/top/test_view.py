@@ -122,7 +122,7 @@ def test_other_trouble_is_said() -> None:
     history = History("http://127.0.0.1:8000/metrics")
     history.add(parse(metrics(**{**BUSY, **changed})), 0.0)
     text = "\n".join(picture(history.server(), width=120))
-    assert "! 2 transfers are overdue" in text
+    assert "! 2 transfers overdue" in text
     assert "! loads failed: 3" in text
     assert "! tier disk: 4 records did not verify" in text
     assert "offloading has stopped" in text

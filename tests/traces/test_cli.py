@@ -124,7 +124,7 @@ def test_skipped_lines_are_named_and_the_rest_is_used(tmp_path: Path, capsys: py
     assert run("replay", str(path)) == 0
     err = capsys.readouterr().err
     assert "line 2 is skipped: not valid JSON" in err
-    assert "9 lines were skipped and 2 requests read (not valid JSON: 9)" in err
+    assert "skipped 9 lines and read 2 requests (not valid JSON: 9)" in err
     assert "line 9" not in err
     with pytest.raises(KVTideError, match="line 2"):
         run("replay", str(path), "--strict")
@@ -137,7 +137,7 @@ def test_every_command_totals_what_it_skipped(
     path = write(tmp_path / "t.jsonl", mooncake_line(), "{", mooncake_line(tokens=0, hashes=[]), mooncake_line(5))
     assert run(*command, str(path), "--json") == 0
     out, err = capsys.readouterr()
-    assert "2 lines were skipped and 2 requests read" in err
+    assert "skipped 2 lines and read 2 requests" in err
     result = json.loads(out)
     assert (result["requests"], result["skipped_lines"]) == (2, 2)
     assert result["skipped_by"] == {"not valid JSON": 1, "no prompt": 1}
@@ -162,7 +162,7 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
     body = {"messages": [{"role": "user", "content": "hello, how are you today? " * 9}]}
     line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
     assert run("plan", str(write(tmp_path / "batch", line, line)), "--rate", "4") == 0
-    assert "2 requests have no time: 4 per second are taken to come" in capsys.readouterr().err
+    assert "2 requests without a time: 4 per second are taken to come" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("plan", "--sizes", "1MiB"), "at least one block"),
         (("plan", "--html", "/nowhere/plan.html"), "a file in a folder that exists: mkdir -p /nowhere"),
         (("replay", "--host", "1MiB"), "--host='1MiB': expected at least one block"),
-        (("replay", "--device", "1MiB"), "--device=1048576: expected at least one block"),
+        (("replay", "--device", "1MiB"), "--device='1 MiB': expected at least one block"),
         (("replay", "--host", "0"), "--host='0': expected \"none\", or a size in bytes above 0"),
         (("plan", "--device", "0"), "--device='0': expected \"none\", or a size in bytes above 0"),
         (("replay", "--policy", "best"), "--policy='best'"),
@@ -191,7 +191,7 @@ def test_the_rate_of_a_batch_file_is_said(tmp_path: Path, capsys: pytest.Capture
         (("plan", "--gpu-hour", "-1"), "--gpu-hour='-1'"),
         (("plan", "--gib-hour", "nan"), "--gib-hour='nan'"),
         (("plan", "/nowhere", "--rate", "0"), "--rate='0'"),
-        (("plan", "--device", "1MiB"), "--device=1048576: expected at least one block"),
+        (("plan", "--device", "1MiB"), "--device='1 MiB': expected at least one block"),
         (("replay", "--gpus", "0"), "--gpus=0"),
         (("replay", "--servers", "0"), "--servers=0"),
         (("replay", "--admission", "never"), "--admission='never'"),

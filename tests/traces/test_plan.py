@@ -87,7 +87,7 @@ def test_a_better_policy_is_named() -> None:
 
 
 def test_a_size_below_one_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least one block, 67108864 bytes"):
+    with pytest.raises(ConfigError, match="at least one block, 64 MiB"):
         small(sizes=(1024,))
     with pytest.raises(ConfigError, match="--device"):
         plan([], device_bytes=1024)

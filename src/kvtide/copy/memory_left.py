@@ -59,7 +59,7 @@ _MOUNT = re.compile(r"\S+ \S+ \S+ (?P<top>\S+) (?P<place>\S+) (?:\S+ )+- (?P<kin
 def memory_left(root: Path = Path("/")) -> MemoryLeft:
     """Return the least that the machine and the control groups have left. `root` is where /proc and /sys are."""
     of_groups = [
-        MemoryLeft(max(0, limit.nbytes - limit.used), f"are left of the {limit.nbytes} in {limit.file}")
+        MemoryLeft(max(0, limit.nbytes - limit.used), f"are left of the {size_text(limit.nbytes)} in {limit.file}")
         for limit in _limits(root)
     ]
     return min([_left_of_machine(root), *of_groups], key=lambda left: left.nbytes)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from kvtide.demo.compare import REFERENCE, Comparison, RunResult
 from kvtide.output import Output
+from kvtide.units import how_many
 
 WORTH_A_WORD = 1.05
 """A ratio of times below this is noise."""
@@ -74,8 +75,9 @@ def table(comparison: Comparison) -> Table:
 
 def _title(comparison: Comparison) -> str:
     settings = comparison.settings
+    conversations = how_many(settings.conversations, "conversation")
     return (
-        f"{settings.conversations} conversations of {settings.turns} turns, {settings.concurrency} at a time. "
+        f"{conversations} of {settings.turns} turns, {settings.concurrency} at a time. "
         f"All their KV: {settings.unlimited_blocks} blocks;\nthe device has {settings.device_blocks}. "
         "TTFT (time to first token) is that of follow-up turns."
     )

@@ -9,6 +9,7 @@ from kvtide.core import OffloadConfig
 from kvtide.engine import EngineConfig, ModelConfig
 from kvtide.errors import ConfigError
 from kvtide.options import parse_count
+from kvtide.units import size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,5 +99,5 @@ class DemoSettings:
             raise ConfigError("host", self.host, left.expected)
         unlimited = self.unlimited_blocks * offload.geometry.block_bytes * offload.geometry.ranks
         if unlimited > left.nbytes:
-            expected = f"fewer: the reference run needs {unlimited} bytes, {left.expected}"
+            expected = f"fewer: the reference run needs {size_text(unlimited)}, {left.expected}"
             raise ConfigError("conversations", self.conversations, expected)

@@ -7,7 +7,7 @@ from pathlib import Path
 from kvtide.doctor.base import Finding, bad, ok, warning
 from kvtide.node.ask import status_of
 from kvtide.node.errors import NodeError, NoNode
-from kvtide.units import size_text
+from kvtide.units import how_many, size_text
 
 SILENCE_S = 2.0
 
@@ -22,4 +22,4 @@ def check_pool_node(path: Path) -> Finding:
     except NodeError as error:
         return bad(str(error), "run servers as the user of the node or as members of its --group, with the same kvtide")
     memory = f"{size_text(status['free_bytes'])} of {size_text(status['memory_bytes'])} free"
-    return ok(f"{path} is a node (kvtide {status['kvtide']}): {len(status['engines'])} engines, {memory}")
+    return ok(f"{path} is a node (kvtide {status['kvtide']}): {how_many(len(status['engines']), 'engine')}, {memory}")

@@ -15,7 +15,7 @@ from kvtide.node.hello import ArenaDescription
 from kvtide.node.huge_pages import how_to, reserved_bytes, transparent
 from kvtide.node.mapped import SEALS, MappedArena
 from kvtide.node.touching import Touching
-from kvtide.units import size_text
+from kvtide.units import how_many, size_text
 
 _HUGE, _SMALL = "in huge pages", "in small pages"
 
@@ -83,7 +83,7 @@ class NodeArena:
         where = "" if self.numa_node is None else f" of NUMA node {self.numa_node}"
         if self.numa_failure:
             where = f" of any NUMA node ({self.numa_failure})"
-        return f"{self.description.slots} slots of {self.description.slot_bytes} bytes{where}"
+        return f"{how_many(self.description.slots, 'slot')} of {size_text(self.description.slot_bytes)}{where}"
 
     def close(self) -> None:
         """Give it back. Others keep what they have mapped."""

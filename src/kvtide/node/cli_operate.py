@@ -14,6 +14,7 @@ from kvtide.errors import ConfigError
 from kvtide.node.ask import clear, status_of
 from kvtide.node.shown import described
 from kvtide.output import put, tell
+from kvtide.units import how_many
 
 STATUS_EXAMPLES = """\
   kvtide node status --socket /run/kvtide/node.sock
@@ -47,7 +48,7 @@ def run_clear(args: Arguments) -> int:
     path = _path(args)
     namespace = chosen(status_of(path)["namespaces"], args.namespace)
     name, blocks = str(namespace["name"]), int(namespace["cached"])
-    what = f"{blocks:,} blocks of namespace {name} ({namespace['model']})"
+    what = f"{how_many(blocks, 'block')} of namespace {name} ({namespace['model']})"
     if tiers := ", ".join(f"{tier['name']} ({tier['place']})" for tier in namespace["tiers"]):
         what += f" and all that is below, in {tiers}"
     if args.dry_run:
@@ -57,7 +58,7 @@ def run_clear(args: Arguments) -> int:
         tell("kvtide: nothing was cleared")
         return 1
     blocks = clear(path, name)
-    put(json.dumps({"namespace": name, "blocks": blocks}) if args.json else f"{blocks:,} blocks were forgotten")
+    put(json.dumps({"namespace": name, "blocks": blocks}) if args.json else f"{how_many(blocks, 'block')} forgotten")
     return 0
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from kvtide.errors import describe
 from kvtide.node.arenas import NodeArena
 from kvtide.node.shares import Budget
+from kvtide.units import size_text
 
 
 class GivingBack:
@@ -37,7 +38,7 @@ class GivingBack:
             if error is None:
                 budget.taken_bytes -= nbytes
             else:
-                self._say(f"{nbytes} bytes of memory cannot be given back: {describe(error)}")
+                self._say(f"{size_text(nbytes)} of memory cannot be given back: {describe(error)}")
 
     def bytes_of(self, budget: Budget) -> int:
         """Return how much of a budget will be free soon."""

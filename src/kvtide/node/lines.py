@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvtide.units import how_many
+
 LINES_MAX = 100
 """In each period, and waiting to be written. A peer that is refused again and again must not fill a disk."""
 PERIOD_S = 10.0
@@ -41,7 +43,7 @@ class Bounded:
             self._left_out += 1
             return
         if self._left_out:
-            line = f"{line} ({self._left_out} lines before this one were left out)"
+            line = f"{line} ({how_many(self._left_out, 'line')} before this one left out)"
         try:
             self._put(line)
         except queue.Full:

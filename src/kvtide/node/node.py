@@ -24,7 +24,7 @@ from kvtide.node.spaces import Spaces
 from kvtide.node.systemd import notify
 from kvtide.node.tiers.last_sinks import LastSinks
 from kvtide.node.tiers.node_tiers import NodeTiers
-from kvtide.units import size_text
+from kvtide.units import how_many, size_text
 
 STOP_S = 10.0
 """How long engines have to close their connections when the node is stopped."""
@@ -161,8 +161,8 @@ class Node:
         notify("STOPPING=1")
         self._server.stop()
         left = self._server.connections
-        waits = f": {left} connections may take {STOP_S:g} s to close; stop again to end at once" if left else ""
-        self._say(f"node {self.epoch} is stopping{waits}")
+        waits = f": {how_many(left, 'connection')} may take {STOP_S:g} s to close; stop again to end at once"
+        self._say(f"node {self.epoch} is stopping{waits if left else ''}")
         self._stop_if_done(time.monotonic())
 
     def _tick(self, now_s: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvtide.node.tiers.rows import described_tiers
-from kvtide.units import given_text, percent_text, seconds_text, size_text
+from kvtide.units import given_text, how_many, percent_text, seconds_text, size_text
 
 WIDTH = 80
 _NAMES = 10
@@ -52,7 +52,7 @@ def _namespace(space: Mapping[str, Any]) -> Iterator[str]:
     private = " (private: given back with its engine)" if space["private"] else ""
     yield f"namespace {space['name']}: {space['model']}{private}"
     ready = percent_text(space["ready_slots"] / space["slots"])
-    yield _named("memory", f"{size_text(space['bytes'])}: {space['slots']:,} slots, {ready} ready")
+    yield _named("memory", f"{size_text(space['bytes'])}: {how_many(space['slots'], 'slot')}, {ready} ready")
     for arena in space["arenas"]:
         node = "" if arena["numa_node"] is None else f", NUMA node {arena['numa_node']}"
         failure = f", stopped: {arena['failure']}" if arena["failure"] else ""
@@ -62,7 +62,8 @@ def _namespace(space: Mapping[str, Any]) -> Iterator[str]:
     yield _named("blocks", f"{space['cached']:,} ({full}), {space['stored_blocks']:,} stored, {_gone(space)}")
     yield _named("in use", f"{space['leased']:,} leased, {space['writing']:,} being written")
     if space["quarantined"]:
-        yield _named("quarantine", f"{space['quarantined']:,} slots that processes of ended engines may still use")
+        slots = how_many(space["quarantined"], "slot")
+        yield _named("quarantine", f"{slots} that processes of ended engines may still use")
     yield _named("hits", _hits(space))
     for name, unit, reasons in (("not found", "tokens", "not_loaded"), ("not taken", "blocks", "not_stored")):
         said = ", ".join(f"{why} {count:,}" for why, count in _most(space[reasons]))
@@ -73,7 +74,7 @@ def _namespace(space: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _gone(space: Mapping[str, Any]) -> str:
-    cleared = f", cleared {space['clears']} times" if space["clears"] else ""
+    cleared = f", cleared {how_many(space['clears'], 'time')}" if space["clears"] else ""
     return f"{space['evicted_blocks']:,} evicted{cleared}"
 
 
@@ -81,7 +82,7 @@ def _hits(space: Mapping[str, Any]) -> str:
     if not space["asked_tokens"]:
         return "nothing was looked up"
     ratio = percent_text(space["found_tokens"] / space["asked_tokens"])
-    return f"{ratio} of {space['asked_tokens']:,} tokens, in {space['lookups']:,} look-ups"
+    return f"{ratio} of {how_many(space['asked_tokens'], 'token')}, in {how_many(space['lookups'], 'look-up')}"
 
 
 def _most(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -90,7 +91,7 @@ def _most(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def _engine(engine: Mapping[str, Any]) -> Iterator[str]:
-    holds = f"{engine['leased']:,} slots leased, {engine['writing']:,} being written"
+    holds = f"{how_many(engine['leased'], 'slot')} leased, {engine['writing']:,} being written"
     yield _named("engine", f"{engine['engine']} ({engine['state']}): {holds}")
     for process in engine["processes"]:
         yield _named("", _process(process))

@@ -22,7 +22,7 @@ from kvtide.node.shares import Budget, Share
 from kvtide.node.space import SLOTS_MAX, Space, make_index
 from kvtide.node.strangers import Strangers
 from kvtide.node.tiers.node_tiers import NodeTiers
-from kvtide.units import size_text
+from kvtide.units import how_many, size_text
 
 
 class Spaces:
@@ -108,7 +108,7 @@ class Spaces:
         held = sum(self.held(owner).values())
         self._spaces[owner.namespace].index.closed(owner.number)
         if held:
-            why = f"{held} slots are in quarantine until its processes have ended"
+            why = f"{how_many(held, 'slot')} in quarantine until its processes have ended"
             self._say_of_engine(f"engine {owner.engine} has gone: {why}")
 
     def over(self, owner: Owner) -> None:
@@ -130,12 +130,12 @@ class Spaces:
         if name not in self._spaces:
             raise Refused(f"this node has no namespace {name!r:.80}", for_good=True)
         blocks = self._spaces[name].index.clear()
-        self._say(f"namespace {name} was cleared: {blocks} blocks are forgotten")
+        self._say(f"namespace {name} was cleared: {how_many(blocks, 'block')} forgotten")
         if self._tiers is not None:
             self._tiers.due()
             if failure := self._tiers.failure(name):
-                what = f"{blocks} blocks in memory are forgotten, but not what its tiers hold, which are not open"
-                raise Refused(f"{what}: {failure}", for_good=True)
+                what = f"{how_many(blocks, 'block')} in memory forgotten"
+                raise Refused(f"{what}, but not what its tiers hold, which are not open: {failure}", for_good=True)
         return blocks
 
     def _tell(self, space: Space) -> None:

@@ -14,7 +14,7 @@ from kvtide.progress import progress, waiting
 from kvtide.redaction import redacted
 from kvtide.tiers.admin import OtherFormat
 from kvtide.tiers.config import KINDS, Kind, kind_of
-from kvtide.units import size_text
+from kvtide.units import how_many, size_text
 
 _PLACE = "the folder of a disk tier, or the URL of a shared store"
 DESCRIPTION = """\
@@ -54,7 +54,7 @@ def run_verify(args: Arguments) -> int:
         shown = {"records": found.records, "bytes": found.bytes, "corrupt_records": found.corrupt_records}
         put(json.dumps({**shown, "corrupt": list(found.corrupt), "other_formats": list(found.other_formats)}))
     else:
-        put(f"{found.records:,} records, {size_text(found.bytes)}: {found.corrupt_records:,} do not verify")
+        put(f"{how_many(found.records, 'record')}, {size_text(found.bytes)}: {found.corrupt_records:,} do not verify")
         for where in found.corrupt:
             put(f"  {where}")
         for where in found.other_formats:
@@ -80,7 +80,7 @@ def run_clear(args: Arguments) -> int:
         return 1
     with progress() as advance:
         removed = kind.clear(args.place, options, lambda done, total: advance("removing records", done, total))
-    put(json.dumps({"records": removed}) if args.json else f"{removed:,} records removed from {shown}")
+    put(json.dumps({"records": removed}) if args.json else f"{how_many(removed, 'record')} removed from {shown}")
     return 0
 
 
@@ -101,8 +101,8 @@ def _inspected(kind: Kind, place: str, options: dict[str, object]) -> dict[str, 
 
 def _counted(found: dict[str, object]) -> str:
     records, size = found.get("records"), found.get("bytes")
-    how_many = f"{records:,} records" if isinstance(records, int) else "records that cannot be counted"
-    counted = f"{how_many}, {size_text(size)}" if isinstance(size, int) else how_many
+    counted = how_many(records, "record") if isinstance(records, int) else "records that cannot be counted"
+    counted += f", {size_text(size)}" if isinstance(size, int) else ""
     others = [int(str(other["disk_bytes"])) for other in _dicts(found.get("other_formats"))]
     return f"{counted} and {size_text(sum(others))} of other formats" if others else counted
 
@@ -156,7 +156,8 @@ def _described(found: dict[str, object]) -> Iterator[str]:
         used_by = rank.get("used_by")
         who = "in use by nobody" if used_by is None else f"in use by process {used_by or '?'}"
         taken = size_text(int(str(rank["disk_bytes"])))
-        yield f"rank {rank['rank']} of {rank['world']}: {rank['segments']} segments, {taken}, {who}"
+        segments = how_many(int(str(rank["segments"])), "segment")
+        yield f"rank {rank['rank']} of {rank['world']}: {segments}, {taken}, {who}"
         if rank.get("unreadable_segments"):
             yield f"  segments that cannot be read: {rank['unreadable_segments']}"
     for namespace in _dicts(found.get("namespaces")):

@@ -15,7 +15,7 @@ from kvtide.top.figures import Figures
 from kvtide.top.node_advice import ask_the_node, lost_at_node, memory_of_node, node_is_well
 from kvtide.top.repairs import to_repair, to_verify
 from kvtide.top.state import State
-from kvtide.units import percent_text, seconds_text, size_text
+from kvtide.units import how_many, percent_text, seconds_text, size_text
 
 Rule = Callable[[Figures, State], Iterator[Advice]]
 
@@ -42,7 +42,7 @@ def _memory(shown: Figures, now: State) -> Iterator[Advice]:
     computed = shown.tokens.share("computed") or 0.0
     numbers = {"pool_fill": fill, "evicted_blocks": evicted, "host_share": host, "tiers_share": tiers}
     size = f" of {size_text(now.pool.bytes)}" if now.pool.bytes else ""
-    full = f"The host pool{size} is full and evicted {evicted:,.0f} blocks{_age(shown, now)}."
+    full = f"The host pool{size} is full and evicted {how_many(evicted, 'block')}{_age(shown, now)}."
     if tiers >= NOTABLE:
         yield Advice(
             "memory",

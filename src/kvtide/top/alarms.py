@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtide.top.figures import Figures
 from kvtide.top.history import Server
 from kvtide.top.state import Link, Node, State
+from kvtide.units import how_many
 
 
 def alarms(server: Server) -> list[str]:
@@ -30,7 +31,7 @@ def _of_state(now: State) -> list[str]:
     if now.node is not None:
         found += _of_node(now.node)
     if unanswered := now.waits["transfers_unanswered"]:
-        found.append(f"{unanswered:.0f} transfers are overdue: until all ranks answer, nothing is stored or loaded")
+        found.append(f"{how_many(unanswered, 'transfer')} overdue: until all ranks answer, nothing is stored or loaded")
     return found
 
 
@@ -43,7 +44,8 @@ def _of_node(node: Node) -> list[str]:
     found = ["there is no room for another connection: raise LimitNOFILE of the node"] if node.is_crowded else []
     found += [f"tier {name} is not in use: the node's log says why" for name, used in node.tiers.items() if not used]
     if node.quarantined:
-        found.append(f"{node.quarantined:.0f} slots are in quarantine: processes of ended engines may still use them")
+        slots = how_many(node.quarantined, "slot")
+        found.append(f"{slots} in quarantine: processes of ended engines may still use them")
     return found
 
 
@@ -52,7 +54,7 @@ def _of_figures(shown: Figures | None) -> list[str]:
         return []
     found = [f"{name.replace('_', ' ')}: {count:,.0f}" for name, count in shown.trouble.items() if count]
     found += [
-        f"tier {name}: {tier.corrupt_records:,.0f} records did not verify"
+        f"tier {name}: {how_many(tier.corrupt_records, 'record')} did not verify"
         for name, tier in shown.tiers.items()
         if tier.corrupt_records
     ]

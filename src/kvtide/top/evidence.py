@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtide.top.figures import Figures
 from kvtide.top.state import State
+from kvtide.units import how_many
 
 REQUESTS_MIN = 20
 TOKENS_MIN = 2_000
@@ -21,5 +22,5 @@ UNREAD = 20
 def seen_text(shown: Figures, now: State) -> str:
     """Say how much was seen. A node knows what was looked up, and not of which requests."""
     if now.node is not None:
-        return f"{shown.requests:,.0f} look-ups of {shown.tokens.all:,.0f} tokens"
-    return f"{shown.requests:,.0f} requests with {shown.tokens.all:,.0f} prompt tokens"
+        return f"{how_many(shown.requests, 'look-up')} of {how_many(shown.tokens.all, 'token')}"
+    return f"{how_many(shown.requests, 'request')} with {how_many(shown.tokens.all, 'prompt token')}"

@@ -11,7 +11,7 @@ from kvtide.top.advice import Advice
 from kvtide.top.evidence import FULL, NOTABLE
 from kvtide.top.figures import Figures
 from kvtide.top.state import Node, Space, State
-from kvtide.units import percent_text, seconds_text
+from kvtide.units import how_many, percent_text, seconds_text
 
 _LOST = (
     ("node_away", "Find out why the node was away: its log and the server's say.", "the node was away"),
@@ -55,7 +55,7 @@ def memory_of_node(shown: Figures, now: State) -> Iterator[Advice]:
     if now.node.tiers:
         return  # what has left memory is found again there, and counters do not tell how much of it
     because = (
-        f"The memory of {space.model} is full, and {evicted:,.0f} blocks were evicted{_age(shown, space)}. "
+        f"The memory of {space.model} is full, and it evicted {how_many(evicted, 'block')}{_age(shown, space)}. "
         f"{percent_text(found)} of what was looked up was found there and {percent_text(missing)} was not, of which "
         "some was probably evicted before. Counters do not tell how much: `kvtide plan` with a trace does."
     )

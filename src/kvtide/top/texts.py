@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kvtide.units import percent_text, seconds_text, size_text
+from kvtide.units import how_many, percent_text, seconds_text, size_text
 
 BARS = "▁▂▃▄▅▆▇█"
 ASCII_BARS = "_.:-=+*#"
@@ -49,7 +49,7 @@ def count_text(count: float) -> str:
 
 def engines_text(count: float) -> str:
     """Return how many engines: "1 engine", "3 engines"."""
-    return f"{count:.0f} engine{'' if count == 1 else 's'}"
+    return how_many(count, "engine")
 
 
 def reasons_text(reasons: dict[str, float]) -> str:
@@ -83,4 +83,4 @@ def bar(share: float | None, width: int, *, ascii_only: bool = False) -> str:
 
 
 def _short(size: float) -> str:
-    return size_text(size).replace(" bytes", " B")
+    return re.sub(" bytes?$", " B", size_text(size))

@@ -17,6 +17,7 @@ from kvtide.traces.readers import FORMATS, REQUESTS_PER_S
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.tokenizers import BYTES
 from kvtide.traces.workloads import WORKLOADS, Workload
+from kvtide.units import how_many
 
 TRACE_TEXT = """\
 TRACE is a file, packed with gzip or not, or "-" for standard input; without one, a synthetic workload is used."""
@@ -49,10 +50,12 @@ class Input:
         trace = self.trace
         if trace is not None and trace.skipped:
             whys = ", ".join(f"{why}: {count:,}" for why, count in trace.skipped_by.most_common())
-            tell(f"kvtide: {trace.skipped:,} lines were skipped and {trace.read:,} requests read ({whys})")
+            skipped = how_many(trace.skipped, "line")
+            tell(f"kvtide: skipped {skipped} and read {how_many(trace.read, 'request')} ({whys})")
         if trace is not None and trace.untimed:
             rate = trace.requests_per_s
-            tell(f"kvtide: {trace.untimed:,} requests have no time: {rate:g} per second are taken to come (see --rate)")
+            untimed = how_many(trace.untimed, "request")
+            tell(f"kvtide: {untimed} without a time: {rate:g} per second are taken to come (see --rate)")
 
 
 def input_options() -> list[click.Parameter]:
@@ -105,7 +108,7 @@ def input_of(args: Arguments) -> Input:
     if args.trace is None:
         refuse_written(_OF_TRACES, "to be used with a TRACE")
         workload = workload_of(args)
-        title = f"synthetic workload {workload.name!r}, {workload.requests:,} requests, seed {workload.seed}"
+        title = f"synthetic workload {workload.name!r}, {how_many(workload.requests, 'request')}, seed {workload.seed}"
         tell(f"kvtide: no trace was given: this is a {title}")
         return Input(workload, workload.block_tokens, title)
     refuse_written(_OF_WORKLOADS, "to be used without a TRACE: a synthetic workload has it")

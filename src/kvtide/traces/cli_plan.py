@@ -25,6 +25,7 @@ from kvtide.traces.prices import GIB_HOUR, GIB_HOUR_HOW, GPU_HOUR_HOW, Prices
 from kvtide.traces.rates import Sourced
 from kvtide.traces.sampling import SAMPLE_BLOCKS
 from kvtide.traces.writing import check_writable, write_whole
+from kvtide.units import how_many
 
 TEXT = """\
 How much host memory is worth buying for this traffic, beside the prefix cache that the device has anyway: what it
@@ -117,7 +118,7 @@ def _config(args: Arguments, machine: Machine, prices: dict[str, Sourced], block
 
 def _tell_missing(plan: PlanResult, source: Input) -> None:
     if plan.too_large:
-        tell(f"kvtide: {plan.too_large:,} requests are larger than the device and were left out")
+        tell(f"kvtide: left out {how_many(plan.too_large, 'request')}, larger than the device")
     if plan.block_tokens != source.block_tokens:
         joined = f"planned in blocks of {plan.block_tokens} tokens instead of {source.block_tokens}"
         tell(f"kvtide: the trace is long: {joined} (see --exact)")

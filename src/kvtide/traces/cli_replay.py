@@ -35,6 +35,7 @@ from kvtide.traces.replay import Replay, ReplayConfig
 from kvtide.traces.replay_below import BelowModel, Write
 from kvtide.traces.replay_report import as_json, replay_tables
 from kvtide.traces.writing import check_writable, write_whole
+from kvtide.units import size_text
 
 TEXT = """\
 Serve a trace in virtual time with the real core: what comes from the device, from host memory and from below
@@ -84,7 +85,7 @@ def _config(args: Arguments, machine: Machine, block_tokens: int) -> ReplayConfi
     block_bytes = machine.host_bytes_per_token * block_tokens
     host_bytes = size_or_none("--host", args.host) or 0
     if 0 < host_bytes < block_bytes:
-        raise ConfigError("--host", args.host, f"at least one block, {block_bytes} bytes")
+        raise ConfigError("--host", args.host, f"at least one block, {size_text(block_bytes)}")
     return ReplayConfig(
         block_tokens=block_tokens,
         bytes_per_token=machine.host_bytes_per_token,
@@ -111,7 +112,7 @@ def _below(args: Arguments, name: str, block_bytes: int) -> BelowModel:
     options = {option: getattr(args, f"{name}_{option}") for option in _OF_TIERS}
     size_bytes = size(f"--{name}", getattr(args, name))
     if size_bytes < block_bytes:
-        raise ConfigError(f"--{name}", getattr(args, name), f"at least one block, {block_bytes} bytes")
+        raise ConfigError(f"--{name}", getattr(args, name), f"at least one block, {size_text(block_bytes)}")
     bytes_per_s = rate(f"--{name}-bandwidth", options["bandwidth"])
     return BelowModel(
         size_bytes=size_bytes,

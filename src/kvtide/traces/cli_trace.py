@@ -15,7 +15,7 @@ from kvtide.traces.cli_input import TRACE_TEXT, input_of, input_options, workloa
 from kvtide.traces.record import TraceRequest
 from kvtide.traces.stats import TraceStats, trace_stats
 from kvtide.traces.writing import check_writable, write_whole
-from kvtide.units import percent_text, seconds_text
+from kvtide.units import how_many, percent_text, seconds_text
 
 SHARES = (0.1, 0.5, 0.9, 0.99)
 
@@ -31,7 +31,7 @@ def run_make(args: Arguments) -> int:
     check_writable("OUTPUT", args.output)
     with progress() as advance:
         write_whole(args.output, lambda path: _write_lines(path, counted(workload, "requests", advance)))
-    tell(f"kvtide: {workload.requests:,} requests written to {args.output}")
+    tell(f"kvtide: {how_many(workload.requests, 'request')} written to {args.output}")
     return 0
 
 

@@ -10,6 +10,7 @@ from kvtide.traces.gpus import Gpu
 from kvtide.traces.measured import Measured
 from kvtide.traces.model import Model
 from kvtide.traces.rates import Rates, Sourced
+from kvtide.units import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,6 @@ class Machine:
         """Return how many blocks the device has."""
         blocks = self.device_tokens // block_tokens
         if blocks < 1:
-            least = f"at least one block, {self.model.bytes_per_token * block_tokens} bytes"
-            raise ConfigError("--device", int(self.device.value), least)
+            least = f"at least one block, {size_text(self.model.bytes_per_token * block_tokens)}"
+            raise ConfigError("--device", size_text(self.device.value), least)
         return blocks

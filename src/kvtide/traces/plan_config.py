@@ -11,6 +11,7 @@ from kvtide.traces.cost import CostModel
 from kvtide.traces.prices import Prices
 from kvtide.traces.sampling import SAMPLE_BLOCKS
 from kvtide.traces.worth import Economy
+from kvtide.units import size_text
 
 DEFAULT_POLICY = "prefix"
 """What servers have if nothing else is said."""
@@ -57,8 +58,9 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
+        least = f"at least one block, {size_text(self.block_bytes)}"
         for size in self.sizes:
             if size < self.block_bytes:
-                raise ConfigError("--sizes", size, f"at least one block, {self.block_bytes} bytes")
+                raise ConfigError("--sizes", size_text(size), least)
         if self.device_bytes < self.block_bytes:
-            raise ConfigError("--device", self.device_bytes, f"at least one block, {self.block_bytes} bytes")
+            raise ConfigError("--device", size_text(self.device_bytes), least)

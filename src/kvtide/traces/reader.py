@@ -81,7 +81,7 @@ class Trace:
         """Say why there is no request."""
         if self.skipped:
             whys = ", ".join(f"{why}: {count:,}" for why, count in self.skipped_by.most_common())
-            return f"none of its {self.skipped} lines can be read as a request ({whys})"
+            return f"no line of it can be read as a request ({whys})"
         return WITHOUT_TOKENS if isinstance(reader, VLLMLogReader) else "there is no request in it"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from kvtide.traces.replay_result import ReplayResult
-from kvtide.units import percent_text, seconds_text, size_text
+from kvtide.units import how_many, percent_text, seconds_text, size_text
 
 QUANTILES = (0.5, 0.9, 0.99)
 _WHY = {
@@ -55,7 +55,7 @@ def _times(result: ReplayResult) -> Table:
     if result.lookups:
         table.add_row("from below to the host", size_text(result.fetched_bytes))
         table.add_row("from the host to below", size_text(result.sunk_bytes))
-    table.add_row("evicted from the host", f"{result.evicted_blocks:,} blocks")
+    table.add_row("evicted from the host", how_many(result.evicted_blocks, "block"))
     served = max(1, len(result.ttft_s))
     table.add_row("waiting for device blocks, each request", seconds_text(result.lost_to_blocks_s / served))
     table.add_row("waiting for others' prefill, each request", seconds_text(result.lost_to_compute_s / served))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kvtide.node.systemd import notify
 from kvtide.node.tiers.node_tiers import NodeTiers
+from kvtide.units import how_many
 
 SINK_S = 30.0
 """For all of it. systemd lets a service have 90 s to stop."""
@@ -32,11 +33,12 @@ class LastSinks:
         if self._tiers.at_rest:
             return True
         if now_s >= self._end_s:
-            self._say(f"{left} blocks have not sunk to the tiers within {self._sink_s:g} s, and are lost")
+            self._say(f"{how_many(left, 'block')} not sunk to the tiers within {self._sink_s:g} s, and lost")
             return True
         if now_s >= self._say_s:
             self._say_s = now_s + SAY_EVERY_S
             for_s = self._end_s - now_s
-            self._say(f"{left} blocks sink to the tiers, for at most {for_s:.0f} s; stop again to end at once")
-            notify(f"STATUS={left} blocks sink to the tiers")
+            sinking = f"{how_many(left, 'block')} left to sink to the tiers"
+            self._say(f"{sinking}, for at most {for_s:.0f} s; stop again to end at once")
+            notify(f"STATUS={sinking}")
         return False
