@@ -434,8 +434,16 @@ def test_a_dry_run_counts_and_removes_nothing(capsys: pytest.CaptureFixture[str]
 def test_without_a_terminal_nothing_is_removed_unless_yes(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
     code, out, err = run(capsys, "tier", "clear", filled)
     assert (code, out) == (2, "")
-    assert err == f"kvtide: error: not a terminal: add --yes to empty {filled} (see kvtide tier clear --help)\n"
+    what = f"remove 10 records, 80 KiB from {filled}"
+    assert err == f"kvtide: error: not a terminal: add --yes to {what} (see kvtide tier clear --help)\n"
     assert "records: 10\n" in run(capsys, "tier", "inspect", filled)[1]
+
+
+def test_clear_looks_before_it_asks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for place, why in ((tmp_path, "the folder of a disk tier"), (tmp_path / "none", "a folder that exists")):
+        code, out, err = run(capsys, "tier", "clear", place)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"kvtide: error: PLACE='{place}': expected {why}")
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])

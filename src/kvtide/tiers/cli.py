@@ -85,12 +85,12 @@ def run_clear(args: Arguments) -> int:
 
 
 def _agreed(kind: Kind, place: str, options: dict[str, object], shown: str) -> bool:
-    """Ask on the terminal. Without one nobody can answer, and nothing is removed."""
-    need_terminal(f"empty {shown}")
+    """Look what is there, and ask on the terminal. Without one nobody can answer, and nothing is removed."""
     try:
         what = _counted(_inspected(kind, place, options))
     except OtherFormat:
         what = "everything of kvtide's"
+    need_terminal(f"remove {what} from {shown}")
     return click.confirm(f"Remove {what} from {shown}?", default=False, err=True)
 
 
