@@ -64,6 +64,7 @@ def test_the_folder_of_a_node_is_inspected_with_all_its_stores(
     assert out.startswith(f"type: disk\nplace: {of_node}\nrecords: 20\nbytes: 160 KiB\n\n")
     for store in of_node.iterdir():
         assert f"\nplace: {store}\n" in out
+    assert out.count("type: disk") == 1
     shown = json.loads(run(capsys, "tier", "inspect", "--json", of_node)[1])
     assert [(store["records"], store["format"]) for store in shown["stores"]] == [(10, FORMAT_VERSION)] * 2
 
@@ -167,11 +168,46 @@ def test_inspect_says_what_is_there_and_who_made_it(capsys: pytest.CaptureFixtur
     assert (code, err) == (0, "")
     assert "records: 10\n" in out
     assert re.search(r"^rank 0 of 1: \d+ segments?, [\d.]+ [KM]iB, in use by nobody$", out, re.MULTILINE)
+    assert "\nnamespace\n  attention: " in out
     assert "  dtype: float32\n" in out
+    assert out.count("format: ") == out.count("10 records") + out.count("records: 10") == 1, "nothing is said twice"
     code, out, _ = run(capsys, "tier", "inspect", "--json", filled)
     shown = json.loads(out)
     assert (shown["records"], shown["bytes"]) == (10, 10 * 8192)
     assert shown["namespaces"][0]["manifest"]["model"] == "tiny"
+
+
+def test_ranks_of_one_model_are_one_namespace(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Several:
+        URL_SCHEMES = ("valkey://",)
+
+        def inspect(self, *_: object) -> dict[str, object]:
+            makers = [{"model": "a", "rank": rank, "world": 2} for rank in range(2)]
+            makers.append({"model": "b", "rank": 0, "world": 1})
+            found = [{"manifest": maker, "records": 3, "bytes": 2048} for maker in makers]
+            return {
+                "records": 10,
+                "bytes": 7168,
+                "namespaces": [*found, {"manifest": None, "records": 1, "bytes": 1024}],
+            }
+
+    monkeypatch.setattr(tier_cli, "kind_of", lambda *_: Several())
+    _, out, _ = run(capsys, "tier", "inspect", "valkey://cache")
+    assert out.splitlines() == [
+        "records: 10",
+        "bytes: 7 KiB",
+        "namespace: 6 records, 4 KiB",
+        "  model: a",
+        "  rank: 0, 1",
+        "  world: 2",
+        "namespace: 3 records, 2 KiB",
+        "  model: b",
+        "  rank: 0",
+        "  world: 1",
+        "namespace: 1 record, 1 KiB",
+    ]
 
 
 def test_verify_finds_what_was_changed(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
