@@ -190,6 +190,7 @@ def test_ranks_of_one_model_are_one_namespace(
             return {
                 "records": 10,
                 "bytes": 7168,
+                "cleared": {"records": 1, "bytes": 4096},
                 "namespaces": [*found, {"manifest": None, "records": 1, "bytes": 1024}],
             }
 
@@ -198,6 +199,7 @@ def test_ranks_of_one_model_are_one_namespace(
     assert out.splitlines() == [
         "records: 10",
         "bytes: 7 KiB",
+        "cleared: 1 record, 4 KiB",
         "namespace: 6 records, 4 KiB",
         "  model: a",
         "  rank: 0, 1",
