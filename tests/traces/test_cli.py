@@ -80,6 +80,13 @@ def test_a_plan_compares_all_policies_there_are(capsys: pytest.CaptureFixture[st
     assert list(json.loads(capsys.readouterr().out)["curves"]) == list(POLICIES)
 
 
+def test_the_table_of_a_plan_has_a_legend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", *SMALL, "--policies", "lru,arc") == 0
+    out = capsys.readouterr().out
+    assert "\nlru, arc: share of prompt tokens that host memory adds with this policy; " in out
+    assert "mean TTFT: time to first token, with lru\n" in out
+
+
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("replay",), ("plan",), ("trace", "stats")):
         assert run(*command, *SMALL, "--json") == 0

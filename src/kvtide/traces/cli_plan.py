@@ -19,7 +19,7 @@ from kvtide.traces.machine import Machine
 from kvtide.traces.measured import Measured, measure_machine
 from kvtide.traces.plan import PlanConfig, PlanResult, make_plan
 from kvtide.traces.plan_page import plan_page
-from kvtide.traces.plan_report import as_json, conclusion, plan_table
+from kvtide.traces.plan_report import as_json, conclusion, legend, plan_table
 from kvtide.traces.plots import draw_plan, figure
 from kvtide.traces.prices import GIB_HOUR, GIB_HOUR_HOW, GPU_HOUR_HOW, Prices
 from kvtide.traces.rates import Sourced
@@ -63,6 +63,7 @@ def run(args: Arguments) -> int:
         return 0
     out = Output()
     out.table(plan_table(plan))
+    out.print(legend(plan), highlight=False, soft_wrap=True)
     out.print(conclusion(plan), highlight=False, soft_wrap=True)
     for line in assumption_lines(taken):
         out.print(line, highlight=False, soft_wrap=True)

@@ -28,6 +28,18 @@ def plan_table(plan: PlanResult) -> Table:
     return table
 
 
+def legend(plan: PlanResult) -> str:
+    """Say what the columns of the table are."""
+    points = [point for curve in plan.curves.values() for point in curve]
+    parts = [f"{', '.join(plan.curves)}: share of prompt tokens that host memory adds with this policy"]
+    if any(point.error for point in points):
+        parts.append("±: error in percentage points, where it was run on samples")
+    parts.append("mean TTFT: time to first token, with lru")
+    if any(point.host_bytes == plan.recommendation.host_bytes for point in points):
+        parts.append("*: what is recommended")
+    return "; ".join(parts)
+
+
 def _cell(point: Point) -> str:
     error = f"±{100 * point.error:.1f}" if point.error else ""
     return percent_text(point.added_share) + error
