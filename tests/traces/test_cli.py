@@ -80,6 +80,15 @@ def test_a_plan_compares_all_policies_there_are(capsys: pytest.CaptureFixture[st
     assert list(json.loads(capsys.readouterr().out)["curves"]) == list(POLICIES)
 
 
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_without_host_memory_nothing_is_stored_or_loaded(capsys: pytest.CaptureFixture[str], mode: str) -> None:
+    assert run("replay", *SMALL, "--host", "none", "--mode", mode, "--device", "4GiB", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["tokens"]["host"] == shown["evicted_blocks"] == sum(shown["bytes"].values()) == 0
+    assert shown["missed"]["evicted"] > 0, "the device was too small: eager or lazy, something could have been stored"
+    assert shown["tokens"]["device"] > 0
+
+
 def test_the_table_of_a_plan_has_a_legend(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", *SMALL, "--policies", "lru,arc") == 0
     out = capsys.readouterr().out
@@ -228,6 +237,7 @@ def test_what_cannot_be_done_is_refused_by_name(arguments: tuple[str, ...], why:
         (("trace", "stats", "FILE", "--seed", "0"), "--seed=0: expected to be used without a TRACE"),
         (("plan", "--strict"), "--strict=True: expected to be used with a TRACE"),
         (("replay", "--rate", "2"), "--rate=2.0: expected to be used with a TRACE"),
+        (("replay", "--host", "none", "--disk", "1TiB"), "--disk='1TiB': expected host memory (--host SIZE) above it"),
         (("replay", "--disk-bandwidth", "6GB/s"), "--disk-bandwidth='6GB/s': expected to be used with --disk"),
         (("replay", "--disk", "1TiB", "--store-latency", "0.001"), "--store-latency=0.001: expected to be used with"),
     ],

@@ -84,6 +84,8 @@ def run(args: Arguments) -> int:
 def _config(args: Arguments, machine: Machine, block_tokens: int) -> ReplayConfig:
     block_bytes = machine.host_bytes_per_token * block_tokens
     host_bytes = size_or_none("--host", args.host) or 0
+    if not host_bytes:
+        refuse_written(tuple(TIERS), "host memory (--host SIZE) above it: all blocks go through that")
     if 0 < host_bytes < block_bytes:
         raise ConfigError("--host", args.host, f"at least one block, {size_text(block_bytes)}")
     return ReplayConfig(

@@ -54,5 +54,7 @@ class ReplayConfig:
             "admission": self.admission,
         }
         if not self.host_bytes:
-            options["min_load_tokens"] = NEVER_TOKENS  # the core has one block at least, from which nothing is loaded
+            # The core has one block at least. From it nothing is loaded, and in eager mode nothing is stored into it: a
+            # server tells the core of nothing that was computed then.
+            options |= {"min_load_tokens": NEVER_TOKENS, "mode": "eager"}
         return OffloadConfig.build(geometry, options, below_config(self.below))

@@ -168,7 +168,8 @@ class Server:
 
     def _computed(self, request: ReplayRequest, now_s: float) -> None:
         request.register(self._device, len(request.keys))
-        self._manager.advance(request.id, request.prompt_tokens)
+        if self._config.host_bytes:  # without host memory there is nothing to store into
+            self._manager.advance(request.id, request.prompt_tokens)
         self._result.first_token(now_s - request.arrival_s)
         decode_s = request.output_tokens * self._cost.decode_s_per_token
         self._happens(now_s + decode_s, Happening.DECODED, request.id)
