@@ -113,6 +113,7 @@ def test_hits_fill_and_reasons_of_a_node_are_shown_as_those_of_a_server(machine:
     assert server.since_start is not None
     assert server.now is not None
     assert server.since_start.tokens.share("host") == pytest.approx(5 * TOKENS / (7 * TOKENS + 1))
+    assert server.since_start.tokens.share("device") is server.since_start.tokens.share("tiers") is None
     assert server.since_start.not_loaded == {"not_cached": 2 * TOKENS}
     assert server.since_start.blocks["stored"] == 5
     assert server.since_start.moved_bytes["store"] == 5 * 2 * BLOCK
@@ -141,6 +142,7 @@ def test_a_node_is_drawn_in_80_columns_beside_servers(machine: Machine) -> None:
     assert "127.0.0.1:9400  up, a node: 1 engine, 19.53 KiB, all given to models" in text
     assert line_of(lines, "org/small-mod").split()[2:] == ["50.0%", "1", "engine,", "10", "slots"]
     assert "not loaded (tokens, since start): not_cached 32" in text
+    assert not [line for line in picture(seen(machine)) if line.startswith(("device", "tiers"))], "it does not know"
 
 
 def test_a_namespace_that_goes_is_no_restart_and_another_life_is(machine: Machine) -> None:

@@ -15,19 +15,21 @@ STORE, LOAD = "store", "load"
 class Tokens:
     """Where the prompt tokens of requests came from."""
 
-    device: float = 0.0
+    device: float | None = 0.0
+    """None, as `tiers`: a node does not know."""
     host: float = 0.0
-    tiers: float = 0.0
+    tiers: float | None = 0.0
     computed: float = 0.0
 
     @property
     def all(self) -> float:
         """All prompt tokens."""
-        return self.device + self.host + self.tiers + self.computed
+        return (self.device or 0.0) + self.host + (self.tiers or 0.0) + self.computed
 
     def share(self, level: str) -> float | None:
-        """Return the part of all prompt tokens that came from a level; None if there were none."""
-        return float(getattr(self, level)) / self.all if self.all else None
+        """Return the part of all prompt tokens that came from a level; None if there were none, or nobody knows."""
+        tokens: float | None = getattr(self, level)
+        return tokens / self.all if self.all and tokens is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,11 @@ def tokens(counted: Counts) -> Tokens:
 
     vLLM says which it had on the device, which came from outside and which it computed; older versions say only
     how many it looked up and found. Which of those from outside came from tiers is estimated: the share of loaded
-    blocks that had been fetched from there.
+    blocks that had been fetched from there. A node knows what it had, and not what tiers had brought up to it.
     """
     by_source = counted.by("vllm:prompt_tokens_by_source_total", "source")
+    if counted.has(f"{NODE}lookups_total"):
+        return Tokens(None, by_source.get("external_kv_transfer", 0.0), None, by_source.get("local_compute", 0.0))
     if by_source:
         device = by_source.get("local_cache_hit", 0.0)
         outside = by_source.get("external_kv_transfer", 0.0)

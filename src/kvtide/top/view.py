@@ -108,7 +108,8 @@ def _curve(values: Sequence[float | None], paper: Paper, colour: str, top: float
 def _levels(server: Server, paper: Paper) -> Table:
     what = "share, over time" if paper.narrow else "share of prompt tokens, over time"
     table = _grid(server, paper, "prompt", what)
-    for level in (*LEVELS, "computed"):
+    known = ("host",) if server.now is not None and server.now.node is not None else LEVELS
+    for level in (*known, "computed"):
         window, start = (
             share_text(shown.tokens.share(level) if shown else None) for shown in (server.window, server.since_start)
         )
