@@ -78,7 +78,7 @@ def test_every_command_has_help_with_examples_and_a_summary(
 @pytest.mark.parametrize("command", _commands(cli.KVTIDE), ids=" ".join)
 def test_every_command_says_its_exit_codes(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *command, "--help")
-    assert re.search(r"^Exit codes: 0 \w.*, 2 \w", out, re.MULTILINE)
+    assert re.search(r"^Exit codes: 0 \w.*, 2 \w", out, re.MULTILINE | re.DOTALL)
 
 
 def test_help_of_the_demo_has_examples_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -296,6 +296,7 @@ def test_every_example_in_the_help_is_understood() -> None:
     known = list(examples())
     assert len(known) > 40
     for words in known:
+        assert all(json.loads(word) for word in words if word.startswith("{"))
         found: click.Command | None = cli.KVTIDE
         context = click.Context(cli.KVTIDE, info_name="kvtide")
         while isinstance(found, click.Group) and not words[0].startswith("-"):  # some do something by themselves

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -23,13 +24,16 @@ Run = Callable[[Arguments], int]
 
 SIZES = "K, M, G, T and P count by 1024 as KiB to PiB do, KB to PB by 1000"
 """What sizes mean, for help."""
+HELP_COLUMNS = 80
+"""Of lines that click does not wrap."""
 
 
 def exit_codes(well: str = "all is well", wrong: str | None = None, *, such_as: str | None = None) -> str:
     """Return the last lines of a command's help. 1: it ran and found something. 2 means the same of every command."""
     found = "" if wrong is None else f"1 {wrong}, "
     example = "" if such_as is None else f" ({such_as})"
-    return f"\n\nExit codes: 0 {well}, {found}2 it was asked for something that cannot be done{example}"
+    codes = f"Exit codes: 0 {well}, {found}2 it was asked for something that cannot be done{example}"
+    return f"\n\n{textwrap.fill(codes, HELP_COLUMNS, subsequent_indent='  ')}"
 
 
 _EXAMPLE = re.compile(r"^  (kvtide \S.*?)(?:  .*)?$", re.MULTILINE)

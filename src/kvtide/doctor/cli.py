@@ -22,9 +22,9 @@ Look at this machine and say what would keep vLLM with kvtide from serving here,
 it. Run it with the Python of vLLM. It writes at most 256 MiB to the disks that it measures, and leaves nothing."""
 
 EXAMPLES = """\
-  kvtide doctor                                                 this machine
-  kvtide doctor --config '{"host":"64GiB","tiers":[...]}'       and the tiers of a configuration
-  kvtide doctor --config kv-transfer-config.json --json         the same from a file, for programs""" + exit_codes(
+  kvtide doctor                                            this machine
+  kvtide doctor --config '{"host": "64GiB"}'               and whether it has room for a configuration
+  kvtide doctor --config kv-transfer-config.json --json    the same from a file, for programs""" + exit_codes(
     "may serve", "something has to be fixed first"
 )
 
