@@ -39,7 +39,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "vllm": "__init__ copy core errors latency node options redaction schema tiers units worker",
         "sim": "commands copy core errors node options progress tiers worker",
         "traces": "commands copy core engine errors options output packages progress units",
-        "demo": "commands copy core engine errors node options output progress",
+        "demo": "commands copy core engine errors node options output progress units",
         "doctor": "commands copy core errors json_option node options output packages tiers units vllm",
         "top": "commands errors output progress redaction units",
         "cli": "__init__ commands completion errors redaction signals",

@@ -58,7 +58,7 @@ def test_what_is_refused_is_shown_without_the_secret_in_it(
         ("--bytes-per-token", "many"),
         ("--tokenizer", "words"),
         ("host", "64GiB"),
-        ("password", None),
+        ("password", ""),
         ("mode", True),
     ],
 )
