@@ -212,6 +212,19 @@ def test_ranks_of_one_model_are_one_namespace(
     ]
 
 
+def test_a_store_that_cannot_list_its_records_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unlisted:
+        URL_SCHEMES = ("mooncake://",)
+
+        def inspect(self, *_: object) -> dict[str, object]:
+            return {"records": None, "bytes": None, "namespaces": []}
+
+    monkeypatch.setattr(tier_cli, "kind_of", lambda *_: Unlisted())
+    assert run(capsys, "tier", "inspect", "mooncake://master") == (0, "records: not known\nbytes: not known\n", "")
+
+
 def test_verify_finds_what_was_changed(capsys: pytest.CaptureFixture[str], filled: Path) -> None:
     code, out, err = run(capsys, "tier", "verify", filled)
     assert (code, out, err) == (0, "10 records, 80 KiB: 0 do not verify\n", "")

@@ -182,6 +182,8 @@ def _described(found: dict[str, object], *, said: Sequence[str] = ()) -> Iterato
 def _shown(name: str, value: object) -> object:
     if isinstance(value, dict):  # what was cleared
         return _counted(value)
+    if value is None:
+        return "not known"
     return size_text(value) if name == "bytes" and isinstance(value, int) else value
 
 
