@@ -98,7 +98,8 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "clears": "base log_once",
         "places": "",
         "stack": "base clears config namespace places",
-        "cli": "admin config",
+        "found_lines": "",
+        "cli": "admin config found_lines",
         "__init__": "backend base config faulty memory namespace null queued stack",
     },
     "kvtide.node": {

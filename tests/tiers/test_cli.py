@@ -491,10 +491,10 @@ def test_without_a_terminal_nothing_is_removed_unless_yes(capsys: pytest.Capture
 
 
 def test_clear_looks_before_it_asks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for place, why in ((tmp_path, "the folder of a disk tier"), (tmp_path / "none", "a folder that exists")):
-        code, out, err = run(capsys, "tier", "clear", place)
+    for folder, why in ((tmp_path, "the folder of a disk tier"), (tmp_path / "none", "a folder that exists")):
+        code, out, err = run(capsys, "tier", "clear", folder)
         assert (code, out) == (2, "")
-        assert err.startswith(f"kvtide: error: PLACE='{place}': expected {why}")
+        assert err.startswith(f"kvtide: error: PLACE='{folder}': expected {why}")
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])

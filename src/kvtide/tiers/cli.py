@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import click
 
@@ -14,6 +14,7 @@ from kvtide.progress import progress, waiting
 from kvtide.redaction import redacted
 from kvtide.tiers.admin import OtherFormat
 from kvtide.tiers.config import KINDS, Kind, kind_of
+from kvtide.tiers.found_lines import counted, described
 from kvtide.units import how_many, size_text
 
 _PLACE = "the folder of a disk tier, or the URL of a shared store"
@@ -39,7 +40,7 @@ def run_inspect(args: Arguments) -> int:
     if args.json:
         put(json.dumps(found))
         return 0
-    for line in _described(found):
+    for line in described(found):
         put(line)
     return 0
 
@@ -72,7 +73,7 @@ def run_clear(args: Arguments) -> int:
         put(
             json.dumps({name: found.get(name) for name in ("records", "bytes")})
             if args.json
-            else f"{_counted(found)} would be removed from {shown}"
+            else f"{counted(found)} would be removed from {shown}"
         )
         return 0
     if not args.yes and not _agreed(kind, args.place, options, shown):
@@ -87,7 +88,7 @@ def run_clear(args: Arguments) -> int:
 def _agreed(kind: Kind, place: str, options: dict[str, object], shown: str) -> bool:
     """Look what is there, and ask on the terminal. Without one nobody can answer, and nothing is removed."""
     try:
-        what = _counted(_inspected(kind, place, options))
+        what = counted(_inspected(kind, place, options))
     except OtherFormat:
         what = "everything of kvtide's"
     need_terminal(f"remove {what} from {shown}")
@@ -97,14 +98,6 @@ def _agreed(kind: Kind, place: str, options: dict[str, object], shown: str) -> b
 def _inspected(kind: Kind, place: str, options: dict[str, object]) -> dict[str, object]:
     with waiting("looking"):
         return kind.inspect(place, options)
-
-
-def _counted(found: dict[str, object]) -> str:
-    records, size = found.get("records"), found.get("bytes")
-    counted = how_many(records, "record") if isinstance(records, int) else "records that cannot be counted"
-    counted += f", {size_text(size)}" if isinstance(size, int) else ""
-    others = [int(str(other["disk_bytes"])) for other in _dicts(found.get("other_formats"))]
-    return f"{counted} and {size_text(sum(others))} of other formats" if others else counted
 
 
 def _kind_at(place: str) -> Kind:
@@ -144,70 +137,6 @@ def _options(kind: Kind, pairs: Sequence[str]) -> dict[str, object]:
             raise ConfigError("--option", name, expected)
         options[name] = value
     return options
-
-
-def _described(found: dict[str, object], *, said: Sequence[str] = ()) -> Iterator[str]:
-    """Say it in lines: what every kind of place has, then each namespace with its parts, and each store of a node.
-
-    `said`: what is the same for all stores, and stands above them.
-    """
-    nested = ("namespaces", "ranks", "stores", "other_formats")
-    for name, value in found.items():
-        if name not in (*nested, *said):
-            yield f"{name}: {_shown(name, value)}"
-    for rank in _dicts(found.get("ranks")):
-        used_by = rank.get("used_by")
-        who = "in use by nobody" if used_by is None else f"in use by process {used_by or '?'}"
-        taken = size_text(int(str(rank["disk_bytes"])))
-        segments = how_many(int(str(rank["segments"])), "segment")
-        yield f"rank {rank['rank']} of {rank['world']}: {segments}, {taken}, {who}"
-        if rank.get("unreadable_segments"):
-            yield f"  segments that cannot be read: {rank['unreadable_segments']}"
-    alike = _alike(_dicts(found.get("namespaces")))
-    for namespaces in alike:
-        yield "namespace" + ("" if len(alike) == 1 else f": {_sum_of(namespaces)}")
-        for name, value in _manifest(namespaces[0]).items():
-            if name == "rank":
-                yield f"  rank: {', '.join(str(_manifest(each)['rank']) for each in namespaces)}"
-            elif found.get(name) != value:
-                yield f"  {name}: {value}"
-    for other in _dicts(found.get("other_formats")):
-        taken = size_text(int(str(other["disk_bytes"])))
-        yield f"{other['place']}: {taken} of format {other['format'] or 'unknown'}, which this version does not read"
-    for store in _dicts(found.get("stores")):
-        yield ""
-        yield from _described(store, said=("type",))
-
-
-def _shown(name: str, value: object) -> object:
-    if isinstance(value, dict):  # what was cleared
-        return _counted(value)
-    if value is None:
-        return "not known"
-    return size_text(value) if name == "bytes" and isinstance(value, int) else value
-
-
-def _alike(namespaces: Sequence[dict[str, object]]) -> list[list[dict[str, object]]]:
-    """Put those together that differ only in their rank."""
-    found: dict[object, list[dict[str, object]]] = {}
-    for number, namespace in enumerate(namespaces):
-        rest = {name: value for name, value in _manifest(namespace).items() if name != "rank"}
-        found.setdefault(json.dumps(rest, sort_keys=True) if rest else number, []).append(namespace)
-    return list(found.values())
-
-
-def _manifest(namespace: dict[str, object]) -> dict[str, object]:
-    manifest = namespace.get("manifest")
-    return manifest if isinstance(manifest, dict) else {}
-
-
-def _sum_of(namespaces: Sequence[dict[str, object]]) -> str:
-    records, size = (sum(int(str(each[name])) for each in namespaces) for name in ("records", "bytes"))
-    return _counted({"records": records, "bytes": size})
-
-
-def _dicts(value: object) -> list[dict[str, object]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _command(name: str, what: str, examples: str, run: Run, *more: click.Parameter) -> click.Command:
