@@ -140,6 +140,8 @@ def test_stores_that_this_version_does_not_read_are_said_and_cleared(
     assert (code, out.count("has another format, and was not read")) == (0, 2)
     size = size_text(used_bytes(old) + used_bytes(aside))
     dry = run(capsys, "tier", "clear", "--dry-run", of_node)
+    others = json.loads(run(capsys, "tier", "clear", "--dry-run", "--json", of_node)[1])["other_formats"]
+    assert others == shown["other_formats"]
     assert dry == (0, f"0 records, 0 bytes and {size} of other formats would be removed from {of_node}\n", "")
     assert run(capsys, "tier", "clear", "--yes", of_node) == (0, f"20 records removed from {of_node}\n", "")
     assert not list(of_node.iterdir())
@@ -186,6 +188,7 @@ def test_ranks_of_one_model_are_one_namespace(
         def inspect(self, *_: object) -> dict[str, object]:
             makers = [{"model": "a", "rank": rank, "world": 2} for rank in range(2)]
             makers.append({"model": "b", "rank": 0, "world": 1})
+            makers.append({"model": "b", "world": 1})  # damaged, or not ours
             found = [{"manifest": maker, "records": 3, "bytes": 2048} for maker in makers]
             return {
                 "records": 10,
@@ -207,6 +210,9 @@ def test_ranks_of_one_model_are_one_namespace(
         "namespace: 3 records, 2 KiB",
         "  model: b",
         "  rank: 0",
+        "  world: 1",
+        "namespace: 3 records, 2 KiB",
+        "  model: b",
         "  world: 1",
         "namespace: 1 record, 1 KiB",
     ]
@@ -478,7 +484,9 @@ def test_a_dry_run_counts_and_removes_nothing(capsys: pytest.CaptureFixture[str]
         f"10 records, 80 KiB would be removed from {filled}\n",
         "",
     )
-    assert run(capsys, "tier", "clear", "--dry-run", "--json", filled)[1] == '{"records": 10, "bytes": 81920}\n'
+    assert run(capsys, "tier", "clear", "--dry-run", "--json", filled)[1] == (
+        '{"records": 10, "bytes": 81920, "other_formats": []}\n'
+    )
     assert "records: 10\n" in run(capsys, "tier", "inspect", filled)[1]
 
 

@@ -71,7 +71,7 @@ def run_clear(args: Arguments) -> int:
     if args.dry_run:
         found = _inspected(kind, args.place, options)
         put(
-            json.dumps({name: found.get(name) for name in ("records", "bytes")})
+            json.dumps({name: found[name] for name in ("records", "bytes", "other_formats") if name in found})
             if args.json
             else f"{counted(found)} would be removed from {shown}"
         )

@@ -66,8 +66,11 @@ def _alike(namespaces: Sequence[dict[str, object]]) -> list[list[dict[str, objec
     """Put those together that differ only in their rank."""
     found: dict[object, list[dict[str, object]]] = {}
     for number, namespace in enumerate(namespaces):
-        rest = {name: value for name, value in _manifest(namespace).items() if name != "rank"}
-        found.setdefault(json.dumps(rest, sort_keys=True) if rest else number, []).append(namespace)
+        manifest = _manifest(namespace)
+        rest = {name: value for name, value in manifest.items() if name != "rank"}
+        # A damaged manifest, or somebody else's, may not say a rank.
+        alike = json.dumps(rest, sort_keys=True) if rest and "rank" in manifest else number
+        found.setdefault(alike, []).append(namespace)
     return list(found.values())
 
 

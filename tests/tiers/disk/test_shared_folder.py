@@ -99,6 +99,18 @@ def test_a_store_that_somebody_looks_at_is_not_removed_from_under_him(
     folder.close()
 
 
+def test_f21_what_has_to_stay_counts_and_the_next_one_gives_way(tmp_path: Path) -> None:
+    folder = SharedFolder("path", tmp_path, SIZE)
+    paths = [fill(folder, name, 0.3) for name in NAMES[:2]]
+    for age, path in zip((1, 2), paths, strict=True):
+        folder.leave(path.name.removeprefix("namespace-"))
+        os.utime(path, (age, age))
+    with named_place(str(paths[0])).locked():
+        folder.enter(NAMES[2], 1 - (used_bytes(paths[0]) + 4096) / SIZE)
+    assert [path.exists() for path in paths] == [True, False]
+    folder.close()
+
+
 def test_bytes_of_a_nodes_stores_count_as_its_own_when_it_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,11 +97,12 @@ class SharedFolder:
         for path in unused:
             if sum(taken.values()) + sum(self._open_bytes.values()) <= self._size_bytes:
                 return
-            shown = size_text(taken.pop(path))
+            shown = size_text(taken[path])
             try:
                 with FolderLock(path):
                     _log.warning("kvtide: removes %s (%s), which nobody uses: its room is needed", path, shown)
                     for store in with_aside(path):
                         remove_store(store)
+                del taken[path]
             except Held as held:
                 _log.warning("kvtide: keeps %s (%s), though its room is needed: %s has locked it", path, shown, held)
