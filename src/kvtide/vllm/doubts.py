@@ -16,7 +16,7 @@ class Begin(NamedTuple):
     output_tokens: int
     """What the request had said before."""
     end_tokens: int
-    """Where that step's tokens end: vLLM takes fewer for computed only if it has given the step up."""
+    """Where that step's tokens end, without guesses: vLLM takes fewer for computed only if it has given the step up."""
 
 
 NEVER = Begin(sys.maxsize, 0)
@@ -46,12 +46,13 @@ class Doubts:
         self._blocks = None
         self._end_what_is_certain()
         somebody_loads = versions.loads_in_step(step) is not False
-        for tracked in begun:
+        for tracked in _as_placed(begun, step):
             request = tracked.request
             is_loaded = somebody_loads and request.num_computed_tokens > tracked.found_tokens
             tracked.doubtful = is_loaded or any(self._has_hit(tracked, other) for other in self._since)
             if tracked.doubtful:
-                end_tokens = request.num_computed_tokens + step.num_scheduled_tokens[tracked.id]
+                guessed = len(step.scheduled_spec_decode_tokens.get(tracked.id, ()))  # taken back if they are refused
+                end_tokens = request.num_computed_tokens + step.num_scheduled_tokens[tracked.id] - guessed
                 self._since[tracked] = Begin(request.num_output_tokens, end_tokens)
 
     def is_certain(self, tracked: Tracked) -> bool:
@@ -76,11 +77,16 @@ class Doubts:
         for size, table in zip(self._block_tokens, tracked.own, strict=True):
             yield from table[tracked.found_tokens // size :]
 
+    def heard(self) -> None:
+        """Take note that vLLM has heard what became of a step."""
+        if self._since:
+            self._end_what_is_certain()
+
     def _end_what_is_certain(self) -> None:
         still: list[Tracked] = []
         for tracked, begin in list(self._since.items()):
             others = [other for other in still if self._has_hit(tracked, other)]
-            given_up = tracked.request.num_computed_tokens < begin.end_tokens
+            given_up = not tracked.preempted and tracked.request.num_computed_tokens < begin.end_tokens
             if given_up or any(self._since[other] is NEVER for other in others):
                 self._since[tracked] = NEVER
             if others or not self._is_heard_of(tracked):
@@ -90,6 +96,8 @@ class Doubts:
                 del self._since[tracked]
 
     def _is_heard_of(self, tracked: Tracked) -> bool:
+        if tracked.preempted:
+            return False  # by now it says nothing; what was known before, `heard` has seen
         begin = self._since[tracked]
         ended_well = tracked.ended_well and begin is not NEVER
         return ended_well or tracked.request.num_output_tokens > begin.output_tokens
@@ -99,3 +107,11 @@ class Doubts:
         size = self._block_tokens[0]
         at = slice(other.found_tokens // size, other.found_tokens // size + 1)
         return tracked.device_tokens > other.found_tokens and tracked.keys[0][at] == other.keys[0][at]
+
+
+def _as_placed(begun: Sequence[Tracked], step: Any) -> Sequence[Tracked]:
+    """Return those that begin in a step in the order in which vLLM has placed them: one may hit what another has."""
+    if not begun:
+        return begun
+    by_id = {tracked.id: tracked for tracked in begun}
+    return [by_id[id_] for id_ in step.num_scheduled_tokens if id_ in by_id]

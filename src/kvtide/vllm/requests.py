@@ -133,6 +133,11 @@ class Requests:
         for tracked in changed:
             self._advance_one(tracked, scheduled[tracked.id])
 
+    def heard(self) -> None:
+        """Take note that vLLM has heard what became of a step: tokens, and loads of others that failed in it."""
+        if self._doubts is not None:
+            self._doubts.heard()
+
     def _that_got_blocks(self, step: Any) -> list[Tracked]:
         """Return requests that run and have got blocks in this step, resumed ones before new ones."""
         ids = [new.req_id for new in step.scheduled_new_reqs]

@@ -154,6 +154,7 @@ class SchedulerSide:
         if not isinstance(said, WorkerMetadata):
             said = NOTHING_SAID
         self._times.end(said.timed)
+        self._requests.heard()
         self._look = said.look or self._look
         looked = self._look()
         if looked.loaded:

@@ -60,6 +60,11 @@ class Tracked:
         return bool(RequestStatus.is_finished(status) and status.name not in _CUT_SHORT)
 
     @property
+    def preempted(self) -> bool:
+        """Whether vLLM has just taken its blocks, and set what is computed to 0."""
+        return bool(self.request.status == RequestStatus.PREEMPTED)
+
+    @property
     def has_begun(self) -> bool:
         """Whether a step was scheduled since vLLM has placed it: nothing was computed before."""
         return self.running and self.end_tokens > 0
