@@ -7,10 +7,12 @@ measured in turn, in one run.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -78,6 +80,11 @@ def wait_at_once(_worker: Any) -> None:
     side = _worker_side()
     loads = side.loads
     loads.arrived = lambda _: loads.heard.update(loads.certain)
+
+
+def announce_at_once(_worker: Any) -> None:
+    """Announce loads when all of them is issued, however short steps are."""
+    _worker_side()._steps = SimpleNamespace(begin=lambda **_: None, short_s=math.inf)
 
 
 def announce_late(_worker: Any) -> None:
@@ -191,6 +198,7 @@ def turns_of(mib: int) -> Callable[[Any], None]:
 
 VARIANTS: dict[str, Callable[..., None]] = {
     "wait-at-once": wait_at_once,
+    "announce-at-once": announce_at_once,
     "announce-late": announce_late,
     "copy-nothing": copy_nothing,
     "load-after-forward": load_after_forward,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -66,7 +67,7 @@ class ControlledEngine(CopyEngine):
             self._certain.discard(id_)
         return Finished(tuple(done), tuple(failed))
 
-    def certain(self) -> Mapping[int, Fence]:
+    def certain(self, within_s: float = math.inf) -> Mapping[int, Fence]:
         """Some loads are certain some polls before they end, as those of a GPU are."""
         if self.random is not None:
             for id_, (direction, _) in self.waiting.items():
@@ -106,9 +107,9 @@ class LateEngine(ControlledEngine):
         super().__init__(device, arena)
         self._polls: dict[int, int] = {}
 
-    def certain(self) -> Mapping[int, Fence]:
+    def certain(self, within_s: float = math.inf) -> Mapping[int, Fence]:
         self._certain |= {id_ for id_, (direction, _) in self.waiting.items() if direction is Direction.LOAD}
-        return super().certain()
+        return super().certain(within_s)
 
     def poll(self) -> Finished:
         loads = [id_ for id_, (direction, _) in self.waiting.items() if direction is Direction.LOAD]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from kvtide.copy import CopyEngine, Direction, Fence, Finished, HostArena, Traff
 from kvtide.core import Copy, Plan
 from kvtide.core.share import Share
 from kvtide.errors import CopyError
-from kvtide.vllm import kv_tensors
+from kvtide.vllm import kv_tensors, step_lengths
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
 from kvtide.vllm.sharing import Sharing
@@ -37,6 +38,8 @@ class ToldEngine(CopyEngine):
         self.done: tuple[int, ...] = ()
         self.failed: tuple[tuple[int, str], ...] = ()
         self.sure: set[int] = set()
+        self.left_s = 0.0
+        """Until these are over."""
         self.waited: list[int] = []
         """Loads that compute was made to wait for."""
         self.gone: str | None = None
@@ -56,8 +59,8 @@ class ToldEngine(CopyEngine):
         self.done, self.failed = (), ()
         return finished
 
-    def certain(self) -> Mapping[int, Fence]:
-        return {id_: partial(self.waited.append, id_) for id_ in self.sure}
+    def certain(self, within_s: float = math.inf) -> Mapping[int, Fence]:
+        return {id_: partial(self.waited.append, id_) for id_ in self.sure if self.left_s <= within_s}
 
     def wait(self, ids: Iterable[int], timeout_s: float) -> bool:
         return True
@@ -102,8 +105,10 @@ def make_side(*specs: Any, **options: Any) -> WorkerSide:
     return WorkerSide(0, config, COPYING, SLOTS, {"layer": object()}, **options)
 
 
-def step(side: WorkerSide, *loads: Copy, slots: int = SLOTS, arrived: tuple[str, ...] = ()) -> None:
-    side.begin_step(StepMetadata(Plan(1, loads=loads), slots, idle=not loads, arrived=arrived))
+def step(
+    side: WorkerSide, *loads: Copy, slots: int = SLOTS, arrived: tuple[str, ...] = (), computes: bool = False
+) -> None:
+    side.begin_step(StepMetadata(Plan(1, loads=loads), slots, idle=not (loads or computes), arrived=arrived))
     side.forward_issued()
     side.poll()
     side.end_step()
@@ -211,6 +216,25 @@ def test_f31_a_step_that_was_scheduled_before_a_load_was_heard_of_does_not_wait_
     assert engines[0].waited == []
     step(side, arrived=("r",))
     assert engines[0].waited == [7]
+
+
+def test_f31_vllm_hears_of_a_load_when_it_is_over_before_the_next_step_or_nobody_computes(
+    side: WorkerSide, engines: list[ToldEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = iter(range(10))
+    monkeypatch.setattr(step_lengths, "time", SimpleNamespace(monotonic=lambda: float(next(now_s))))
+    step(side, computes=True)
+    step(side, LOAD)
+    engines[0].sure, engines[0].left_s = {7}, 1.5
+    step(side, computes=True)
+    assert side.loads.take_finished() == (set(), set())
+    engines[0].left_s = 0.5
+    step(side, computes=True)
+    assert side.loads.take_finished() == ({"r"}, set())
+    step(side, Copy(8, (3,), (2,), request_id="other"))
+    engines[0].sure, engines[0].left_s = {8}, 1.5
+    step(side)
+    assert side.loads.take_finished() == ({"other"}, set())
 
 
 def test_f7_vllm_hears_of_a_load_of_states_only_when_its_bytes_are_there(engines: list[ToldEngine]) -> None:

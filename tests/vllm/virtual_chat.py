@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import math
 import runpy
 import statistics
 import tempfile
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from kvtide.vllm import versions
+from kvtide.vllm import step_lengths, versions
 from tests.vllm.virtual_engine import VirtualEngine
 
 WORKLOAD = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "chat_workload.py"))
@@ -97,6 +98,7 @@ class VirtualChat(VirtualEngine):
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "kvtide": {},
+    "loads told of when they are issued": {"tell_early": True},
     "loads behind the step in flight": {"load_late": True},
     "and heard of by reports": {"load_late": True, "one_process": False},
     "everything in the device cache": {"blocks": 32 * 1_000},
@@ -110,6 +112,8 @@ def converse(variant: str, *, conversations: int, decode_ms: float) -> Waits:
     lengths = replace(WORKLOAD["USUAL"], conversations=conversations)
     everything = WORKLOAD["conversations"](lengths, 101, 500, spacing_s=0.05, think_s=0.5)
     with pytest.MonkeyPatch.context() as monkeypatch, tempfile.TemporaryDirectory() as folder:
+        if options.pop("tell_early", False):
+            monkeypatch.setattr(step_lengths.StepLengths, "short_s", math.inf)
         if options.pop("load_late", False):
             monkeypatch.setattr(versions, "defers_frees", lambda *_: False)
         return VirtualChat(Path(folder), monkeypatch, decode_s=decode_ms / 1e3, **options).converse(everything)

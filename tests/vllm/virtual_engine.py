@@ -7,6 +7,7 @@ and the times themselves little.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import pytest
 
 from kvtide.copy import CopyEngine, Direction, Fence, Finished, Traffic
 from kvtide.core import Copy
-from kvtide.vllm import kv_tensors, load_ends, overdue, requests, step_times
+from kvtide.vllm import kv_tensors, load_ends, overdue, requests, step_lengths, step_times
 from tests.vllm.world import BLOCK_TOKENS, World, starts_of
 
 TOKEN_BYTES = 128 * 1024
@@ -81,9 +82,11 @@ class VirtualCopies(CopyEngine):
             self._moved[job.direction] += job.blocks * self._block_bytes
         return Finished(tuple(done))
 
-    def certain(self) -> Mapping[int, Fence]:
+    def certain(self, within_s: float = math.inf) -> Mapping[int, Fence]:
+        now_s = self._time.now_s
         loads = {id_: job for id_, job in self._jobs.items() if job.direction is Direction.LOAD}
-        return {id_: partial(self._hold, job) for id_, job in loads.items() if job.certain_s <= self._time.now_s}
+        certain = {id_: job for id_, job in loads.items() if job.certain_s <= now_s and job.end_s <= now_s + within_s}
+        return {id_: partial(self._hold, job) for id_, job in certain.items()}
 
     def _hold(self, job: Job) -> None:
         self._time.loads_end_s = max(self._time.loads_end_s, job.end_s)
@@ -122,10 +125,10 @@ class VirtualEngine(World):
     ) -> None:
         self.time = VirtualTime()
         self.held_ms: list[float] = []
-        """What each step waited for loads that were not over yet (F31)."""
+        """What each step with somebody who did not begin in it waited for loads that were not over yet (F31)."""
         self._decode_s = decode_s
         self._copies = VirtualCopies(self.time, BLOCK_TOKENS * token_bytes, copy_bytes_per_s)
-        for module in (requests, load_ends, step_times, overdue):
+        for module in (requests, load_ends, step_lengths, step_times, overdue):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1.0 + self.time.now_s))
         monkeypatch.setattr(kv_tensors, "fence", self.time.fence)
         monkeypatch.setattr(kv_tensors, "computes", lambda _: self.time.compute_ends_s > self.time.now_s)
@@ -153,16 +156,20 @@ class VirtualEngine(World):
         for name, count in step.num_scheduled_tokens.items():
             sampled[name] = [7] if starts[name] + count >= len(self.tokens[name]) else []
             self.tokens[name] += sampled[name]
-        self._compute([count for count in step.num_scheduled_tokens.values() if count > 1], len(starts))
+        prompts = [count for count in step.num_scheduled_tokens.values() if count > 1]
+        if starts:
+            self._compute(prompts, others=len(starts) - len(step.scheduled_new_reqs))
         return sampled
 
-    def _compute(self, prompts: list[int], scheduled: int) -> None:
-        """Let the GPU have a step to do, behind all others and behind the loads that it reads."""
+    def _compute(self, prompts: list[int], *, others: int) -> None:
+        """Let the GPU have a step to do, behind all before it and the loads that it reads.
+
+        `others` do not begin in it.
+        """
         time = self.time
-        if not scheduled:
-            return
         begin_s = max(time.compute_ends_s, time.now_s)
-        self.held_ms.append(1e3 * max(0.0, time.loads_end_s - begin_s))
+        if others:
+            self.held_ms.append(1e3 * max(0.0, time.loads_end_s - begin_s))
         time.now_s += LAUNCH_PROMPT_S if prompts else LAUNCH_S
         took_s = self._decode_s + sum(prompts) * _COMPUTE_TOKEN_S
         time.compute_ends_s = max(time.now_s, max(begin_s, time.loads_end_s) + took_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -116,8 +117,10 @@ class CopyEngine(ABC):
     def traffic(self, direction: Direction) -> Traffic:
         """Return what was moved in one direction so far."""
 
-    def certain(self) -> Mapping[int, Fence]:
+    def certain(self, within_s: float = math.inf) -> Mapping[int, Fence]:
         """Return the loads under way that only the loss of the device can stop, each with a fence for compute.
+
+        Of these, those that are over within so long, as far as that can be told.
 
         Called where compute is issued, the fence makes all compute issued after it wait for the load. So a request can
         be started while its last bytes are still on their way. Its memory stays taken until `poll` reports the load.

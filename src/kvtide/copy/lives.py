@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -143,10 +144,10 @@ class LivesCopyEngine(CopyEngine):
         engine = self._engine
         return engine is None or engine.wait(ids, timeout_s)
 
-    def certain(self) -> Mapping[int, Fence]:
+    def certain(self, within_s: float = math.inf) -> Mapping[int, Fence]:
         """Return the loads that only the loss of the device can stop. See `CopyEngine.certain`."""
         engine = self._engine
-        return {} if engine is None else engine.certain()
+        return {} if engine is None else engine.certain(within_s)
 
     def wait_certain(self, ids: Iterable[int], timeout_s: float) -> bool:
         """Block until each of the transfers is certain or has ended. See `CopyEngine.wait_certain`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -189,7 +190,7 @@ class SimCopyEngine(CopyEngine):
         """Return how many transfers were done."""
         return Traffic(self._stored if direction is Direction.STORE else self._loaded)
 
-    def certain(self) -> Mapping[int, Fence]:
+    def certain(self, within_s: float = math.inf) -> Mapping[int, Fence]:
         """Return the loads that are going to end well."""
         return {id_: job.seen.clear for id_, job in self.unfinished.items() if job.is_certain}
 

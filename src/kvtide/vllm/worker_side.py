@@ -18,6 +18,7 @@ from kvtide.vllm.memory_at_node import MemoryAtNode
 from kvtide.vllm.options import Copying
 from kvtide.vllm.sharing import ALONE, Sharing
 from kvtide.vllm.stats import RankStats, StepStats
+from kvtide.vllm.step_lengths import StepLengths
 from kvtide.vllm.step_messages import Looked, StepMetadata, WorkerMetadata
 from kvtide.vllm.tiers import OpenTiers, no_tiers
 from kvtide.worker import Worker, WorkerStats
@@ -62,6 +63,7 @@ class WorkerSide:
         """Whether vLLM may hear of loads that are certain, for it reads no block before compute waits for them."""
         self._step: StepMetadata | None = None
         self.loads = LoadNews()
+        self._steps = StepLengths()
         self._timed = 0
         self._has_stored = False
         """Whether the host may hold something that the scheduler relies on."""
@@ -145,6 +147,7 @@ class WorkerSide:
             self._open(step.slots, self._kv_caches)
         self.started()  # if nobody said so
         self._step = step
+        self._steps.begin(idle=step.idle)
         self._timed = step.timed
         self._worker.use(step.plan.pool)
         self._engine.share(compute=not step.idle)
@@ -206,7 +209,7 @@ class WorkerSide:
         if report:
             self._take(report)
         if self.loads.untold and self._announces_early and self._worker.over is None:
-            self.loads.now_certain(self._engine.certain().keys())
+            self.loads.now_certain(self._engine.certain(self._steps.short_s).keys())
         why = self._engine.lost or self._worker.over
         if why is not None and not self._off:
             self._off = True

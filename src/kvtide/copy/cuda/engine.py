@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.base import CopyEngine, Direction, Fence, Finished, Traffic
+from kvtide.copy.cuda.ends import Ends
 from kvtide.copy.cuda.geometry import CudaCache
 from kvtide.copy.cuda.gpu import Gpu
 from kvtide.copy.cuda.jobs import Job, Jobs
@@ -90,9 +92,10 @@ class CudaCopyEngine(CopyEngine):
         if unpacked is not None:
             unpacked.usable_rows = lambda: self._usable_rows
         sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, trial)
-        self._jobs = Jobs(sizes, max_transfers)
         self.rates, self.route = kit.rates, kit.route
         """GB/s of one large copy in each direction, measured when the kit was made, and what follows from that."""
+        block_s = arena.slot_bytes / (self.rates.load * 1e9) if self.rates.load else 0.0
+        self._jobs = Jobs(sizes, max_transfers, Ends(block_s))
         self.device_bytes = kit.device_bytes
         """GPU memory that the engine uses."""
         how: dict[str, Any] = {"piece_bytes": piece_bytes, "unpacked": unpacked, "trial": trial}
@@ -151,9 +154,9 @@ class CudaCopyEngine(CopyEngine):
         """Block until none of the transfers is under way. See `CopyEngine.wait`."""
         return self._jobs.wait(ids, timeout_s)
 
-    def certain(self) -> Mapping[int, Fence]:
+    def certain(self, within_s: float = math.inf) -> Mapping[int, Fence]:
         """Return the loads whose last copy was issued. See `CopyEngine.certain`."""
-        return self._jobs.certain()
+        return self._jobs.certain(within_s)
 
     def wait_certain(self, ids: Iterable[int], timeout_s: float) -> bool:
         """Block until the last copy of each transfer was issued. See `CopyEngine.wait_certain`."""

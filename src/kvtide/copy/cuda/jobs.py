@@ -12,6 +12,7 @@ events itself: nobody has to wake up for a transfer that ends.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 from kvtide.copy import in_flight
 from kvtide.copy.base import Direction, Fence, Finished, Traffic
+from kvtide.copy.cuda.ends import Ends
 from kvtide.copy.cuda.lane_parts import Issued
 from kvtide.copy.cuda.packed_sizes import Rest, Sizes
 from kvtide.core.messages import Copy
@@ -39,13 +41,19 @@ class Job(in_flight.Job):
     """Of a store: blocks that do not pack, and have to be copied as they are."""
     busy_s: float = 0.0
     """Time of what is over of it."""
+    taken_s: float = 0.0
+    """When a lane began to issue it."""
+    end_s: float = 0.0
+    """Of a load under way: when it will be over."""
+    has_begun: bool = False
 
 
 class Jobs:
     """The transfers in flight, at most `max_transfers`. All methods may be called from any thread."""
 
-    def __init__(self, sizes: Sizes, max_transfers: int) -> None:
+    def __init__(self, sizes: Sizes, max_transfers: int, load_ends: Ends) -> None:
         self._sizes = sizes
+        self._load_ends = load_ends
         self._lock = threading.RLock()
         # One for each lane: a thread that wakes up for nothing takes the GIL from one that computes.
         self._wanted = {direction: threading.Condition(self._lock) for direction in Direction}
@@ -76,12 +84,15 @@ class Jobs:
             jobs = self._in_flight.find(ids)
         return self._look_until(lambda: all(job.ended for job in jobs), timeout_s)
 
-    def certain(self) -> dict[int, Fence]:
-        """Return the loads under way, with what compute has to wait for."""
+    def certain(self, within_s: float) -> dict[int, Fence]:
+        """Return the loads under way that are over within so long, with what compute has to wait for."""
         with self._lock:
             self._collect()
             loads = self._under_way[Direction.LOAD]
-            return {job.copy.id: job.issued.end.wait for job in loads if job.issued is not None}
+            if within_s < math.inf:
+                self._look_who_has_begun(loads)
+            by_s = time.monotonic() + within_s
+            return {job.copy.id: job.issued.end.wait for job in loads if job.issued is not None and job.end_s <= by_s}
 
     def wait_certain(self, ids: Iterable[int], timeout_s: float) -> bool:
         """Block until each of the transfers is under way or has ended, at most `timeout_s`."""
@@ -116,8 +127,10 @@ class Jobs:
         """Wait for something to do. None: the engine is closed, or the program ends without closing it."""
         with self._lock:
             job = self._in_flight.next((direction,), self._wanted[direction])
-            if job is not None and self._spare:
-                job.issued = self._spare.pop()
+            if job is not None:
+                job.taken_s = time.monotonic()
+                if self._spare:
+                    job.issued = self._spare.pop()
             return job
 
     def issued(self, job: Job, issued: Issued) -> None:
@@ -125,6 +138,8 @@ class Jobs:
         with self._lock:
             job.issued = issued
             job.after = None  # what a fence refers to need not live until the poll
+            if job.direction is Direction.LOAD:
+                job.end_s = self._load_ends.issued(len(job.copy.blocks), job.taken_s)
             if self._lost is None:
                 self._under_way[job.direction].append(job)
             else:
@@ -171,6 +186,18 @@ class Jobs:
         except Exception as error:
             self.lose(describe(error))
 
+    def _look_who_has_begun(self, loads: Iterable[Job]) -> None:
+        """Look which loads have begun: those that wait, for compute or for others, are over later."""
+        free_s = time.monotonic()
+        try:
+            for job in loads:
+                job.has_begun = job.has_begun or (job.issued is not None and job.issued.begin.query())
+                if not job.has_begun:
+                    job.end_s = max(job.end_s, self._load_ends.waits(len(job.copy.blocks), free_s))
+                free_s = max(free_s, job.end_s)
+        except Exception as error:
+            self.lose(describe(error))
+
     def _ended(self, job: Job, issued: Issued) -> None:
         """All that was issued of a transfer has ended: it is done, or blocks are left that do not pack."""
         if job.rest is None:
@@ -180,6 +207,8 @@ class Jobs:
                 self._in_flight.again(job)
                 self._wanted[job.direction].notify()
                 return
+        if job.direction is Direction.LOAD:
+            self._load_ends.ended(len(job.copy.blocks), job.busy_s)
         self._in_flight.count(job, self._sizes.moved(len(job.copy.blocks), issued, job.rest), job.busy_s)
         self._end(job, None)
 
