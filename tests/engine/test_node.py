@@ -13,7 +13,7 @@ from kvtide.core import NotLoaded
 from kvtide.engine import Engine
 from kvtide.errors import ConfigError
 from tests.left_behind import Before
-from tests.node.real_node import MODEL, EngineProcess, RealNode, be_patient, config_of, serve
+from tests.node.real_node import MODEL, Answer, EngineProcess, RealNode, be_patient, config_of, serve
 from tests.node.support import wait_until
 
 patient = pytest.fixture(autouse=True)(be_patient)
@@ -87,14 +87,33 @@ def test_what_one_engine_computed_another_one_loads_with_the_same_output(
     before.check()
 
 
-def test_engines_that_hold_bytes_in_another_way_share_nothing(own_node: RealNode) -> None:
-    tokens = prompt(77)
-    with Engine(config_of(1), {"node": str(own_node.path)}) as one:
-        serve(one, tokens, 4)
-        with Engine(config_of(2), {"node": str(own_node.path)}) as other:
-            assert serve(other, tokens, 4).loaded_tokens == 0, "the first namespace has all the memory"
-            assert other.manager is not None
-            assert NotLoaded.NODE_AWAY in other.manager.metrics.not_loaded
+def test_i15_engines_that_hold_bytes_in_another_way_share_nothing(tmp_path: Path) -> None:
+    tokens, path = prompt(77), tmp_path / "node.sock"
+    with (
+        RealNode(path, "--share", "50%") as node,
+        Engine(config_of(1), {"node": str(path)}) as one,
+        Engine(config_of(2), {"node": str(path)}) as other,
+    ):
+        said = serve(one, tokens, 4)
+        assert serve(other, tokens, 4) == said
+        assert said.loaded_tokens == 0
+        for engine in (one, other):
+            assert engine.manager is not None
+            assert NotLoaded.NODE_AWAY not in engine.manager.metrics.not_loaded, "it has looked"
+            for seed in range(3):  # until the device has them no more
+                serve(engine, prompt(1000 + seed), 4)
+            assert serve(engine, tokens, 4) == Answer(said.tokens, 0, len(tokens) - 8), "it finds its own"
+        assert len(node.status()["namespaces"]) == 2
+
+
+def test_a_namespace_that_finds_no_memory_costs_hits_and_nothing_else(own_node: RealNode) -> None:
+    tokens, options = prompt(77), {"node": str(own_node.path)}
+    with Engine(config_of(1), options) as first, Engine(config_of(2), options) as second:
+        assert serve(first, tokens, 4) == serve(second, tokens, 4)
+        assert first.manager is not None
+        assert second.manager is not None
+        assert NotLoaded.NODE_AWAY not in first.manager.metrics.not_loaded
+        assert NotLoaded.NODE_AWAY in second.manager.metrics.not_loaded, "the first namespace has all the memory"
 
 
 def test_without_a_node_an_engine_serves_and_attaches_when_it_comes(
