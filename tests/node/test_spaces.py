@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvtide.copy import numa
 from kvtide.core import ChunkedLocal, FullAttention, NotStored, SlidingWindow, StateSpace
 from kvtide.core.index import calls
 from kvtide.core.index.shared import SharedIndex
@@ -212,6 +213,24 @@ def test_a_worker_whose_blocks_have_another_size_than_its_scheduler_says_is_refu
     with pytest.raises(Refused, match="blocks of 1000 bytes in part 1, not 500") as refused:
         spaces.join(owner, worker("same", part=1, rank=1, block_bytes=1000))
     assert refused.value.for_good
+    spaces.close()
+
+
+def test_memory_is_next_to_the_gpu_of_who_comes_first_and_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numa, "nodes", lambda: {0, 1})
+    monkeypatch.setattr(numa, "prefer_node", lambda *_: None)
+    lines: list[str] = []
+    spaces = Spaces(15_000, lines.append)
+    first, second = attached(spaces, 1), attached(spaces, 2)
+    for owner, numa_nodes in ((first, (0, 0, 1)), (second, (0, 1, 1))):
+        for rank, numa_node in enumerate(numa_nodes):  # the last two ranks hold the same bytes
+            spaces.join(owner, replace(worker("same", part=min(rank, 1), rank=rank), numa_node=numa_node))
+    far = "memory of NUMA node 0 and a GPU next to NUMA node 1"
+    assert (first.far, second.far) == ({2: far}, {1: far, 2: far})
+    assert [line.partition(" (a ")[0] for line in lines if "GPU" in line] == [
+        f"rank 2 of engine engine 1 has {far}: copies are slower",
+        f"rank 1 of engine engine 2 has {far}: copies are slower",
+    ]
     spaces.close()
 
 

@@ -139,6 +139,7 @@ class Server:
                 more = self._handler.attach(member.owner, hello)
             else:
                 arenas = self._handler.join(member.owner, hello)
+                more = {"far": member.owner.far.get(hello.rank, "")}
         except BaseException:
             self.lives.dismiss(member)
             raise
