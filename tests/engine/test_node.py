@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import pytest
 from kvtide.core import NotLoaded
 from kvtide.engine import Engine
 from kvtide.errors import ConfigError
+from kvtide.node.codec import Kind
+from kvtide.node.connection import Connection
+from kvtide.node.frames import Frame
 from tests.left_behind import Before
-from tests.node.real_node import MODEL, Answer, EngineProcess, RealNode, be_patient, config_of, serve
+from tests.node.real_node import BLOCK_TOKENS, MODEL, Answer, EngineProcess, RealNode, be_patient, config_of, serve
 from tests.node.support import wait_until
 
 patient = pytest.fixture(autouse=True)(be_patient)
@@ -159,6 +163,40 @@ def test_a_node_that_is_stopped_is_not_kept_waiting_by_engines_that_step(own_nod
 
         wait_until(has_stopped)
         assert own_node.process.returncode == 0
+
+
+def test_a_step_without_a_new_request_costs_no_message_but_for_blocks_that_were_filled(
+    node: RealNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: Counter[int] = Counter()
+    send = Connection.send
+
+    def count(connection: Connection, frame: Frame) -> None:
+        sent[frame.kind] += 1
+        send(connection, frame)
+
+    prompt_tokens, new_tokens = 37, 64
+    with Engine(config_of(), {"node": str(node.path)}) as engine:
+        serve(engine, prompt(11), 1)  # all that is said once is said
+        monkeypatch.setattr(Connection, "send", count)
+        engine.submit("r", prompt(12, prompt_tokens), new_tokens)
+        engine.step()
+        assert set(sent) <= {Kind.LOOK_UP, Kind.RESERVE}
+        sent.clear()
+        for computed in range(
+            prompt_tokens, prompt_tokens + new_tokens - 2
+        ):  # a token in each step, and one in the last
+            assert engine.step() == []
+            filled = computed // BLOCK_TOKENS - prompt_tokens // BLOCK_TOKENS
+            assert set(sent) <= {Kind.RESERVE, Kind.SETTLE}
+            assert sent[Kind.RESERVE] <= 1 + filled, "one for the prompt, and one for each block since"
+            assert sent[Kind.SETTLE] <= prompt_tokens // BLOCK_TOKENS + filled
+        assert sent[Kind.RESERVE] > 1
+        engine.run()
+        sent.clear()
+        for _ in range(20):
+            engine.step()
+        assert not sent, "it rests"
 
 
 def test_conversations_that_hop_between_processes_are_as_with_one_engine_alone(node: RealNode) -> None:
