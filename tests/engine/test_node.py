@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,22 @@ def test_i15_engines_that_hold_bytes_in_another_way_share_nothing(tmp_path: Path
                 serve(engine, prompt(1000 + seed), 4)
             assert serve(engine, tokens, 4) == Answer(said.tokens, 0, len(tokens) - 8), "it finds its own"
         assert len(node.status()["namespaces"]) == 2
+
+
+def test_a_model_has_a_short_name_that_a_share_can_be_given_and_another_one_with_other_weights(tmp_path: Path) -> None:
+    names: list[str] = []
+    for model in (MODEL, MODEL, replace(MODEL, seed=1)):
+        path = tmp_path / "node.sock"
+        shares = [f"{names[0]}=30%"] if names else []
+        with RealNode(path, *(f"--share={share}" for share in shares)) as node:
+            with Engine(replace(config_of(), model=model), {"node": str(path)}) as engine:
+                serve(engine, prompt(1), 1)
+            assert node.namespace()["description"]["config"] == repr(model)
+            names.append(node.namespace()["model"])
+            part = node.namespace()["bytes"] / node.status()["memory_bytes"]
+            assert round(part, 1) == (1.0, 0.3, 0.7)[len(names) - 1]
+    assert names[0] == names[1] != names[2]
+    assert all(re.fullmatch("embedded-[0-9a-f]{8}", name) for name in names)
 
 
 def test_a_namespace_that_finds_no_memory_costs_hits_and_nothing_else(own_node: RealNode) -> None:

@@ -172,19 +172,21 @@ def test_who_comes_back_to_a_namespace_is_told_of_others_that_are_in_use() -> No
 
 def test_slots_are_ready_when_every_part_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    spaces = Spaces(15_000, lines.append)
+    spaces = Spaces(1_500_000, lines.append)
     owner = Owner(1, "e", "")
     spaces.attach(owner, hello())
     (space,) = spaces._spaces.values()
     (arena,) = spaces.join(owner, hello(part=0))
     assert spaces.join(owner, hello(part=0)) == [arena]
-    wait_until(lambda: arena.ready_slots == 10)
+    wait_until(lambda: arena.ready_slots == 1000)
     assert space.ready_slots == 0, "the other part has no memory yet"
     spaces.join(owner, hello(part=1))
-    wait_until(lambda: space.ready_slots == 10)
+    wait_until(lambda: space.ready_slots == 1000)
     with pytest.raises(Refused, match="part 2 of a block that has 2"):
         spaces.join(owner, hello(part=2))
     wait_until(lambda: len(lines) == 5)
+    assert sum(": 1,000 slots of " in line for line in lines) == 2
+    assert sum(": 1,000 of 1,000 slots are ready, " in line for line in lines) == 2
     spaces.close()
 
 

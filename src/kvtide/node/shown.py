@@ -31,8 +31,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     for share in status["shares"]:
         if share["model"]:
             yield _named("share", f"{share['model']}: {given_text(share['bytes'], share['free_bytes'], 'it')}")
-    peers = f"{status['connections']} of {status['connections_max']} connections"
-    yield _named("peers", f"{peers}, {status['refused']} refused, {status['closed']} closed for bad messages")
+    peers = f"{status['connections']:,} of {status['connections_max']:,} connections"
+    yield _named("peers", f"{peers}, {status['refused']:,} refused, {status['closed']:,} closed for bad messages")
     if status["last_refused"]:
         yield _named("refused", f"{seconds_text(status['last_refused_s'])} ago, {status['last_refused']}")
     for namespace in status["namespaces"]:

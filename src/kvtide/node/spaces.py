@@ -252,7 +252,7 @@ class Spaces:
 
     def _touched(self, space: Space, arena: NodeArena) -> None:
         why = f": {arena.failure}" if arena.failure else ""
-        of = f"{arena.ready_slots} of {arena.description.slots} slots"
+        of = f"{arena.ready_slots:,} of {arena.description.slots:,} slots"
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready, {arena.pages}{why}")
 
 
