@@ -144,7 +144,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "server": "arenas connection credentials door errors frames handler hello lines listening lives loop"
         " owners peers turns",
         "turns": "codec frames peers",
-        "node": "credentials hello listening loop metrics peers server settings spaces systemd tiers",
+        "node": "credentials hello listening loop metrics owners peers server settings spaces systemd tiers",
         "client": "connection credentials errors frames hello mapped",
         "link": "client errors frames hello",
         "index_link": "client codec errors frames hello link",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,11 @@ import pytest
 from kvtide.core import NotLoaded
 from kvtide.engine import Engine
 from kvtide.errors import ConfigError
+from kvtide.node.codec import Kind
+from kvtide.node.connection import Connection
+from kvtide.node.frames import Frame
 from tests.left_behind import Before
-from tests.node.real_node import MODEL, EngineProcess, RealNode, be_patient, config_of, serve
+from tests.node.real_node import BLOCK_TOKENS, MODEL, Answer, EngineProcess, RealNode, be_patient, config_of, serve
 from tests.node.support import wait_until
 
 patient = pytest.fixture(autouse=True)(be_patient)
@@ -87,14 +93,49 @@ def test_what_one_engine_computed_another_one_loads_with_the_same_output(
     before.check()
 
 
-def test_engines_that_hold_bytes_in_another_way_share_nothing(own_node: RealNode) -> None:
-    tokens = prompt(77)
-    with Engine(config_of(1), {"node": str(own_node.path)}) as one:
-        serve(one, tokens, 4)
-        with Engine(config_of(2), {"node": str(own_node.path)}) as other:
-            assert serve(other, tokens, 4).loaded_tokens == 0, "the first namespace has all the memory"
-            assert other.manager is not None
-            assert NotLoaded.NODE_AWAY in other.manager.metrics.not_loaded
+def test_i15_engines_that_hold_bytes_in_another_way_share_nothing(tmp_path: Path) -> None:
+    tokens, path = prompt(77), tmp_path / "node.sock"
+    with (
+        RealNode(path, "--share", "50%") as node,
+        Engine(config_of(1), {"node": str(path)}) as one,
+        Engine(config_of(2), {"node": str(path)}) as other,
+    ):
+        said = serve(one, tokens, 4)
+        assert serve(other, tokens, 4) == said
+        assert said.loaded_tokens == 0
+        for engine in (one, other):
+            assert engine.manager is not None
+            assert NotLoaded.NODE_AWAY not in engine.manager.metrics.not_loaded, "it has looked"
+            for seed in range(3):  # until the device has them no more
+                serve(engine, prompt(1000 + seed), 4)
+            assert serve(engine, tokens, 4) == Answer(said.tokens, 0, len(tokens) - 8), "it finds its own"
+        assert len(node.status()["namespaces"]) == 2
+
+
+def test_a_model_has_a_short_name_that_a_share_can_be_given_and_another_one_with_other_weights(tmp_path: Path) -> None:
+    names: list[str] = []
+    for model in (MODEL, MODEL, replace(MODEL, seed=1)):
+        path = tmp_path / "node.sock"
+        shares = [f"{names[0]}=30%"] if names else []
+        with RealNode(path, *(f"--share={share}" for share in shares)) as node:
+            with Engine(replace(config_of(), model=model), {"node": str(path)}) as engine:
+                serve(engine, prompt(1), 1)
+            assert node.namespace()["description"]["config"] == repr(model)
+            names.append(node.namespace()["model"])
+            part = node.namespace()["bytes"] / node.status()["memory_bytes"]
+            assert round(part, 1) == (1.0, 0.3, 0.7)[len(names) - 1]
+    assert names[0] == names[1] != names[2]
+    assert all(re.fullmatch("embedded-[0-9a-f]{8}", name) for name in names)
+
+
+def test_a_namespace_that_finds_no_memory_costs_hits_and_nothing_else(own_node: RealNode) -> None:
+    tokens, options = prompt(77), {"node": str(own_node.path)}
+    with Engine(config_of(1), options) as first, Engine(config_of(2), options) as second:
+        assert serve(first, tokens, 4) == serve(second, tokens, 4)
+        assert first.manager is not None
+        assert second.manager is not None
+        assert NotLoaded.NODE_AWAY not in first.manager.metrics.not_loaded
+        assert NotLoaded.NODE_AWAY in second.manager.metrics.not_loaded, "the first namespace has all the memory"
 
 
 def test_without_a_node_an_engine_serves_and_attaches_when_it_comes(
@@ -140,6 +181,40 @@ def test_a_node_that_is_stopped_is_not_kept_waiting_by_engines_that_step(own_nod
 
         wait_until(has_stopped)
         assert own_node.process.returncode == 0
+
+
+def test_a_step_without_a_new_request_costs_no_message_but_for_blocks_that_were_filled(
+    node: RealNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: Counter[int] = Counter()
+    send = Connection.send
+
+    def count(connection: Connection, frame: Frame) -> None:
+        sent[frame.kind] += 1
+        send(connection, frame)
+
+    prompt_tokens, new_tokens = 37, 64
+    with Engine(config_of(), {"node": str(node.path)}) as engine:
+        serve(engine, prompt(11), 1)  # all that is said once is said
+        monkeypatch.setattr(Connection, "send", count)
+        engine.submit("r", prompt(12, prompt_tokens), new_tokens)
+        engine.step()
+        assert set(sent) <= {Kind.LOOK_UP, Kind.RESERVE}
+        sent.clear()
+        for computed in range(
+            prompt_tokens, prompt_tokens + new_tokens - 2
+        ):  # a token in each step, and one in the last
+            assert engine.step() == []
+            filled = computed // BLOCK_TOKENS - prompt_tokens // BLOCK_TOKENS
+            assert set(sent) <= {Kind.RESERVE, Kind.SETTLE}
+            assert sent[Kind.RESERVE] <= 1 + filled, "one for the prompt, and one for each block since"
+            assert sent[Kind.SETTLE] <= prompt_tokens // BLOCK_TOKENS + filled
+        assert sent[Kind.RESERVE] > 1
+        engine.run()
+        sent.clear()
+        for _ in range(20):
+            engine.step()
+        assert not sent, "it rests"
 
 
 def test_conversations_that_hop_between_processes_are_as_with_one_engine_alone(node: RealNode) -> None:

@@ -62,13 +62,13 @@ class Answer(NamedTuple):
 class RealNode:
     """A process that is there when its socket is, and may be killed and started again."""
 
-    def __init__(self, path: Path, memory: str = "8MiB") -> None:
+    def __init__(self, path: Path, *arguments: str, memory: str = "8MiB") -> None:
         self.path = path
-        self._memory = memory
+        self._arguments = ["--memory", memory, "--socket", str(path), *arguments]
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "kvtide", "node", "--memory", self._memory, "--socket", str(self.path)]
+        command = [sys.executable, "-m", "kvtide", "node", *self._arguments]
         self.process = subprocess.Popen(  # noqa: S603 (our own)
             command, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(SOURCE)}
         )

@@ -52,6 +52,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.arena: NodeArena | None = None
+        self.far = ""
+        """What workers are told of their memory."""
         self.told: list[tuple[str, str]] = []
         self.heard: list[str] = []
         """Engines of frames, in the order in which they were looked at."""
@@ -64,6 +66,7 @@ class Recorder:
     def join(self, owner: Owner, hello: Hello) -> Sequence[NodeArena]:
         if hello.part > 0:
             raise Refused("no such part", for_good=True)
+        owner.far[hello.rank] = self.far
         if self.arena is None:
             self.arena = NodeArena(0, 4, 1000)
             self.arena.touch(lambda: None)

@@ -12,17 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.copy import numa
 from kvtide.copy.cuda.pinning import Pinner
-from kvtide.copy.numa import node_of
 from kvtide.errors import CopyError
 from kvtide.node import arenas, huge_pages, pages, touching
 from kvtide.node.arenas import NodeArena
 from kvtide.node.errors import BadFrame
 from kvtide.node.hello import ArenaDescription
 from kvtide.node.mapped import MappedArena
+from kvtide.units import size_text
 from tests.copy.cuda.fake_gpu import FakeGpu
+from tests.copy.test_numa import policy_at
 from tests.left_behind import Before
 from tests.node.support import no_threads, python, wait_until
+from tests.not_tested import lacks
 
 
 def resident_bytes(descriptor: int) -> int:
@@ -134,22 +137,52 @@ def test_closing_stops_touching_and_leaves_nothing() -> None:
     before.check()
 
 
-def test_its_pages_come_from_the_node_that_was_asked_for() -> None:
-    arena, ended = NodeArena(0, 4, mmap.PAGESIZE, numa_node=0), threading.Event()
-    arena.touch(ended.set)
-    assert ended.wait(20)
-    if arena.numa_failure:  # a container may forbid it, and then it is said
-        assert "of any NUMA node" in arena.described()
-    else:
-        assert node_of(arena.mapped.address) == 0
-        assert "of NUMA node 0" in arena.described()
-    arena.close()
+def test_its_pages_come_from_the_node_that_was_asked_for_whoever_touches_them() -> None:
+    first, last, preferred = 0, 3 * mmap.PAGESIZE, 1
+    arena, other = NodeArena(0, 4, mmap.PAGESIZE, numa_node=0), NodeArena(0, 4, mmap.PAGESIZE)
+    if arena.numa_failure:
+        lacks("NUMA policies", "a system that allows mbind (in containers: CAP_SYS_NICE)")
+    theirs = MappedArena(arena.descriptor, arena.description)  # as another process maps it
+    for address in (arena.mapped.address, theirs.address):
+        assert policy_at(address + first) == policy_at(address + last) == (preferred, 1 << 0)
+    assert policy_at(other.mapped.address) == (0, 0)
+    assert touched(arena).described() == f"4 slots of {size_text(mmap.PAGESIZE)} of NUMA node 0"
+    for each in (theirs, arena, other):
+        each.close()
 
 
 def test_a_node_that_is_not_there_is_said_and_costs_nothing_else() -> None:
     arena = NodeArena(0, 4, 1000, numa_node=900)
     assert arena.numa_failure
     assert "of any NUMA node (" in arena.described()
+    assert arena.numa_node is None
+    arena.close()
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked", "described", "far_from_1"),
+    [
+        ({0}, None, "", ""),
+        ({0, 1}, None, " of any NUMA node (its first worker does not say which)", "any NUMA node (its first worker"),
+        ({0, 1}, 0, " of NUMA node 0", "NUMA node 0"),
+        ({0, 1}, 1, " of NUMA node 1", ""),
+        ({0, 1}, 2, " of any NUMA node (not that one)", "any NUMA node (not that one)"),
+    ],
+)
+def test_where_there_are_several_numa_nodes_it_says_which_it_is_of_and_who_is_far(
+    monkeypatch: pytest.MonkeyPatch, machine: set[int], asked: int | None, described: str, far_from_1: str
+) -> None:
+    def prefer(_at: int, _nbytes: int, node: int) -> None:
+        if node not in machine:
+            raise OSError(22, "not that one")
+
+    monkeypatch.setattr(numa, "nodes", lambda: machine)
+    monkeypatch.setattr(numa, "prefer_node", prefer)
+    arena = NodeArena(0, 4, 1000, numa_node=asked)
+    assert arena.described() == f"4 slots of 1000 bytes{described}"
+    assert arena.far_from(1).startswith(f"memory of {far_from_1}" if far_from_1 else "")
+    assert bool(arena.far_from(1)) == bool(far_from_1)
+    assert arena.far_from(None) == "", "who does not know his own cannot be far"
     arena.close()
 
 

@@ -64,6 +64,18 @@ def test_ranks_of_one_part_have_the_same_memory(rig: Rig) -> None:
     assert first.lines == second.lines == []
 
 
+def test_a_rank_whose_memory_is_not_next_to_its_gpu_says_so_once(rig: Rig) -> None:
+    rig.handler.far = "memory of NUMA node 0 and a GPU next to NUMA node 1"
+    worker = Worker(rig.path, rank=2, numa_node=1)
+    for life in (1, 2):
+        scheduler = rig.scheduler(f"engine {life}")
+        worker.join(pool_of(scheduler, life)).close()
+        worker.memory.drained()
+    line = f"rank 2 has {rig.handler.far}, at the node at {rig.path}: copies are slower ("
+    assert [each[: len(line)] for each in worker.lines] == [line]
+    worker.memory.close()
+
+
 def test_a_life_is_over_at_the_node_when_its_worker_is_done_with_it(rig: Rig) -> None:
     scheduler, worker = rig.scheduler(), Worker(rig.path)
     worker.join(pool_of(scheduler)).close()

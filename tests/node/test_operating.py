@@ -157,6 +157,18 @@ def test_memory_that_models_have_is_not_said_to_be_full(running: NodeProcess, en
     assert "free" not in text
 
 
+def test_who_is_far_from_the_memory_is_shown(running: NodeProcess, engine: Engine) -> None:
+    status = status_of(running.path)
+    assert not any(process["far"] for engine in status["engines"] for process in engine["processes"])
+    status["namespaces"][0]["arenas"][0]["where"] = "NUMA node 0"
+    workers = [process for process in status["engines"][0]["processes"] if process["role"] == "worker"]
+    assert len(workers) == len(engine.workers)
+    workers[1]["far"] = "memory of NUMA node 0 and a GPU next to NUMA node 1"
+    text = " ".join("\n".join(described(status)).split())
+    assert ", NUMA node 0 part 1" in text
+    assert "connected (it has memory of NUMA node 0 and a GPU next to NUMA node 1)" in text
+
+
 # ---------------------------------------------------------------------- clearing
 
 

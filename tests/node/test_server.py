@@ -29,6 +29,7 @@ from tests.node.support import (
     NONSENSE,
     SOON_S,
     Rig,
+    held,
     serving,
     wait_to_read,
     wait_until,
@@ -140,6 +141,17 @@ def test_who_is_not_allowed_is_told_so_without_being_asked_anything(tmp_path: Pa
             client.wait(SOON_S)
         client.close()
         assert f"refused process {os.getpid()}: this node is for user" in rig.lines[0]
+
+
+def test_who_is_refused_and_has_left_by_then_is_said_once_and_is_not_closed_for_what_it_did(tmp_path: Path) -> None:
+    with serving(tmp_path, access=Access(uid=os.geteuid() + 1)) as rig:
+        gate = held(rig)
+        bare(rig).close()  # as an engine does that does not want this node either
+        gate.set()
+        wait_until(lambda: rig.lines)
+        rig.call(lambda: None)
+        assert [line[: len("refused process")] for line in rig.lines] == ["refused process"]
+        assert (rig.server.refused, rig.server.closed, rig.server.connections) == (1, 0, 0)
 
 
 def test_a_member_of_the_group_is_allowed(tmp_path: Path) -> None:

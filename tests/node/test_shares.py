@@ -118,6 +118,11 @@ def test_shares_that_make_no_sense_are_refused_by_name(values: object, message: 
         read_shares("share", values)
 
 
+def test_shares_that_are_too_many_together_are_shown_as_they_were_written() -> None:
+    with pytest.raises(ConfigError, match=r"^share='a=60%, b=50%': expected shares of together at most 100%"):
+        read_shares("share", ("a=60%", "b=50%"))
+
+
 def test_a_share_is_found_by_a_models_name_or_the_last_part_of_it() -> None:
     budgets = Budgets(1000, read_shares("share", ["org/a=10%", "a=20%", "b=30%", "25%"]))
     sizes = {name: budgets.of({"model": name}).nbytes for name in ("org/a", "a", "other/a", "/models/b/", "ab")}

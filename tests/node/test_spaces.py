@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvtide.copy import numa
 from kvtide.core import ChunkedLocal, FullAttention, NotStored, SlidingWindow, StateSpace
 from kvtide.core.index import calls
 from kvtide.core.index.shared import SharedIndex
@@ -171,19 +172,21 @@ def test_who_comes_back_to_a_namespace_is_told_of_others_that_are_in_use() -> No
 
 def test_slots_are_ready_when_every_part_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    spaces = Spaces(15_000, lines.append)
+    spaces = Spaces(1_500_000, lines.append)
     owner = Owner(1, "e", "")
     spaces.attach(owner, hello())
     (space,) = spaces._spaces.values()
     (arena,) = spaces.join(owner, hello(part=0))
     assert spaces.join(owner, hello(part=0)) == [arena]
-    wait_until(lambda: arena.ready_slots == 10)
+    wait_until(lambda: arena.ready_slots == 1000)
     assert space.ready_slots == 0, "the other part has no memory yet"
     spaces.join(owner, hello(part=1))
-    wait_until(lambda: space.ready_slots == 10)
+    wait_until(lambda: space.ready_slots == 1000)
     with pytest.raises(Refused, match="part 2 of a block that has 2"):
         spaces.join(owner, hello(part=2))
     wait_until(lambda: len(lines) == 5)
+    assert sum(": 1,000 slots of " in line for line in lines) == 2
+    assert sum(": 1,000 of 1,000 slots are ready, " in line for line in lines) == 2
     spaces.close()
 
 
@@ -212,6 +215,24 @@ def test_a_worker_whose_blocks_have_another_size_than_its_scheduler_says_is_refu
     with pytest.raises(Refused, match="blocks of 1000 bytes in part 1, not 500") as refused:
         spaces.join(owner, worker("same", part=1, rank=1, block_bytes=1000))
     assert refused.value.for_good
+    spaces.close()
+
+
+def test_memory_is_next_to_the_gpu_of_who_comes_first_and_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numa, "nodes", lambda: {0, 1})
+    monkeypatch.setattr(numa, "prefer_node", lambda *_: None)
+    lines: list[str] = []
+    spaces = Spaces(15_000, lines.append)
+    first, second = attached(spaces, 1), attached(spaces, 2)
+    for owner, numa_nodes in ((first, (0, 0, 1)), (second, (0, 1, 1))):
+        for rank, numa_node in enumerate(numa_nodes):  # the last two ranks hold the same bytes
+            spaces.join(owner, replace(worker("same", part=min(rank, 1), rank=rank), numa_node=numa_node))
+    far = "memory of NUMA node 0 and a GPU next to NUMA node 1"
+    assert (first.far, second.far) == ({2: far}, {1: far, 2: far})
+    assert [line.partition(" (a ")[0] for line in lines if "GPU" in line] == [
+        f"rank 2 of engine engine 1 has {far}: copies are slower",
+        f"rank 1 of engine engine 2 has {far}: copies are slower",
+    ]
     spaces.close()
 
 

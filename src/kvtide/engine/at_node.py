@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 
 from kvtide.copy import CopyEngine, HostArena, LivesCopyEngine
 from kvtide.core.index.remote import RemoteIndex
-from kvtide.engine.config import EngineConfig
+from kvtide.engine.config import EngineConfig, ModelConfig
 from kvtide.engine.keys import tier_namespace
 from kvtide.node.described_groups import described
 from kvtide.node.hello import Hello, Role
@@ -69,4 +70,10 @@ def _namespace(config: EngineConfig) -> dict[str, object]:
     """Return all that the bytes of a block depend on."""
     said = tier_namespace(config).manifest()
     parts = [config.geometry().block_bytes] * config.ranks
-    return {**said, "layers": said["groups"], "groups": described(config.groups), "parts": parts}
+    named = {"model": _model_name(config.model), "config": said["model"]}
+    return {**said, **named, "layers": said["groups"], "groups": described(config.groups), "parts": parts}
+
+
+def _model_name(model: ModelConfig) -> str:
+    """Return a name for people, who see it at the node and may give it a share: another one for other weights."""
+    return f"embedded-{blake2b(repr(model).encode(), digest_size=4).hexdigest()}"

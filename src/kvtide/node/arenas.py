@@ -8,8 +8,8 @@ import mmap
 import os
 from collections.abc import Callable
 
+from kvtide.copy import numa
 from kvtide.copy.arena import HUGE_PAGE_BYTES
-from kvtide.copy.numa import prefer_node
 from kvtide.node.errors import BadFrame
 from kvtide.node.hello import ArenaDescription
 from kvtide.node.huge_pages import how_to, reserved_bytes, transparent
@@ -28,15 +28,24 @@ class NodeArena:
     """
 
     def __init__(self, part: int, slots: int, slot_bytes: int, *, numa_node: int | None = None) -> None:
-        self.numa_node = numa_node
+        """`numa_node`: next to which its first worker's GPU is, if that is known."""
+        self.numa_node: int | None = None
+        """Where its pages come from, as long as there are any."""
         self.numa_failure = ""
+        """Why they come from anywhere, on a machine where that makes a difference."""
         self.descriptor, self.mapped, self._pages = _make(part, slots, slot_bytes)
-        if numa_node is not None:
-            try:
-                prefer_node(self.mapped.address, self.description.nbytes, numa_node)
-            except OSError as error:
-                self.numa_failure = f"{error.strerror}"
+        self._prefer(numa_node)
         self._touching = Touching(self.descriptor, self.description.nbytes, collapses=self._pages == _SMALL)
+
+    def _prefer(self, node: int | None) -> None:
+        if node is None:
+            self.numa_failure = "its first worker does not say which" if _are_several() else ""
+            return
+        try:
+            numa.prefer_node(self.mapped.address, self.description.nbytes, node)
+            self.numa_node = node
+        except OSError as error:
+            self.numa_failure = f"{error.strerror}"
 
     @property
     def description(self) -> ArenaDescription:
@@ -80,10 +89,21 @@ class NodeArena:
 
     def described(self) -> str:
         """Return it for the log."""
-        where = "" if self.numa_node is None else f" of NUMA node {self.numa_node}"
-        if self.numa_failure:
-            where = f" of any NUMA node ({self.numa_failure})"
+        where = f" of {self.where}" if self.where else ""
         return f"{how_many(self.description.slots, 'slot')} of {size_text(self.description.slot_bytes)}{where}"
+
+    @property
+    def where(self) -> str:
+        """Say where its pages come from; empty if nobody has asked, and it makes no difference."""
+        if self.numa_failure:
+            return f"any NUMA node ({self.numa_failure})"
+        return "" if self.numa_node is None else f"NUMA node {self.numa_node}"
+
+    def far_from(self, node: int | None) -> str:
+        """Say that it is not on the NUMA node of somebody's GPU; empty if it is, or if that is not known."""
+        if node in (None, self.numa_node) or not _are_several():
+            return ""
+        return f"memory of {self.where} and a GPU next to NUMA node {node}"
 
     def close(self) -> None:
         """Give it back. Others keep what they have mapped."""
@@ -118,6 +138,11 @@ def _sealed(description: ArenaDescription, flags: int) -> tuple[int, MappedArena
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _are_several() -> bool:
+    """Whether it makes a difference where memory is."""
+    return len(numa.nodes()) > 1
 
 
 def _rounded(nbytes: int, page_bytes: int) -> int:

@@ -19,6 +19,8 @@ PROTOCOL = 3
 """One more with every change of what frames hold."""
 HELLO_BYTES_MAX = 1 << 16
 NAME_CHARS_MAX = 256
+SLOWER = "copies are slower (a `kvtide node` for each NUMA node avoids it)"
+"""What it means that memory is not next to a GPU."""
 _NUMA_NODES = 1024  # the most that Linux knows
 _DEPTH_MAX = 16
 """Of a namespace. What is much deeper can be read, but not be written again by whoever is deeper in calls."""

@@ -14,7 +14,7 @@ from kvtide.core.messages import Pool
 from kvtide.core.share import ALL, Share
 from kvtide.node.client import Client
 from kvtide.node.errors import NodeError, NoNode, Refused
-from kvtide.node.hello import Hello
+from kvtide.node.hello import SLOWER, Hello, Welcome
 from kvtide.node.link import HELLO_S, RETRY_S
 
 JOIN_S = 0.02
@@ -33,7 +33,7 @@ class NodeMemory:
         self._hello = replace(hello, worker=secrets.token_hex(8))
         self._share = share
         self._say = say
-        self._said = ""
+        self._said = self._said_far = ""
         self._pool: Pool | None = None
         """What is joined, or tried to."""
         self._client: Client | None = None
@@ -69,6 +69,7 @@ class NodeMemory:
         if not self._client.arenas:
             raise NoNode("it has sent no memory")
         self._said = ""
+        self._tell_far(self._client.welcome)
         arena = self._client.arenas[0]
         arena.share = self._share
         return arena
@@ -94,6 +95,13 @@ class NodeMemory:
                     self._client.drained()
             self._client.close()
         self._client = None
+
+    def _tell_far(self, welcome: Welcome) -> None:
+        """Say it, once, if this memory is not next to our GPU."""
+        far = welcome.more.get("far")
+        if isinstance(far, str) and far not in ("", self._said_far):
+            self._said_far = far
+            self._say(f"rank {self._hello.rank} has {far}, at the node at {self._path}: {SLOWER}")
 
     def _tell(self, why: str) -> None:
         if why != self._said:

@@ -17,6 +17,7 @@ from kvtide.node.hello import PROTOCOL
 from kvtide.node.listening import Listening
 from kvtide.node.loop import Loop
 from kvtide.node.metrics import Metrics
+from kvtide.node.owners import WORKER
 from kvtide.node.peers import limits_of_process
 from kvtide.node.server import Server
 from kvtide.node.settings import NodeSettings
@@ -126,6 +127,7 @@ class Node:
                         "connected": member.is_connected,
                         "quiet": member.is_quiet,
                         "watched": member.is_watched,
+                        "far": owner.far.get(member.rank, "") if member.role == WORKER else "",
                     }
                     for member in owner.members.values()
                 ],

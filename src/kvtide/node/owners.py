@@ -58,6 +58,8 @@ class Owner:
     takes_notices: bool = False
     state: State = State.OPEN
     members: dict[int, Member] = field(default_factory=dict)
+    far: dict[int, str] = field(default_factory=dict)
+    """By rank: that its memory is not next to its GPU, in words."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -116,7 +117,7 @@ class Server:
 
     def _check_room(self, spare: int) -> None:
         if len(self._peers) + self.lives.waited_for > self.limits.connections + spare:
-            why = f"this node has {self.limits.connections} connections and takes no more"
+            why = f"this node has {self.limits.connections:,} connections and takes no more"
             raise Refused(f"{why}; {self.limits.for_more}".rstrip("; "), for_good=False)
 
     def _no_more(self, why: str) -> None:
@@ -139,6 +140,7 @@ class Server:
                 more = self._handler.attach(member.owner, hello)
             else:
                 arenas = self._handler.join(member.owner, hello)
+                more = {"far": member.owner.far.get(hello.rank, "")}
         except BaseException:
             self.lives.dismiss(member)
             raise
@@ -242,7 +244,8 @@ class Server:
         self.last_refused = who_and_why, time.monotonic()
         if self._news.is_new(who_and_why):
             self._say(f"refused {who_and_why}")
-        self._push(peer, refusal(refused))
+        with contextlib.suppress(Gone):  # it has left by itself, as one does that does not want us either
+            peer.connection.send(refusal(refused))
         self._close(peer)
 
     def _hang_up(self, member: Member) -> None:

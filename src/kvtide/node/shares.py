@@ -38,7 +38,7 @@ def read_shares(option: str, values: object) -> tuple[Share, ...]:
         shares[share.model] = share
     percent = sum(share.percent for share in shares.values() if share.model)
     if percent > _ALL:
-        raise ConfigError(option, texts, f"shares of together at most 100%, and these are {percent:g}%")
+        raise ConfigError(option, ", ".join(texts), f"shares of together at most 100%, and these are {percent:g}%")
     return tuple(shares.values())
 
 

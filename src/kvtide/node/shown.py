@@ -31,8 +31,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     for share in status["shares"]:
         if share["model"]:
             yield _named("share", f"{share['model']}: {given_text(share['bytes'], share['free_bytes'], 'it')}")
-    peers = f"{status['connections']} of {status['connections_max']} connections"
-    yield _named("peers", f"{peers}, {status['refused']} refused, {status['closed']} closed for bad messages")
+    peers = f"{status['connections']:,} of {status['connections_max']:,} connections"
+    yield _named("peers", f"{peers}, {status['refused']:,} refused, {status['closed']:,} closed for bad messages")
     if status["last_refused"]:
         yield _named("refused", f"{seconds_text(status['last_refused_s'])} ago, {status['last_refused']}")
     for namespace in status["namespaces"]:
@@ -54,7 +54,7 @@ def _namespace(space: Mapping[str, Any]) -> Iterator[str]:
     ready = percent_text(space["ready_slots"] / space["slots"])
     yield _named("memory", f"{size_text(space['bytes'])}: {how_many(space['slots'], 'slot')}, {ready} ready")
     for arena in space["arenas"]:
-        node = "" if arena["numa_node"] is None else f", NUMA node {arena['numa_node']}"
+        node = f", {arena['where']}" if arena["where"] else ""
         failure = f", stopped: {arena['failure']}" if arena["failure"] else ""
         yield _named(f"part {arena['part']}", f"{size_text(arena['bytes'])} {arena['pages']}{node}{failure}")
     yield from described_tiers(space)
@@ -105,7 +105,8 @@ def _process(process: Mapping[str, Any]) -> str:
         state = "gone"
     else:
         state = "not connected, and may still copy" if process["watched"] else "not connected, cannot be seen"
-    return f"{process['role']}{rank}: process {process['pid'] or '?'}, {state}"
+    far = f" (it has {process['far']})" if process["far"] else ""
+    return f"{process['role']}{rank}: process {process['pid'] or '?'}, {state}{far}"
 
 
 def _named(name: str, text: str) -> str:

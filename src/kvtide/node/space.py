@@ -95,6 +95,7 @@ class Space:
                 "bytes": arena.description.nbytes,
                 "ready_slots": arena.ready_slots,
                 "numa_node": arena.numa_node,
+                "where": arena.where,
                 "pages": arena.pages,
                 "failure": arena.failure,
             }

@@ -13,7 +13,7 @@ from kvtide.node.codec import read_call, reply_frame
 from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, Frame
-from kvtide.node.hello import Hello
+from kvtide.node.hello import SLOWER, Hello
 from kvtide.node.lines import ROUTINE_MAX, Bounded
 from kvtide.node.namespaces import Description, is_private, model_of, name_of, parts_of, unlike
 from kvtide.node.owners import Owner
@@ -77,7 +77,16 @@ class Spaces:
             space.arenas[hello.part] = self._made(space, hello)
             space.known[hello.part] = hello.namespace
             self._open_tiers(space)
-        return [space.arenas[hello.part]]
+        arena = space.arenas[hello.part]
+        self._note_far(owner, hello, arena.far_from(hello.numa_node))
+        return [arena]
+
+    def _note_far(self, owner: Owner, hello: Hello, far: str) -> None:
+        """Say it once of each engine; each of its workers says it, too."""
+        if far and not owner.far:
+            self._say_of_engine(f"rank {hello.rank} of engine {owner.engine} has {far}: {SLOWER}")
+        if far:
+            owner.far[hello.rank] = far
 
     def handle(self, owner: Owner, frame: Frame) -> Iterable[Frame]:
         """Let the index answer."""
@@ -243,7 +252,7 @@ class Spaces:
 
     def _touched(self, space: Space, arena: NodeArena) -> None:
         why = f": {arena.failure}" if arena.failure else ""
-        of = f"{arena.ready_slots} of {arena.description.slots} slots"
+        of = f"{arena.ready_slots:,} of {arena.description.slots:,} slots"
         self._say(f"part {arena.description.part} of {space.name}: {of} are ready, {arena.pages}{why}")
 
 

@@ -14,6 +14,8 @@ from kvtide.core.index.remote import RemoteIndex
 from kvtide.core.index.reservations import RemoteRun, Reservations
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.match import Lease, Match
+from kvtide.core.messages import Pool, Report
+from kvtide.core.ready_slots import ReadySlots
 from kvtide.core.reasons import NotLoaded
 from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Patches, around, canary, returning
@@ -70,6 +72,16 @@ def commit_of_an_old_epoch() -> Patches:
         return settle(self, chains, kept=kept)
 
     return [around(Reservations, "settle", of_any_life)]
+
+
+@canary("F28", "what a rank has said of memory of an earlier life counts for this one", "I5", node="breaks")
+def report_of_an_old_epoch() -> Patches:
+    def of_any_life(
+        heard: Callable[..., int | None], self: ReadySlots, report: Report, pool: Pool | None
+    ) -> int | None:
+        return heard(self, replace(report, life=0 if pool is None else pool.life), pool)
+
+    return [around(ReadySlots, "heard", of_any_life)]
 
 
 @canary("F29", "an engine waits for a node that is not there", "I13", node="yes")

@@ -23,6 +23,7 @@ from kvtide.sim.node.engine import NodeEngine
 from kvtide.sim.node.engine_side import AtNodeChecker
 from kvtide.sim.node.link import SimLink
 from kvtide.sim.node.node import SimNode
+from kvtide.sim.node.ready import ReadyChecker
 from kvtide.sim.node.watch import NodeWatch
 from kvtide.sim.run import Run
 from kvtide.sim.traffic import Arrival
@@ -37,8 +38,9 @@ ENGINE_CHECKERS = (
     PinBudgetChecker,
     ReportsChecker,
     StoppedChecker,
+    ReadyChecker,
 )
-"""What holds for each engine by itself, wherever its host blocks are."""
+"""What holds for each engine by itself."""
 ALSO_ELSEWHERE, ELSEWHERE_STEPS_MAX = 160, 40
 """How often in 256 times a request also comes to another engine, and how much later at most."""
 WHILE_COPYING = 12
