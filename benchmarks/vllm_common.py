@@ -219,6 +219,8 @@ def read_counters(_worker: Any) -> dict[str, Any]:
                 moved = getattr(stats, name)
                 found[f"{name}_gb"] = moved.bytes / 1e9
                 found[f"{name}_gbps"] = moved.bytes / max(moved.busy_s, 1e-9) / 1e9
+                found[f"{name}_packing_saved_bytes"] = moved.saved_bytes
+            found["unpacked_blocks"] = stats.store.unpacked_blocks
             found["failed"] = stats.failed
     return found
 
