@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,11 @@ def copy_gbps(orders: Any) -> None:
     orders.send([statistics.median(rates)])
 
 
+def say(line: str) -> None:
+    """Tell how it goes."""
+    print(f"==> {line}", file=sys.stderr, flush=True)
+
+
 class FailedError(Exception):
     """A mode did not do what it was told."""
 
@@ -271,15 +277,24 @@ class Child:
         self._process.start()
         theirs.close()
 
+    def is_alive(self) -> bool:
+        """Whether it is there."""
+        return bool(self._process.is_alive())
+
     def _signal(self, number: int) -> None:
-        if self._process.is_alive():
-            os.killpg(self._process.pid, number)
+        if self.is_alive():
+            with suppress(ProcessLookupError):  # it has not come so far as to be a group
+                os.killpg(self._process.pid, number)
 
     def alone(self, all_of_them: Iterable[Child]) -> Child:
         """Pause all others: some are busy while they wait."""
         for other in all_of_them:
             other._signal(signal.SIGCONT if other is self else signal.SIGSTOP)
         return self
+
+    def go_on(self) -> None:
+        """Let it run again after a pause."""
+        self._signal(signal.SIGCONT)
 
     def order(self, phase: Any) -> Any:
         """Let it run a phase; None: let it come to its end."""
@@ -288,11 +303,15 @@ class Child:
 
     def begin(self, phase: Any) -> None:
         """Let it run a phase, and do not wait for it."""
-        self._orders.send(phase)
+        try:
+            self._orders.send(phase)
+        except OSError as error:
+            raise FailedError("it ended") from error
 
     def kill(self) -> None:
         """End it and all that it has started, as nothing but the system can."""
         self._signal(signal.SIGKILL)
+        self._process.kill()
         self._process.join(30)
 
     def answer(self) -> Any:
@@ -308,6 +327,6 @@ class Child:
     def end(self) -> None:
         """Wait for its end."""
         self._process.join(30)
-        if self._process.is_alive():
+        if self.is_alive():
             self._process.terminate()
             self._process.join(30)
