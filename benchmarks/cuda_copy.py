@@ -3,8 +3,11 @@
     python benchmarks/cuda_copy.py [--json results.json] [--gib 1] [--small]
     python benchmarks/cuda_copy.py --packing [--json results.json]         packed blocks beside plain ones
     python benchmarks/cuda_copy.py --node [--json results.json]            memory of a node beside private memory
+    python benchmarks/cuda_copy.py --node --engines 2                      ... with two processes that copy at a time
 
-With `--packing` rates count bytes as they are when they are not packed, so they may exceed one large copy.
+With `--packing` rates count bytes as they are when they are not packed, so they may exceed one large copy. What `auto`
+costs where bits are random is the median of pairs of runs. With `--engines` each process has a part of one arena of a
+`kvtide node`, or all to itself, in turn; rates are those of all processes together.
 
 Every rate is GB/s by the wall clock, from the first submit to the last report, the median of `--repeats`, with
 `--transfers` in flight in each direction, or one ("alone"). Blocks are scattered over the device; slots follow one
@@ -21,11 +24,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cuda_engines import engines_at_node
 from kvtide.copy import Direction, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, Route, lane, tensor_regions
 from kvtide.copy.cuda.issuing import NO_GAPS
@@ -43,10 +48,11 @@ STORE, LOAD = Direction.STORE, Direction.LOAD
 WAYS = {"store": (STORE,), "load": (LOAD,), "both": (STORE, LOAD)}
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Row = dict[str, Any]
+UNPACKABLE = "auto, random bits"
 PACKED: dict[str, dict[str, bool]] = {
     "plain": {},
     "packed": {"packed": True},
-    "auto, random bits": {"packed": True, "fits": False, "auto": True},
+    UNPACKABLE: {"packed": True, "fits": False, "auto": True},
 }
 
 
@@ -62,17 +68,16 @@ class Bench:
         packed: bool = False,
         fits: bool = True,
         auto: bool = False,
-        at_node: bool = False,
+        arena: HostArena | None = None,
+        first_slot: int = 0,
     ) -> None:
         """`packed`: blocks are packed, and pack, unless they do not (`fits`). `auto`: the first ones decide.
 
-        `at_node`: to memory as nodes have it.
+        `arena`: to what somebody else has made, from a slot on.
         """
         self.torch: Any = importlib.import_module("torch")
         self.repeats, self.transfers = args.repeats, args.transfers
-        self.half_bytes = int(args.gib * GIB)
-        regions = min(64, 16 * MIB // fragment)
-        self.half = self.half_bytes // (regions * fragment)
+        regions, self.half = shape(fragment, args)
         blocks = 2 * self.half
         self.tensors = [self._values(blocks, fragment, fits=fits) for _ in range(regions)]
         self.torch.cuda.synchronize()
@@ -80,8 +85,9 @@ class Bench:
         block_bytes = self.cache.block_bytes
         slot_bytes = whole_tiles_bytes([block_bytes]) if packed else block_bytes
         slots = blocks * block_bytes // slot_bytes + blocks // 50 + 2 if auto else blocks  # enough if none is packed
-        self.node = NodeArena(0, slots, slot_bytes) if at_node else None
-        self.arena = HostArena(slots, slot_bytes) if self.node is None else mapped(self.node)
+        self.is_own_arena = arena is None
+        self.arena = HostArena(slots, slot_bytes) if arena is None else arena
+        self.first_slot = first_slot
         rows = rows_for(slots) if fits or auto else slots  # blocks that are not kept would be fast
         unpacked = UnpackedRows(HostArena(rows, block_bytes), slots) if packed else None
         trial = PackingTrial(self.arena, unpacked, print) if auto and unpacked is not None else None
@@ -116,9 +122,9 @@ class Bench:
 
     def copies(self, way: str, *, scattered: bool = False, parts: int = 1) -> list[tuple[Direction, Copy]]:
         """Return half the cache for each direction, in `parts` transfers; they share neither blocks nor slots."""
-        slots = list(range(2 * self.half))
+        slots = list(range(self.first_slot, self.first_slot + 2 * self.half))
         if scattered:
-            slots = np.random.default_rng(1).permutation(2 * self.half).tolist()
+            slots = np.random.default_rng(1).permutation(slots).tolist()
         copies = []
         for index in range(parts):
             for half, direction in enumerate(WAYS[way]):
@@ -149,17 +155,10 @@ class Bench:
     def close(self) -> None:
         """Give all memory back."""
         assert self.engine.close(60)
-        self.arena.close()
-        if self.node is not None:
-            self.node.close()
+        if self.is_own_arena:
+            self.arena.close()
         self.tensors.clear()
         self.torch.cuda.empty_cache()
-
-
-def mapped(node: NodeArena) -> MappedArena:
-    """Return a node's memory as an engine has it."""
-    node.touch(lambda: None)
-    return MappedArena(node.descriptor, node.description, follows=True)
 
 
 @contextmanager
@@ -169,6 +168,12 @@ def bench(fragment: int, args: argparse.Namespace, **how: Any) -> Iterator[Bench
         yield one
     finally:
         one.close()
+
+
+def shape(fragment: int, args: argparse.Namespace) -> tuple[int, int]:
+    """Return how many fragments a block has, and how many blocks half a cache."""
+    regions = min(64, 16 * MIB // fragment)
+    return regions, int(args.gib * GIB) // (regions * fragment)
 
 
 class OneLargeCopy:
@@ -194,6 +199,16 @@ class OneLargeCopy:
                 to.copy_(source, non_blocking=True)
         self.torch.cuda.synchronize()
         return len(WAYS[way]) * self.nbytes / (time.perf_counter() - begin_s) / 1e9
+
+
+def in_pairs(one: Bench, other: Bench, way: str) -> tuple[float, float, float]:
+    """Run two in turn: the median GB/s of each, and of how many times as fast the second is."""
+    pairs = [
+        tuple(each.run(way, scattered=False, parts=each.transfers) for each in (one, other))
+        for _ in range(one.repeats + 1)
+    ][1:]
+    rate, other_rate = map(statistics.median, zip(*pairs, strict=True))
+    return rate, other_rate, statistics.median(then / first for first, then in pairs)
 
 
 def against(one: Bench, limit: OneLargeCopy, way: str) -> Row:
@@ -296,26 +311,57 @@ def packing(args: argparse.Namespace) -> list[Row]:
                 row[name] |= {f"scattered_{way}": one.rate(way, scattered=True) for way in ("store", "load")}
                 traffic = one.engine.traffic(STORE)
                 row[name] |= {"saved_bytes": traffic.saved_bytes, "unpacked_blocks": traffic.unpacked_blocks}
+        with bench(fragment, args) as plain, bench(fragment, args, **PACKED[UNPACKABLE]) as auto:
+            row["auto_ratio"] = {way: in_pairs(plain, auto, way)[2] for way in WAYS}
         rows.append(row)
     return rows
 
 
 def at_node(args: argparse.Namespace) -> list[Row]:
-    """Copies to and from a node's memory, in turn with private memory: GB/s of both, and their ratio."""
+    """Copies to and from a node's memory, in turn with private memory: GB/s of both, and the ratio in pairs."""
     rows = []
     for fragment in args.fragments:
-        with bench(fragment, args) as private, bench(fragment, args, at_node=True) as there:
-            assert there.node is not None
-            row: Row = {"fragment": fragment, "memory": there.node.described()}
-            for way in WAYS:
-                pairs = [
-                    tuple(one.run(way, scattered=False, parts=one.transfers) for one in (private, there))
-                    for _ in range(args.repeats + 1)
-                ]
-                row[f"{way}_private"], row[way] = map(statistics.median, zip(*pairs[1:], strict=True))
-                row[f"{way}_ratio"] = row[way] / row[f"{way}_private"]
+        row: Row = {"fragment": fragment}
+        if args.engines > 1:
+            regions, half = shape(fragment, args)
+            make = partial(OneOfSeveral, fragment, args)
+            row |= engines_at_node(make, args.engines, 2 * half, regions * fragment, args.repeats)
+        else:
+            with (
+                node_arena(fragment, args) as arena,
+                bench(fragment, args) as private,
+                bench(fragment, args, arena=arena) as there,
+            ):
+                for way in WAYS:
+                    row[f"{way}_private"], row[way], row[f"{way}_ratio"] = in_pairs(private, there, way)
         rows.append(row)
     return rows
+
+
+@contextmanager
+def node_arena(fragment: int, args: argparse.Namespace) -> Iterator[HostArena]:
+    """Make a node's memory, as an engine has it."""
+    regions, half = shape(fragment, args)
+    node = NodeArena(0, 2 * half, regions * fragment)
+    node.touch(lambda: None)
+    try:
+        with MappedArena(node.descriptor, node.description, follows=True) as arena:
+            yield arena
+    finally:
+        node.close()
+
+
+class OneOfSeveral:
+    """See `cuda_engines.Copier`."""
+
+    def __init__(self, fragment: int, args: argparse.Namespace, arena: HostArena | None, first_slot: int) -> None:
+        self._bench = Bench(fragment, args, arena=arena, first_slot=first_slot)
+        self.close = self._bench.close
+
+    def copy(self, way: str) -> int:
+        """Copy half a cache in each direction."""
+        self._bench.run(way, scattered=False, parts=self._bench.transfers)
+        return len(WAYS[way]) * self._bench.half * self._bench.cache.block_bytes
 
 
 def slow_down(args: argparse.Namespace, kinds: Sequence[str] = ("plain",)) -> list[Row]:
@@ -438,10 +484,14 @@ def print_packing(rows: list[Row]) -> None:
             ways = " | ".join(f"{of[way]:.1f} ({of[f'{way}_share']:.1%})" for way in WAYS)
             scattered = f"{of['scattered_store']:.1f} / {of['scattered_load']:.1f}"
             print(f"| {row['fragment'] // KIB} KiB | {name} | {ways} | {scattered} |")
+        ratios = " | ".join(f"{row['auto_ratio'][way]:.3f}" for way in WAYS)
+        print(f"| {row['fragment'] // KIB} KiB | {UNPACKABLE}: times as fast as plain, in pairs | {ratios} | |")
 
 
-def print_at_node(rows: list[Row]) -> None:
-    print(f"\n{rows[0]['memory']}\n\n| fragment | {' | '.join(WAYS)} |\n|{'---|' * (1 + len(WAYS))}")
+def print_at_node(rows: list[Row], engines: int) -> None:
+    """GB/s at the node of all engines together, and how many times as fast as with private memory that is."""
+    print(f"\nengines that copy at the same time: {engines}\n")
+    print(f"| fragment | {' | '.join(WAYS)} |\n|{'---|' * (1 + len(WAYS))}")
     for row in rows:
         ways = (f"{row[way]:.1f} ({row[f'{way}_ratio']:.3f} of {row[f'{way}_private']:.1f})" for way in WAYS)
         print(f"| {row['fragment'] // KIB} KiB | {' | '.join(ways)} |")
@@ -464,6 +514,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", choices=("fragments", "slow_down", "pinning"), help="one of the three parts")
     parser.add_argument("--packing", action="store_true", help="packed blocks beside plain ones, and nothing else")
     parser.add_argument("--node", action="store_true", help="memory of a node beside private memory, and nothing else")
+    parser.add_argument("--engines", type=int, default=1, help="with --node: processes that copy at the same time")
     parser.add_argument("--gib", type=float, default=1.0, help="GiB of one transfer")
     parser.add_argument("--pin-gib", type=float, default=8.0)
     parser.add_argument("--repeats", type=int, default=5)
@@ -477,6 +528,8 @@ def parse() -> argparse.Namespace:
         "--fragments", type=int, nargs="+", default=[n * KIB for n in (2, 4, 8, 16, 64, 256, 1024, 4096)]
     )
     args = parser.parse_args()
+    if args.engines > 1 and not args.node:
+        parser.error("--engines: expected --node")
     if args.small:
         args.gib, args.pin_gib, args.repeats, args.fragments = 0.125, 0.25, 1, [2 * KIB, 1 * MIB]
     return args
@@ -498,7 +551,7 @@ def main() -> None:
         args.only = "packing"
     if args.node:
         results["node"] = at_node(args)
-        print_at_node(results["node"])
+        print_at_node(results["node"], args.engines)
         args.only = "node"
     if args.only in {None, "fragments"}:
         results["fragments"] = fragments(args)

@@ -174,7 +174,7 @@ def copy_rates(socket: Path, rounds: int) -> tuple[dict[str, float], str]:
         [Region(layer, COPY_FRAGMENT_BYTES, COPY_FRAGMENT_BYTES) for layer in layers], blocks=COPY_BLOCKS
     )
     with (
-        _arena_at_node(socket, slot_bytes) as shared,
+        arena_at_node(socket, slot_bytes) as shared,
         HostArena(COPY_BLOCKS, slot_bytes) as private,
         HostArena(COPY_BLOCKS, slot_bytes) as small_pages,
     ):
@@ -206,11 +206,12 @@ def _copy_both_ways(engine: CopyEngine, number: int) -> float:
 
 
 @contextmanager
-def _arena_at_node(socket: Path, slot_bytes: int) -> Iterator[HostArena]:
+def arena_at_node(socket: Path, slot_bytes: int, *, engine: str = "copies") -> Iterator[HostArena]:
+    """Attach an engine to a node, and give it its memory. Engines with slots of the same size have the same."""
     namespace = {"model": "copies", "groups": described(CONFIG.groups), "parts": [slot_bytes]}
-    scheduler = Client(socket, Hello(Role.SCHEDULER, engine="copies", namespace=namespace))
+    scheduler = Client(socket, Hello(Role.SCHEDULER, engine=engine, namespace=namespace))
     welcome = scheduler.wait(TIMEOUT_S)
-    worker = Client(socket, Hello(Role.WORKER, engine="copies", epoch=welcome.epoch, owner=welcome.owner))
+    worker = Client(socket, Hello(Role.WORKER, engine=engine, epoch=welcome.epoch, owner=welcome.owner))
     worker.wait(TIMEOUT_S)
     (arena,) = worker.arenas
     try:

@@ -14,14 +14,24 @@ milliseconds:
   requests wait for others. Answers of first turns are not counted, for beside them long prompts are computed
 - all done: seconds from the first request to the last token
 
-Every round has conversations of its own. The modes of a group (groups are separated by a slash) are there at the same
-time and are measured in turn, round by round, so that what the machine does otherwise meets all of them; those that are
-not measured are paused. Two groups are compared by what they have in common. A mode may have options of its own:
-`kvtide-eager+host=8GiB`. Answers of all modes are compared. `kvtide-eager@turn-4` is kvtide with one thing changed
-(`vllm_steps.py` has them all), and `--steps` shows how long steps are, by what they compute. `kvtide-node` is at the
-node that was started before (`--node`), where it finds what others there have computed:
-`kvtide-node,kvtide-node+mode=eager` are two engines at one node. With `--kill` engines at a node are killed with -9 in
-the middle of a round, started again, and have the first round once more.
+Every round has conversations of its own, and is kept for itself in the file of `--out`. The modes of a group (groups
+are separated by a slash) are there at the same time and are measured in turn, round by round, so that what the machine
+does otherwise meets all of them; those that are not measured are paused. Each has its own host tier as long as its
+group runs (not `none`, `device-cache` and `kvtide-node`): a machine of 128 GiB has room for two of 44 GiB, or three of
+30. Two groups are compared by what they have in common. A mode may have options of its own: `kvtide-eager+host=8GiB`.
+Answers of all modes are compared. `kvtide-eager@turn-4` is kvtide with one thing changed (`vllm_steps.py` has them
+all), and `--steps` shows how long steps are, by what they compute. `kvtide-node` is at the node that was started before
+(`--node`), where it finds what others there have computed: `kvtide-node,kvtide-node+mode=eager` are two engines at one
+node. With `--kill` engines at a node are killed with -9 in the middle of a round, started again, and have the first
+round once more.
+
+What is not run by default: `kvtide-node`, and `lmcache-server`, which like `lmcache` needs the package of that name,
+and whose server the engine starts at port 15555. What cannot be run is said, and the others are measured.
+
+With `--together` the engines of a group serve at the same time, at most six requests in all of them, and the turns of a
+conversation go from one to the next: `--modes none/kvtide-node,kvtide-node --together`. They are one row. With `--kill`
+the last of them is killed when half of the last round's answers are there. What it had left is asked again, of the
+others, which serve alone until it is back; then the first round is had once more, by all. These are rows of their own.
 
 Answers of two modes may differ where batches have other shapes. With VLLM_BATCH_INVARIANT=1 in the environment vLLM
 computes the same for all of them, more slowly: then every difference is a fault.
@@ -48,6 +58,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from chat_users import OwnEngine, Round, Users
 from chat_workload import SMALL, USUAL, Lengths, Turn, all_tokens, conversations, from_definition, longest_tokens
 from vllm_common import (
     CONNECTORS,
@@ -63,10 +74,12 @@ from vllm_common import (
     randomise,
     read_counters,
     read_machine,
+    say,
     wait_for_host,
     write_model,
 )
 from vllm_steps import VARIANTS, read_steps, watch_steps
+from vllm_together import TOGETHER, Together, answer_others
 
 MODES = (
     "none,kvtide-eager,simple-eager/device-cache,kvtide-lazy,simple-lazy/kvtide-eager,offloading/kvtide-eager,lmcache"
@@ -92,6 +105,7 @@ class Settings:
     rounds: int = 2
     graphs: str = "all"
     kill: bool = False
+    together: bool = False
 
     def conversations(self, round_number: int) -> list[list[Turn]]:
         """Return the conversations of a round. Round 0 is for warming up, and shorter."""
@@ -107,20 +121,6 @@ class Settings:
     def kv_bytes(self) -> int:
         """What a host tier has to hold so that nothing is computed twice: the round with the most."""
         return max(map(all_tokens, self.all_rounds())) * self.model.token_bytes
-
-
-@dataclass
-class Round:
-    """What happened in one round of one mode."""
-
-    first_ms: list[float] = field(default_factory=list)
-    follow_up_ms: list[float] = field(default_factory=list)
-    between_ms: list[float] = field(default_factory=list)
-    """In answers of later turns."""
-    between_first_ms: list[float] = field(default_factory=list)
-    done_s: float = 0.0
-    answers: dict[str, list[int]] = field(default_factory=dict)
-    """By conversation and turn."""
 
 
 # ---------------------------------------------------------------------- one mode, in processes of its own
@@ -148,63 +148,6 @@ def make_engine(mode: str, settings: Settings, folder: Path) -> Any:
     )
 
 
-class Users:
-    """Ask an engine, each at their own pace."""
-
-    def __init__(self, engine: Any, at_once: int) -> None:
-        self._engine = engine
-        self._room = asyncio.Semaphore(at_once)
-        self._round = Round()
-        self._requests = 0
-
-    async def run(self, everything: list[list[Turn]]) -> Round:
-        """Let all conversations take place."""
-        self._round = Round()
-        begin_s = time.perf_counter()
-        await asyncio.gather(*(self._converse(number, turns) for number, turns in enumerate(everything)))
-        self._round.done_s = time.perf_counter() - begin_s
-        return self._round
-
-    async def _converse(self, conversation: int, turns: list[Turn]) -> None:
-        history: list[int] = []
-        for number, turn in enumerate(turns):
-            await asyncio.sleep(turn.think_s)
-            history += turn.tokens
-            async with self._room:
-                answer = await self._ask(history, turn.answer_tokens, is_first=number == 0)
-            history += answer
-            self._round.answers[f"{conversation}.{number}"] = answer
-
-    async def _ask(self, prompt: list[int], max_tokens: int, *, is_first: bool) -> list[int]:
-        from vllm import SamplingParams  # noqa: PLC0415 (takes seconds)
-        from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
-
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=0.0,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
-        self._requests += 1
-        answer: list[int] = []
-        between = self._round.between_first_ms if is_first else self._round.between_ms
-        before_s = time.perf_counter()
-        async for output in self._engine.generate({"prompt_token_ids": list(prompt)}, params, str(self._requests)):
-            now_s = time.perf_counter()
-            new = list(output.outputs[0].token_ids)
-            if not new:
-                continue
-            waits_ms = 1e3 * (now_s - before_s)
-            if answer:
-                between += [waits_ms / len(new)] * len(new)
-            else:
-                (self._round.first_ms if is_first else self._round.follow_up_ms).append(waits_ms)
-            answer += new
-            before_s = now_s
-        return answer
-
-
 def serve(mode: str, settings: Settings, folder: Path, orders: Any) -> None:
     """Start an engine of the model in a folder, say how long that took, and then do what is ordered."""
     try:
@@ -224,10 +167,13 @@ async def serve_rounds(mode: str, settings: Settings, folder: Path, orders: Any)
         await engine.collective_rpc(VARIANTS[variant])
     if settings.steps:
         await engine.collective_rpc(watch_steps)
-    users = Users(engine, settings.at_once)
-    while (number := orders.recv()) is not None:
-        done = await users.run(settings.conversations(number))
-        if number == 0 and mode.startswith("kvtide"):
+    asked = OwnEngine(engine)
+    while (order := orders.recv()) is not None:
+        if order == TOGETHER:
+            await answer_others(asked, orders)
+            break
+        done = await Users([asked], settings.at_once, order).run(settings.conversations(order))
+        if order == 0 and mode.startswith("kvtide"):
             await engine.collective_rpc(wait_for_host)
         orders.send([done])
     counters = (await engine.collective_rpc(read_counters))[0] if mode.startswith("kvtide") else {}
@@ -262,7 +208,7 @@ class Comparison:
     def run(self, modes: Sequence[str]) -> None:
         """Run a group of modes, in turn."""
         self._down = set()
-        children = {mode: Child(self._context, serve, mode, self._settings, self._folder) for mode in modes}
+        children = {mode: self._start(mode) for mode in modes}
         rounds: dict[str, list[Round]] = {mode: [] for mode in modes}
         starts = {mode: self._ask(mode, child.answer) for mode, child in children.items()}
         for number in range(self._settings.rounds + 1):
@@ -283,6 +229,20 @@ class Comparison:
                 self._kill_and_start_again(mode, child)
             child.end()
 
+    def run_together(self, modes: Sequence[str]) -> None:
+        """Run a group of modes, all at the same time."""
+        settings = self._settings
+        name = f"{modes[0]}+{len(modes)} together"
+        try:
+            for served in Together(modes, self._start, settings.at_once).run(settings.all_rounds(), kill=settings.kill):
+                self._add_row(name + served.what, served.start, served.rounds, served.counters)
+        except FailedError as error:
+            say(f"{name} failed: {error}")
+            self.failed[name] = str(error)
+
+    def _start(self, mode: str) -> Child:
+        return Child(self._context, serve, mode, self._settings, self._folder)
+
     def _kill_and_start_again(self, mode: str, child: Child) -> None:
         """Kill an engine among copies, and let the next one have the first round: a row of its own."""
         if mode in self._down:
@@ -290,7 +250,7 @@ class Comparison:
         child.begin(self._settings.rounds + 1)
         time.sleep(KILLED_AFTER_S)
         child.kill()
-        again = Child(self._context, serve, mode, self._settings, self._folder)
+        again = self._start(mode)
         name = f"{mode} again"
         start = self._ask(name, again.answer)
         self._ask(name, again.order, 0)
@@ -313,23 +273,20 @@ class Comparison:
 
     def _add_row(self, mode: str, start: tuple[float, Any], rounds: list[Round], counters: dict[str, Any]) -> None:
         row: dict[str, Any] = {"mode": mode, "start_s": start[0], "machine": start[1]}
-        for name in ("first_ms", "follow_up_ms", "between_ms", "between_first_ms"):
-            row[name] = summary([value for each in rounds for value in getattr(each, name)])
-        row["done_s"] = statistics.fmean(each.done_s for each in rounds)
-        row["rounds"] = [
-            {"follow_up_ms": summary(each.follow_up_ms), "between_ms": summary(each.between_ms), "done_s": each.done_s}
-            for each in rounds
-        ]
-        row["other_answers"] = sum(self._differing(number, each.answers) for number, each in enumerate(rounds))
+        row |= numbers(rounds)
+        row["rounds"] = [self._round_row(each) for each in rounds]
+        row["other_answers"] = sum(each["other_answers"] for each in row["rounds"])
         row["counters"] = counters
         self.rows.append(row)
         self.failed.pop(mode, None)
         if self._out is not None:
             self._out.write_text(json.dumps(self.as_json(), indent=1))
 
-    def _differing(self, number: int, answers: dict[str, list[int]]) -> int:
-        first = self._answers.setdefault(number, answers)
-        return sum(first[turn] != answer for turn, answer in answers.items())
+    def _round_row(self, one: Round) -> dict[str, Any]:
+        expected = self._answers.setdefault(one.number, one.answers)
+        differing = sum(expected[turn] != answer for turn, answer in one.answers.items())
+        said = {"number": one.number, "other_answers": differing, "asked_again": one.asked_again}
+        return said | numbers([one])
 
     def as_json(self) -> dict[str, Any]:
         """Return everything."""
@@ -338,20 +295,31 @@ class Comparison:
 
     def table(self) -> str:
         """Return everything as text."""
+        width = max([22, *(len(row["mode"]) + 1 for row in self.rows)])
+        percentiles = "".join(f"{name:>8}" for name in ("p50", "p90", "p99"))
         lines = [
-            f"{'':22}{'first ms':>10}{'follow-up ms':>24}{'between tokens ms':>20}{'all done':>10}{'start':>8}"
+            f"{'':{width}}{'first ms':>24}{'follow-up ms':>24}{'between tokens ms':>20}{'all done':>10}{'start':>8}"
             f"{'other':>9}",
-            f"{'':22}{'p50':>10}{'p50':>8}{'p90':>8}{'p99':>8}{'mean':>12}{'p99':>8}{'s':>10}{'s':>8}{'answers':>9}",
+            f"{'':{width}}{percentiles * 2}{'mean':>12}{'p99':>8}{'s':>10}{'s':>8}{'answers':>9}",
         ]
         for row in self.rows:
-            follow, between = row["follow_up_ms"], row["between_ms"]
+            waits = [row[name][at] for name in ("first_ms", "follow_up_ms") for at in ("p50", "p90", "p99")]
+            between = row["between_ms"]
             lines.append(
-                f"{row['mode']:22}{row['first_ms']['p50']:10.0f}{follow['p50']:8.0f}{follow['p90']:8.0f}"
-                f"{follow['p99']:8.0f}{between['mean']:12.2f}{between['p99']:8.1f}{row['done_s']:10.2f}"
-                f"{row['start_s']:8.1f}{row['other_answers']:9}"
+                f"{row['mode']:{width}}{''.join(f'{value:8.0f}' for value in waits)}{between['mean']:12.2f}"
+                f"{between['p99']:8.1f}{row['done_s']:10.2f}{row['start_s']:8.1f}{row['other_answers']:9}"
             )
         lines += [f"{row['mode']}: {json.dumps(row['counters'])}" for row in self.rows if row["counters"]]
         return "\n".join(lines)
+
+
+def numbers(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Return what was measured in some rounds, all of them together."""
+    times = ("first_ms", "follow_up_ms", "between_ms", "between_first_ms")
+    found: dict[str, Any] = {
+        name: summary([value for each in rounds for value in getattr(each, name)]) for name in times
+    }
+    return found | {"done_s": statistics.fmean(each.done_s for each in rounds)}
 
 
 def summary(values: list[float]) -> dict[str, float]:
@@ -363,14 +331,9 @@ def summary(values: list[float]) -> dict[str, float]:
     return {"mean": mean, "p50": cuts[49], "p90": cuts[89], "p99": cuts[98], "max": max(values), "count": len(values)}
 
 
-def say(line: str) -> None:
-    """Tell how it goes."""
-    print(f"==> {line}", file=sys.stderr, flush=True)
-
-
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return what all modes have in common."""
-    more = {name: getattr(arguments, name) for name in ("steps", "rounds", "graphs", "kill")}
+    more = {name: getattr(arguments, name) for name in ("steps", "rounds", "graphs", "kill", "together")}
     if arguments.small:
         settings = Settings(SMALL, SMALL_MODEL, 640, 64 << 20, 2, spacing_s=0.01, think_s=0.01, small=True, **more)
     else:
@@ -385,14 +348,20 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", default=MODES, help=f"which to run (default: {MODES})")
+    parser.add_argument("--modes", default=MODES, help=f"which of {', '.join(CONNECTORS)} to run (default: {MODES})")
     parser.add_argument("--rounds", type=int, default=2, help="how often each mode is measured (default: 2)")
     parser.add_argument("--at-once", type=int, default=6, help="requests in the engine at a time (default: 6)")
-    parser.add_argument("--host-gib", type=int, default=44, help="size of each host tier in GiB (default: 44)")
+    parser.add_argument(
+        "--host-gib",
+        type=int,
+        default=44,
+        help="size of each host tier in GiB (default: 44, of which a machine of 128 GiB has room for two in a group)",
+    )
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
     parser.add_argument("--graphs", choices=GRAPHS, default="all", help="steps that run as CUDA graphs (default: all)")
     parser.add_argument("--node", default="", help="the socket of the node for the mode kvtide-node")
     parser.add_argument("--kill", action="store_true", help="kill engines at a node with -9, and start them again")
+    parser.add_argument("--together", action="store_true", help="the engines of a group serve at the same time")
     parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
     parser.add_argument("--scale", type=float, default=1.0, help="times the tokens of a definition (default: 1)")
     parser.add_argument("--device-tokens", type=int, help="room in the device cache (default: 131072; --small: 640)")
@@ -411,6 +380,8 @@ def main() -> int:
         parser.error("--modes: kvtide-node: expected a --node, started before with `kvtide node`")
     if arguments.kill and "kvtide-node" not in names:
         parser.error("--kill: expected the mode kvtide-node: only a node outlives engines")
+    if arguments.together and all(len(group) == 1 for group in groups):
+        parser.error("--together: expected a group of several modes: kvtide-node,kvtide-node")
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ[NODE] = arguments.node
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -423,7 +394,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(settings, arguments.out, Path(folder))
         for group in groups:
-            comparison.run(group)
+            run = comparison.run_together if arguments.together and len(group) > 1 else comparison.run
+            run(group)
     print(json.dumps(comparison.as_json()) if arguments.json else comparison.table())
     return 0 if not comparison.failed and all(row["other_answers"] == 0 for row in comparison.rows) else 1
 

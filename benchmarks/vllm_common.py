@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,8 @@ def read_counters(_worker: Any) -> dict[str, Any]:
                 moved = getattr(stats, name)
                 found[f"{name}_gb"] = moved.bytes / 1e9
                 found[f"{name}_gbps"] = moved.bytes / max(moved.busy_s, 1e-9) / 1e9
+                found[f"{name}_packing_saved_bytes"] = moved.saved_bytes
+            found["unpacked_blocks"] = stats.store.unpacked_blocks
             found["failed"] = stats.failed
     return found
 
@@ -251,6 +254,11 @@ def copy_gbps(orders: Any) -> None:
     orders.send([statistics.median(rates)])
 
 
+def say(line: str) -> None:
+    """Tell how it goes."""
+    print(f"==> {line}", file=sys.stderr, flush=True)
+
+
 class FailedError(Exception):
     """A mode did not do what it was told."""
 
@@ -269,15 +277,24 @@ class Child:
         self._process.start()
         theirs.close()
 
+    def is_alive(self) -> bool:
+        """Whether it is there."""
+        return bool(self._process.is_alive())
+
     def _signal(self, number: int) -> None:
-        if self._process.is_alive():
-            os.killpg(self._process.pid, number)
+        if self.is_alive():
+            with suppress(ProcessLookupError):  # it has not come so far as to be a group
+                os.killpg(self._process.pid, number)
 
     def alone(self, all_of_them: Iterable[Child]) -> Child:
         """Pause all others: some are busy while they wait."""
         for other in all_of_them:
             other._signal(signal.SIGCONT if other is self else signal.SIGSTOP)
         return self
+
+    def go_on(self) -> None:
+        """Let it run again after a pause."""
+        self._signal(signal.SIGCONT)
 
     def order(self, phase: Any) -> Any:
         """Let it run a phase; None: let it come to its end."""
@@ -286,11 +303,15 @@ class Child:
 
     def begin(self, phase: Any) -> None:
         """Let it run a phase, and do not wait for it."""
-        self._orders.send(phase)
+        try:
+            self._orders.send(phase)
+        except OSError as error:
+            raise FailedError("it ended") from error
 
     def kill(self) -> None:
         """End it and all that it has started, as nothing but the system can."""
         self._signal(signal.SIGKILL)
+        self._process.kill()
         self._process.join(30)
 
     def answer(self) -> Any:
@@ -306,6 +327,6 @@ class Child:
     def end(self) -> None:
         """Wait for its end."""
         self._process.join(30)
-        if self._process.is_alive():
+        if self.is_alive():
             self._process.terminate()
             self._process.join(30)

@@ -2,12 +2,14 @@
 
     python -m tools.chat_report rows.json            # prints the part of the page
     python -m tools.chat_report rows.json --write    # writes the page, the picture, and what the README says of it
+    python -m tools.chat_report rows.json --round 2  # of the second round alone
 
 A mode that was measured in several groups has a row, with the lowest and the highest number of these.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import statistics
@@ -51,6 +53,17 @@ HOW_TO_READ = (
     " everything, from the first request to the last token. *Other answers* are those that differ from the first row's:"
     " batches of other shapes are rounded otherwise, also where nothing is copied."
 )
+
+
+def of_round(measured: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return what was measured in one round, as if it had been the only one. Modes that did not have it are left out.
+
+    Raises ValueError if no row has kept all of it.
+    """
+    rows = [{**row, **each} for row in measured["rows"] for each in row["rounds"] if each.get("number") == number]
+    if not rows:
+        raise ValueError(f"no row has kept a round {number} (vllm_chat.py of before kept only a part of each)")
+    return {**measured, "rows": rows, "round": number}
 
 
 def by_mode(measured: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -104,9 +117,18 @@ def caption(measured: Mapping[str, Any]) -> str:
             f"At most {settings['at_once']} requests are served at a time.",
             f"The device cache has room for {settings['device_tokens']:,} tokens, and host memory is"
             f" {settings['host_bytes'] / 2**30:,.3g} GiB.",
-            f"Rounds for each row: {settings['rounds']}, {answers} answers.",
+            f"{_rounds(measured)}, {answers} answers.",
             *(f"{name_of(mode)} could not be run: {_last_line(why)}." for mode, why in measured["failed"].items()),
         ]
+    )
+
+
+def _rounds(measured: Mapping[str, Any]) -> str:
+    rounds = measured["settings"]["rounds"]
+    return (
+        f"Round {measured['round']} of {rounds} of each row"
+        if "round" in measured
+        else f"Rounds for each row: {rounds}"
     )
 
 
@@ -154,12 +176,18 @@ def with_part(page: str, measured: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Print, or write."""
-    file, *options = sys.argv[1:] or [""]
-    if not file or options not in ([], ["--write"]):
-        print(__doc__)
-        return 2
-    measured = json.loads(Path(file).read_text())
-    if not options:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="what `benchmarks/vllm_chat.py --out` has kept")
+    parser.add_argument("--round", type=int, help="which round (default: all of them together)")
+    parser.add_argument("--write", action="store_true", help="write page, picture and README instead of printing")
+    arguments = parser.parse_args()
+    measured = json.loads(arguments.file.read_text())
+    if arguments.round is not None:
+        try:
+            measured = of_round(measured, arguments.round)
+        except ValueError as error:
+            parser.error(f"--round: {error}")
+    if not arguments.write:
         print(part(measured))
         return 0
     if measured["settings"]["small"]:

@@ -103,6 +103,13 @@ class Kind:
 
 KINDS = {
     "dense": Kind(LLAMA),
+    "dense, CUDA graphs": Kind(
+        LLAMA,
+        {
+            "enforce_eager": False,
+            "compilation_config": {"mode": 0, "cudagraph_mode": "FULL", "max_cudagraph_capture_size": 512},
+        },
+    ),
     "mla": Kind(
         {
             "architectures": ["DeepseekV2ForCausalLM"],
@@ -242,12 +249,14 @@ class Found:
     """The best answer, where the first block of each load is that of another conversation."""
     wrong_last: float
     loaded_tokens: int
+    graphs: str
+    """Which steps ran as CUDA graphs."""
     seconds: float
 
     def __str__(self) -> str:
         return (
             f"right blocks {self.right:.3f}, one wrong block {self.wrong_first:.3f} (first) and {self.wrong_last:.3f} "
-            f"(last), {self.loaded_tokens} tokens loaded, {self.seconds:.1f} s"
+            f"(last), {self.loaded_tokens} tokens loaded, CUDA graphs: {self.graphs}, {self.seconds:.1f} s"
         )
 
 
@@ -267,7 +276,8 @@ def examine(kind: Kind) -> Found:
         right = max(right, *map(apart, say(started, FOLLOW_UPS, together=False), expected))
         loaded_tokens = started.metrics.loaded_tokens - before_tokens
         started.check_at_rest()
-    return Found(right, wrong[0], wrong[1], loaded_tokens, time.monotonic() - begin_s)
+        graphs = started.llm.llm_engine.vllm_config.compilation_config.cudagraph_mode.name
+    return Found(right, wrong[0], wrong[1], loaded_tokens, graphs, time.monotonic() - begin_s)
 
 
 def _say_wrong(started: Engine, at: int) -> list[Logprobs]:

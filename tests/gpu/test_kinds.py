@@ -27,6 +27,7 @@ def check(name: str, found: Found) -> None:
     assert 2 * found.right < min(found.wrong_first, found.wrong_last), "as far apart as with a wrong block"
     assert found.right < 1.5
     assert min(found.wrong_first, found.wrong_last) > 1, "a wrong block would not show"
+    assert (found.graphs != "NONE") == ("CUDA graphs" in name), "vLLM runs other graphs than it was told"
 
 
 @pytest.mark.parametrize("name", KINDS)

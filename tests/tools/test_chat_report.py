@@ -1,6 +1,6 @@
 """What the chat benchmark has kept becomes the first table of the docs and their picture. `chat.json` is a real run.
 
-Made on vLLM's CPU build: `vllm_chat.py --small --modes none,kvtide-eager/device-cache,kvtide-eager --rounds 1 --out …`.
+Made on vLLM's CPU build: `vllm_chat.py --small --modes none,kvtide-eager/device-cache,kvtide-eager --rounds 2 --out …`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,20 @@ from typing import Any
 
 import pytest
 from tools.chat_picture import picture_in_words
-from tools.chat_report import BEGIN, END, PAGE, PICTURE, README, caption, drawn, part, said, table, with_part
+from tools.chat_report import (
+    BEGIN,
+    END,
+    PAGE,
+    PICTURE,
+    README,
+    caption,
+    drawn,
+    of_round,
+    part,
+    said,
+    table,
+    with_part,
+)
 
 from tools import chat_report
 
@@ -65,7 +78,7 @@ def test_it_says_on_what_and_with_what_it_was_measured(measured: Any) -> None:
     assert text.startswith("CPU and vLLM 0.32.0, a Llama of 2 layers and 2 KV heads, random weights. ")
     assert "4 conversations of 3 turns begin with 96 to 200 tokens of their own; " in text
     assert "questions have 40, answers 8. At most 2 requests are served at a time." in text
-    assert "room for 640 tokens, and host memory is 0.0625 GiB. Rounds for each row: 1, 12 answers." in text
+    assert "room for 640 tokens, and host memory is 0.0625 GiB. Rounds for each row: 2, 24 answers." in text
 
 
 def test_answers_that_differ_and_modes_that_failed_are_said(measured: Any) -> None:
@@ -73,6 +86,38 @@ def test_answers_that_differ_and_modes_that_failed_are_said(measured: Any) -> No
     measured["failed"] = {"lmcache": "Traceback (most recent call last):\n  ...\nImportError: no lmcache here.\n"}
     assert [row[-1] for row in rows_of(measured).values()] == ["0", "0", "3"]
     assert caption(measured).endswith("LMCache, in process could not be run: ImportError: no lmcache here.")
+
+
+def test_one_round_has_its_own_numbers_and_says_which_it_is(measured: Any) -> None:
+    for number in (1, 2):
+        found = of_round(measured, number)
+        for row, whole in zip(found["rows"], measured["rows"], strict=True):
+            own = whole["rounds"][number - 1]
+            assert all(row[name] == own[name] for name in ("first_ms", "follow_up_ms", "between_ms", "done_s"))
+            assert row["first_ms"] != whole["first_ms"]
+        assert f"Round {number} of 2 of each row, 12 answers." in caption(found)
+
+
+def test_one_round_has_its_own_other_answers(measured: Any) -> None:
+    row = measured["rows"][2]
+    row["other_answers"], row["rounds"][1]["other_answers"] = 3, 3
+    shown = [[cells[-1] for cells in rows_of(of_round(measured, number)).values()] for number in (1, 2)]
+    assert shown == [["0", "0", "0"], ["0", "0", "3"]]
+
+
+def test_modes_that_did_not_have_a_round_are_left_out(measured: Any) -> None:
+    del measured["rows"][2]["rounds"][1]
+    assert list(rows_of(of_round(measured, 2))) == ["without offloading", "kvtide"]
+
+
+def test_a_round_that_was_not_kept_whole_is_refused(measured: Any) -> None:
+    with pytest.raises(ValueError, match="no row has kept a round 3"):
+        of_round(measured, 3)
+    for row in measured["rows"]:
+        for each in row["rounds"]:
+            del each["number"]
+    with pytest.raises(ValueError, match="no row has kept a round 1"):
+        of_round(measured, 1)
 
 
 def test_rows_of_different_machines_are_not_put_together(measured: Any) -> None:
@@ -125,14 +170,14 @@ def test_the_readme_and_the_page_say_what_the_picture_shows() -> None:
     assert f"![{words}](../measured.svg)" in PAGE.read_text(encoding="utf-8")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, measured: Any) -> tuple[int, dict[str, str]]:
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, measured: Any, *options: str) -> tuple[int, dict[str, str]]:
     """Write a run over copies of the docs; return the exit code and what they are then."""
     for name in ("PAGE", "README", "PICTURE"):
         path = folder / name
         path.write_text(getattr(chat_report, name).read_text(encoding="utf-8"), encoding="utf-8")
         monkeypatch.setattr(chat_report, name, path)
     (folder / "rows.json").write_text(json.dumps(measured))
-    monkeypatch.setattr("sys.argv", ["chat_report", str(folder / "rows.json"), "--write"])
+    monkeypatch.setattr("sys.argv", ["chat_report", str(folder / "rows.json"), "--write", *options])
     return chat_report.main(), {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
@@ -147,6 +192,13 @@ def test_a_run_is_written_to_page_picture_and_readme(
     assert part(real) in written["PAGE"]
     assert written["PICTURE"] == drawn(real)
     assert f"![{words}](docs/measured.svg)" in written["README"]
+
+
+def test_one_round_of_a_run_is_written(measured: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured["settings"]["small"] = False
+    _, written = run(monkeypatch, tmp_path, measured, "--round", "2")
+    assert part(of_round(measured, 2)) in written["PAGE"]
+    assert written["PICTURE"] == drawn(of_round(measured, 2))
 
 
 def test_a_run_of_the_tiny_model_is_never_written(

@@ -150,9 +150,9 @@ def make_llm(model: Path, mode: str | None = "eager", *, blocks: int = 64, **arg
         str(model),
         skip_tokenizer_init=True,
         num_gpu_blocks_override=blocks,
-        enforce_eager=True,
         disable_log_stats=False,
         **{
+            "enforce_eager": True,
             "dtype": "float32",
             "block_size": BLOCK_TOKENS,
             "max_model_len": MAX_TOKENS,
