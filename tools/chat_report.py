@@ -51,7 +51,8 @@ HOW_TO_READ = (
     "A follow-up is a later turn: what was said before is on the device, or loaded, or computed again. *Between tokens*"
     " is the time between two tokens of an answer, waits for other requests included, in later turns. *All done* is"
     " everything, from the first request to the last token. *Other answers* are those that differ from the first row's:"
-    " batches of other shapes are rounded otherwise, also where nothing is copied."
+    " batches of other shapes are rounded otherwise, also where nothing is copied. That makes a few; why LMCache has"
+    " many was not looked into."
 )
 
 

@@ -1,7 +1,11 @@
-"""The embedded engine with KV in bf16, packed on the host: the same outputs, from the host and from a disk."""
+"""The embedded engine with KV in bf16, packed on the host: the same outputs, from the host and from a disk.
+
+`tests/vllm/test_packing_compiled.py` runs this, too, where numba is.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import numpy as np
 import pytest
 
 from kvtide.copy import NullCopyEngine
+from kvtide.copy.packing.codec import Codec, Reference
 from kvtide.engine import Engine, EngineConfig, ModelConfig
 from kvtide.engine.bfloat16 import narrowed, widened
 from kvtide.errors import ConfigError
@@ -66,6 +71,61 @@ def test_packed_blocks_come_back_from_a_disk_and_only_to_an_engine_that_packs(tm
     assert plain == first
     assert engine.manager is not None
     assert engine.manager.metrics.fetched_blocks == 0
+
+
+class Counting(Reference):
+    """Stands for compiled code."""
+
+    def __init__(self) -> None:
+        self.packed = self.unpacked = 0
+
+    def pack_into(self, values: Any, tiles: Any) -> Any:
+        self.packed += 1
+        return super().pack_into(values, tiles)
+
+    def unpack_into(self, tiles: Any, values: Any) -> None:
+        self.unpacked += 1
+        super().unpack_into(tiles, values)
+
+
+def test_compiled_code_packs_where_there_is_any_and_is_compiled_when_the_engine_is_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    counting = Counting()
+    monkeypatch.setattr("kvtide.engine.packing.has_compiled", lambda: True)
+    monkeypatch.setattr("kvtide.engine.packing.compiled", lambda: counting)
+    with caplog.at_level(logging.INFO, "kvtide.engine.packing"), Engine(CONFIG, ON) as engine:
+        assert (counting.packed, counting.unpacked) == (1, 1)
+        for turn in range(2):
+            for seed in range(3):
+                ask(engine, f"{turn} {seed}", prompt(seed, 200))
+        assert engine.manager is not None
+        assert engine.stats.loaded_tokens > 0
+    assert counting.packed > engine.manager.metrics.stored_blocks > 0
+    assert counting.unpacked > 2
+    assert caplog.messages == ["packing is on, by compiled code (numba)"]
+
+
+def no_numba() -> Codec:
+    raise ImportError("Numba needs NumPy 2.4 or less")
+
+
+@pytest.mark.parametrize(
+    ("has_it", "said"),
+    [
+        (False, "which is slow; it is compiled where numba is installed"),
+        (True, "which is slow: numba cannot be used (Numba needs NumPy 2.4 or less)"),
+    ],
+)
+def test_the_reference_packs_where_numba_cannot_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_it: bool, said: str
+) -> None:
+    monkeypatch.setattr("kvtide.engine.packing.has_compiled", lambda: has_it)
+    monkeypatch.setattr("kvtide.engine.packing.compiled", no_numba)
+    with caplog.at_level(logging.INFO, "kvtide.engine.packing"):
+        _, engine = replies(replace(CONFIG, ranks=2), ON)
+    assert caplog.messages == [f"packing is on, by the reference in numpy, {said}"]
+    assert engine.stats.loaded_tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,18 @@ def crowded() -> Server:
     return history.server()
 
 
+def packing() -> Server:
+    """Return a server that saves 64 MiB a second, and has a block a second that does not pack."""
+    packed: dict[str, float | dict[str, float]] = {
+        "kvtide_packing_saved_bytes_total": {'direction="store"': 48.0 * 2**20, 'direction="load"': 16.0 * 2**20},
+        "kvtide_unpacked_blocks_total": 1.0,
+    }
+    history = History("http://127.0.0.1:8007/metrics")
+    for second in range(100):
+        history.add(parse(metrics(**grown({**BUSY, **packed}, 1 + second))), float(second))
+    return history.server()
+
+
 def using_a_node(*attached: int) -> Server:
     history = History("http://127.0.0.1:8006/metrics")
     history.add(parse(at_node(*attached)), 0.0)
@@ -98,6 +110,12 @@ def test_a_server_at_work_shows_shares_rates_fills_and_reasons() -> None:
     assert "not_cached 108.0k, last_token 12.0k" in line_of(lines, "not loaded (tokens, last 60 s)")
     assert "host_full 720" in line_of(lines, "not stored (blocks, last 60 s)")
     assert "failed 420" in line_of(lines, "not sunk (blocks, last 60 s)")
+
+
+def test_a_server_that_packs_shows_what_that_saves_and_what_does_not_pack() -> None:
+    assert "64 MiB/s    6.25 GiB  less; 100 blocks do not pack" in line_of(picture(packing()), "packing")
+    assert "64 MiB/s  unpacked 100" in line_of(picture(packing(), width=40), "packing")
+    assert not [line for line in picture(watched()) if line.startswith("packing")], "nothing is said where it is off"
 
 
 def test_shares_over_time_are_curves() -> None:

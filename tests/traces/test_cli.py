@@ -61,9 +61,22 @@ def test_packed_kv_is_as_if_there_were_more_host_memory(capsys: pytest.CaptureFi
     assert packed == pytest.approx(loaded("--host", "26GiB"), rel=0.02)
 
 
-def test_a_plan_for_packed_kv_says_so_and_takes_less_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_packed_kv_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", *SMALL, "--packing") == 0
     assert "packed on the host, 1.30 times less" in capsys.readouterr().out
+
+
+def test_a_plan_for_packed_kv_needs_1_3_times_less_memory_for_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    def added(*more: str) -> float:
+        chats = ("--workload", "chats", "--requests", "300", "--device", "4GiB", "--policies", "prefix")
+        assert run("plan", *chats, *more, "--json") == 0
+        (point,) = json.loads(capsys.readouterr().out)["curves"]["prefix"]
+        share: float = point["added_share"]
+        return share
+
+    plain, packed = added("--sizes", "20GiB"), added("--sizes", "20GiB", "--packing")
+    assert 0.05 < plain < packed - 0.01
+    assert packed == pytest.approx(added("--sizes", "26GiB"), abs=0.002)
 
 
 def test_a_plan_for_packed_kv_has_the_same_device(capsys: pytest.CaptureFixture[str]) -> None:

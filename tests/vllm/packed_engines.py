@@ -13,6 +13,8 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
     }
     with (
         contextmanager(be_patient)(),
+        counted_as_told() as told,
         engine(model, dtype="bfloat16", kv_transfer_config=connector) as offloading,
     ):
         said["lines"] = lines_about_packing()  # vLLM sets its loggers up when an engine is made
@@ -56,7 +59,9 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
             offloading.forget_device()
         side = get_kv_transfer_group()._worker
         stats, metrics = side.copy_stats(), offloading.metrics
+        side.take_stats()
         said |= {
+            "told": told,
             "slots": side._arena.slots if side._arena is not None else None,
             "slots_ready": offloading.manager.gauges().slots,
             "slot_bytes": side._arena.slot_bytes if side._arena is not None else None,
@@ -89,6 +94,23 @@ def lines_about_packing() -> list[str]:
     ours.setLevel(logging.INFO)
     ours.addHandler(Listener())
     return lines
+
+
+@contextmanager
+def counted_as_told() -> Iterator[Counter[str]]:
+    """Add up all counters that the worker tells vLLM."""
+    from kvtide.vllm.worker_side import WorkerSide  # noqa: PLC0415 (the environment has to be set)
+
+    told: Counter[str] = Counter()
+    take_stats = WorkerSide.take_stats
+
+    def take(side: WorkerSide) -> Any:
+        stats = take_stats(side)
+        told.update({} if stats is None else stats.data["counters"])
+        return stats
+
+    with patch.object(WorkerSide, "take_stats", take):
+        yield told
 
 
 def let_nothing_pack() -> None:

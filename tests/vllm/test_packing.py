@@ -65,6 +65,16 @@ def test_blocks_take_the_room_of_packed_ones(first: Any, second: Any) -> None:
     assert (first["unpacked_blocks"], first["not_stored"]) == (0, {})
 
 
+def test_what_packing_saves_is_told_to_vllm(first: Any, second: Any) -> None:
+    told = first["told"]
+    assert told["packing_saved_bytes/store"] == first["saved_bytes"] > 0
+    loaded_blocks, rest = divmod(told["transfer_bytes/load"], first["slot_bytes"])
+    assert rest == 0
+    assert told["packing_saved_bytes/load"] == loaded_blocks * (first["block_bytes"] - first["slot_bytes"]) > 0
+    assert "unpacked_blocks" not in told, "all of them pack"
+    assert not [name for name in second["off"]["told"] if "pack" in name]
+
+
 def test_a_tier_has_packed_bytes_and_gives_them_to_the_next_engine(first: Any, second: Any) -> None:
     assert first["put_bytes"] == first["sunk_blocks"] * first["slot_bytes"]
     assert cached(second["on"]["computed"]) == EXPECTED
@@ -84,6 +94,7 @@ def test_where_nothing_packs_what_there_is_a_place_for_comes_back_and_the_rest_i
         assert outputs(said[turn]) == outputs(second["off"][turn])
     assert said["stored_blocks"] > 0
     assert said["unpacked_blocks"] >= said["stored_blocks"] + said["not_stored"]["unpacked_full"]
+    assert said["told"]["unpacked_blocks"] == said["unpacked_blocks"]
     assert sum(cached(said["loaded"])) > 0
     assert said["put_bytes"] == said["sunk_blocks"] * said["block_bytes"] > 0
     assert len([line for line in said["lines"] if "has no place left for blocks that do not pack" in line]) == 1

@@ -103,6 +103,20 @@ def test_ranks_add_up() -> None:
     assert value("transfer_bytes_total", direction="store") == 20
 
 
+def test_what_packing_saves_and_what_does_not_pack_is_shown() -> None:
+    shown, rank = make(), RankStats(0)
+    seconds = Latencies().plus(0.2)
+    rank.copied(Direction.STORE, Traffic(1, 30, seconds, saved_bytes=10, unpacked_blocks=2))
+    rank.copied(Direction.LOAD, Traffic(1, 15, seconds, saved_bytes=5))
+    rank.copied(Direction.LOAD, Traffic(2, 45, seconds, saved_bytes=15))
+    told = rank.take(dict)
+    assert told is not None
+    shown.observe(told.to_dict())
+    assert value("packing_saved_bytes_total", direction="store") == 10
+    assert value("packing_saved_bytes_total", direction="load") == 15
+    assert value("unpacked_blocks_total") == 2
+
+
 def test_there_is_an_edge_at_the_default_deadline_of_every_type(tmp_path: Path) -> None:
     places: list[dict[str, Any]] = [
         {"type": "disk", "path": str(tmp_path), "size": "1MiB"},

@@ -19,7 +19,7 @@ from kvtide.copy.base import Direction
 from kvtide.copy.ids import Ids, checked_ids
 from kvtide.copy.move import BlockMover, Moved
 from kvtide.copy.packing import TILE_BYTES, TILE_VALUES, whole_tiles_bytes
-from kvtide.copy.packing.codec import Codec, compiled
+from kvtide.copy.packing.codec import Codec, compiled, ready
 from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.regions import DeviceCache
 from kvtide.copy.unpacked import UnpackedRows
@@ -147,11 +147,7 @@ class PackedBlockMover:
     def _ready_codec(self) -> Codec:
         with self._making:
             if self._codec is None:
-                codec = self._make_codec()
-                tile = np.zeros((1, TILE_VALUES), np.uint16), np.zeros((1, TILE_BYTES), np.uint8)
-                codec.pack_into(*tile)  # compiles it, which is not to be measured
-                codec.unpack_into(*tile[::-1])
-                self._codec = codec
+                self._codec = ready(self._make_codec())  # compiling is not to be measured
             return self._codec
 
 

@@ -19,7 +19,7 @@ from kvtide.engine.at_node import AtNode, read_node
 from kvtide.engine.config import EngineConfig
 from kvtide.engine.keys import tier_namespace
 from kvtide.engine.kv_cache import RankCache
-from kvtide.engine.packing import packing_copy_engine, take_packing, with_packed_slots
+from kvtide.engine.packing import codec, packing_copy_engine, take_packing, with_packed_slots
 from kvtide.errors import ConfigError
 from kvtide.node.option import STAND_IN_BLOCKS
 from kvtide.options import check_names
@@ -164,12 +164,13 @@ class Offloading:
             raise ConfigError("packing", "on", "the engine's own copy engine, or off")
         offload, tiers = read.offload, read.tiers
         namespace = tier_namespace(config)
-        if read.packed:
+        packer = codec() if read.packed else None
+        if packer is not None:
             namespace = namespace.with_setting(NAMESPACE_PART)
         for rank, cache in enumerate(caches):
             device = cache.device_cache()
-            if read.packed:
-                engine, arenas = packing_copy_engine(device, offload.slots)
+            if packer is not None:
+                engine, arenas = packing_copy_engine(device, offload.slots, packer)
             else:
                 arenas = [HostArena(offload.slots, offload.geometry.block_bytes)]
                 engine = copy_engine(rank, device, arenas[0])

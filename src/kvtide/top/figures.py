@@ -59,8 +59,10 @@ class Figures:
     """Of a request, on average: see `saved_s`."""
     moved_bytes: dict[str, float]
     """By direction, "store" and "load"."""
+    packing_saved_bytes: float
+    """So many less were moved, because blocks are packed."""
     blocks: dict[str, float]
-    """Stored, loaded, evicted, fetched, sunk."""
+    """Stored, loaded, evicted, fetched, sunk; and unpacked: stored as they are, because they do not pack."""
     trouble: dict[str, float]
     """Loads and stores that failed, transfers overdue."""
     not_loaded: dict[str, float]
@@ -86,9 +88,10 @@ def figures(counted: Counts, seconds: float | None, since_start: Counts) -> Figu
         ttft_ms=1000 * waited_s / first_tokens if first_tokens else None,
         ttft_saved_ms=1000 * saved / first_tokens if first_tokens and saved is not None else None,
         moved_bytes={way: counted.total(f"{KVTIDE}transfer_bytes_total", direction=way) for way in (STORE, LOAD)},
+        packing_saved_bytes=counted.total(f"{KVTIDE}packing_saved_bytes_total"),
         blocks={
             name: counted.total(f"{KVTIDE}{name}_blocks_total")
-            for name in ("stored", "loaded", "evicted", "fetched", "sunk")
+            for name in ("stored", "loaded", "evicted", "fetched", "sunk", "unpacked")
         },
         trouble={
             name: counted.total(f"{KVTIDE}{name}_total")

@@ -17,6 +17,7 @@ from kvtide.top.paper import COLOURS, GAP, NAME_WIDTH, NUMBER_WIDTH, Paper
 from kvtide.top.state import State
 from kvtide.top.texts import (
     bytes_text,
+    count_text,
     engines_text,
     rate_text,
     reasons_text,
@@ -128,12 +129,21 @@ def _speeds(server: Server, paper: Paper) -> Table:
         speed = rate_text(window.rate(window.moved_bytes[way]) if window else None)
         numbers = _numbers(paper, speed, bytes_text(start.moved_bytes[way]))
         table.add_row(Text(way, COLOURS[way]), *numbers, "", _curve(curve, paper, COLOURS[way]))
+    if start.packing_saved_bytes or start.blocks["unpacked"]:
+        speed = rate_text(window.rate(window.packing_saved_bytes) if window else None)
+        numbers = _numbers(paper, speed, bytes_text(start.packing_saved_bytes))
+        table.add_row("packing", *numbers, "", Text(_packing_text(start.blocks["unpacked"], paper), "dim"))
     times = [time_text(shown.ttft_ms if shown else None) for shown in (window, start)]
     saved = [time_text(shown.ttft_saved_ms if shown else None) for shown in (window, start)]
     table.add_row("TTFT", *_numbers(paper, *times), "", Text("mean of requests", "dim"))
     estimated = "estimated" if paper.narrow else "of each request, estimated"
     table.add_row("  saved", *_numbers(paper, *saved), "", Text(estimated, "dim"))
     return table
+
+
+def _packing_text(unpacked_blocks: float, paper: Paper) -> str:
+    unpacked = count_text(unpacked_blocks)
+    return f"unpacked {unpacked}" if paper.narrow else f"less; {unpacked} blocks do not pack"
 
 
 def _reasons(shown: Figures, paper: Paper) -> list[RenderableType]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.copy.packing.format import Bytes, Values, pack_tiles, unpack_tiles
+from kvtide.copy.packing.format import TILE_BYTES, TILE_VALUES, Bytes, Values, pack_tiles, unpack_tiles
 
 
 class Codec(Protocol):
@@ -41,11 +41,19 @@ def has_compiled() -> bool:
 
 
 def compiled() -> Codec:
-    """Return compiled code; the first use of each of its functions takes seconds.
+    """Return compiled code; the first use of each of its functions takes seconds (`ready`).
 
     To be called in a thread of our own when the engine is up: vLLM's CPU build does not start where numba was
     imported before.
     """
     module: Any = importlib.import_module("kvtide.copy.packing.compiled")
     codec: Codec = module
+    return codec
+
+
+def ready(codec: Codec) -> Codec:
+    """Use each of the functions once, so that compiling them is over."""
+    values, tiles = np.zeros((1, TILE_VALUES), np.uint16), np.zeros((1, TILE_BYTES), np.uint8)
+    codec.pack_into(values, tiles)
+    codec.unpack_into(tiles, values)
     return codec
