@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.fixtures import PROMPTS
-from tests.vllm.llm import engine
+from tests.vllm.llm import BLOCK_TOKENS, engine
 from tests.vllm.node_rig import EngineProcess, NodeProcess, wait_until
 from tests.vllm.test_round_trip import assert_same, hit
 
@@ -33,8 +33,11 @@ def seen(one_head: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     two = EngineProcess(one_head, node.path, folder / "engine.log", ranks=2)
     try:
         two.wait_for_start()
-        seen: dict[str, Any] = {"computed": two.say(*ASKED), "loaded": two.say(*ASKED, forget=False)}
-        seen |= {"status": node.status(), "ranks": two.ask(look=True)["ranks"], "code": two.stop()}
+        seen: dict[str, Any] = {"computed": two.say(*ASKED), "ranks, computed": two.ask(look=True)["ranks"]}
+        seen["blocks"] = node.blocks()
+        two.ask(wipe=True)
+        seen |= {"loaded": two.say(*ASKED, forget=False), "ranks": two.ask(look=True)["ranks"]}
+        seen |= {"status": node.status(), "code": two.stop()}
         wait_until(lambda: not node.status()["engines"], "the engine is gone")
         seen["after"] = node.status()
     finally:
@@ -71,6 +74,19 @@ def test_f27_every_byte_is_written_once_and_loaded_by_both(seen: dict[str, Any],
     assert sum(stored) == alone["cached"] * alone["block_bytes"]
     assert min(stored) > sum(stored) // 4
     assert len({rank["loaded_bytes"] for rank in seen["ranks"]}) == 1
+
+
+def test_f27_the_bytes_at_the_node_are_those_that_either_rank_has_computed(
+    seen: dict[str, Any], alone: dict[str, Any]
+) -> None:
+    assert len(set(seen["blocks"])) == alone["cached"]
+    for rank in seen["ranks, computed"]:
+        assert set(seen["blocks"]) <= set(rank["on_device"])
+
+
+def test_f27_both_ranks_load_the_bytes_that_are_at_the_node(seen: dict[str, Any]) -> None:
+    for rank in seen["ranks"]:
+        assert len(set(seen["blocks"]) & set(rank["on_device"])) == sum(EXPECTED) // BLOCK_TOKENS
 
 
 def test_nothing_is_left_at_the_node_when_both_ranks_have_gone(seen: dict[str, Any]) -> None:
