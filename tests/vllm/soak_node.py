@@ -201,12 +201,10 @@ class Soak:
         self._wait_for_family([])
 
     def kill(self) -> None:
-        """End all at once."""
-        for engine in self._engines:
-            if engine.process.poll() is None:
-                engine.kill()
-        if self._node.process.poll() is None:
-            self._node.kill()
+        """End all at once, also what should have ended by itself."""
+        for pid in descendants():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def main() -> int:
