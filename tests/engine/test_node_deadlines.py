@@ -5,12 +5,13 @@ On a busy machine an answer may be late here: that is a miss. What is said is th
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
-from kvtide.engine import Engine
+from kvtide.engine import Completion, Engine
 from tests.engine.test_node import prompt
-from tests.node.real_node import RealNode, config_of, serve
+from tests.node.real_node import Answer, RealNode, config_of, serve
 from tests.node.support import wait_until
 
 
@@ -25,11 +26,12 @@ def test_with_the_deadlines_that_users_have_engines_say_what_one_alone_says(tmp_
         Engine(config_of()) as reference,
     ):
         for turn in range(6):
-            if turn == 3:
+            if turn == 4:
                 node.kill()
                 node.start()
             for number, tokens in enumerate(talks):
-                answer = serve((first, second)[(turn + number) % 2], tokens, 4)
+                engine = (first, second)[(turn + number) % 2]
+                answer = serve_while_it_hangs(node, engine, tokens) if turn == 2 else serve(engine, tokens, 4)
                 assert answer.tokens == serve(reference, tokens, 4).tokens, f"conversation {number}, turn {turn}"
                 loaded += answer.loaded_tokens
                 asked += len(tokens)
@@ -45,3 +47,19 @@ def test_with_the_deadlines_that_users_have_engines_say_what_one_alone_says(tmp_
             return said[1].loaded_tokens > 0
 
         wait_until(is_loaded)
+
+
+def serve_while_it_hangs(node: RealNode, engine: Engine, tokens: list[int]) -> Answer:
+    """Answer a prompt while the node does nothing; it goes on afterwards."""
+    node.process.send_signal(signal.SIGSTOP)
+    engine.submit("r", tokens, 4)
+    done: list[Completion] = []
+
+    def is_answered() -> bool:
+        done.extend(engine.step())
+        return bool(done)
+
+    wait_until(is_answered)
+    node.process.send_signal(signal.SIGCONT)
+    engine.run()
+    return Answer(list(done[0].tokens), done[0].device_tokens, done[0].loaded_tokens)
