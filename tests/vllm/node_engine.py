@@ -39,7 +39,7 @@ def look(_worker: Any) -> dict[str, Any]:
         "mapped": _mapped(),
         "stored_bytes": stats.store.bytes,
         "loaded_bytes": stats.load.bytes,
-        "on_device": sorted({digest(b"".join(fragments)) for fragments in _fragments(side)}),
+        "on_device": [digest(b"".join(fragments)) for fragments in _fragments(side)],
     }
 
 
@@ -84,7 +84,7 @@ class Told:
         if "say" in order:
             return self._say(order)
         if "look" in order:
-            return {"ranks": self._engine.llm.collective_rpc(look), **self._numbers()}
+            return {"ranks": self._engine.llm.collective_rpc(look), "keys": self._keys(), **self._numbers()}
         if "reset" in order:
             return {"reset": self._engine.llm.reset_prefix_cache()}
         self._engine.forget_device()
@@ -100,6 +100,11 @@ class Told:
             self._engine.forget_device()
         said = [[result.tokens, result.logprobs, result.cached_tokens] for result in results]
         return {"results": said, **self._numbers()}
+
+    def _keys(self) -> list[str | None]:
+        """Return what vLLM has in each block of the device; None: nothing that could be found."""
+        keys = [block.block_hash for block in self._engine.pool.blocks]
+        return [None if key is None else key.hex() for key in keys]
 
     def _numbers(self) -> dict[str, Any]:
         if self._engine.scheduler.connector is None:
