@@ -20,6 +20,9 @@ done, as those of a server do. A loop that asks again as soon as it is answered 
 this machine can generate load: 8 engines and the node have 9 processes that never sleep then. Real engines have other
 cores for their schedulers: what part of the time is only that here there are too few is told by the kernel
 (/proc/PID/schedstat, the time that a process waited for a core), and is left out of `lookup_on_core_ms`.
+
+The embedded engines of `other_engine_ttft_ratio` and `found_after_kill` wait longer for the node than kvtide does: what
+a machine with too few cores answers late is late there, and no miss. All else has the deadlines of kvtide.
 """
 
 from __future__ import annotations

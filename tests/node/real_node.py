@@ -3,6 +3,8 @@
 with RealNode(path) as node:            # a process; kill() and start() it
     engine = EngineProcess(node.path)   # one too; kill() it
     engine.ask("r", prompt, 4).tokens
+
+`before` is a command that runs them, and that they do not outlive.
 """
 
 from __future__ import annotations
@@ -62,15 +64,16 @@ class Answer(NamedTuple):
 class RealNode:
     """A process that is there when its socket is, and may be killed and started again."""
 
-    def __init__(self, path: Path, *arguments: str, memory: str = "8MiB") -> None:
+    def __init__(self, path: Path, *arguments: str, memory: str = "8MiB", before: Sequence[str] = ()) -> None:
         self.path = path
         self._arguments = ["--memory", memory, "--socket", str(path), *arguments]
+        self._before = before
         self.start()
 
     def start(self) -> None:
         command = [sys.executable, "-m", "kvtide", "node", *self._arguments]
         self.process = subprocess.Popen(  # noqa: S603 (our own)
-            command, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(SOURCE)}
+            [*self._before, *command], stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(SOURCE)}
         )
         wait_until(self.is_there)
 
@@ -124,8 +127,8 @@ class RealNode:
 class EngineProcess:
     """An embedded engine, which answers one prompt after the other, and steps only meanwhile."""
 
-    def __init__(self, node: Path | None, ranks: int = 1) -> None:
-        command = [sys.executable, "-m", "tests.node.real_node", str(node or ""), str(ranks)]
+    def __init__(self, node: Path | None, ranks: int = 1, before: Sequence[str] = ()) -> None:
+        command = [*before, sys.executable, "-m", "tests.node.real_node", str(node or ""), str(ranks)]
         root = Path(__file__).parents[2]
         environment = {**os.environ, "PYTHONPATH": f"{SOURCE}:{root}", "OPENBLAS_NUM_THREADS": "1"}
         self.process = subprocess.Popen(  # noqa: S603 (our own)

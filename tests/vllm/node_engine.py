@@ -13,9 +13,10 @@ import os
 import sys
 import threading
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from tests.vllm.digests import digest
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for a function that is called in the workers
@@ -26,7 +27,7 @@ BLOCKS = 64
 
 
 def look(_worker: Any) -> dict[str, Any]:
-    """Say what one rank has: its process, descriptors, threads, and the memory of nodes that it has mapped."""
+    """Say what one rank has: its process, descriptors, threads, memory of nodes, and digests of its blocks."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415 (in a worker)
 
     side = get_kv_transfer_group()._worker
@@ -38,24 +39,32 @@ def look(_worker: Any) -> dict[str, Any]:
         "mapped": _mapped(),
         "stored_bytes": stats.store.bytes,
         "loaded_bytes": stats.load.bytes,
-        "on_device": _blocks(side),
+        "on_device": [digest(b"".join(fragments)) for fragments in _fragments(side)],
     }
 
 
-def _blocks(side: Any) -> list[str]:
-    """Return digests of all blocks that the device holds."""
-    blocks = [
-        b"".join(
-            stripe.memory[stripe.offset + block * stripe.block_stride :][: stripe.block_stride].numpy().tobytes()
+def wipe(_worker: Any) -> None:
+    """Write zeros to all blocks of one rank: what is there afterwards was computed or loaded afterwards."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415 (in a worker)
+
+    for fragments in _fragments(get_kv_transfer_group()._worker):
+        for fragment in fragments:
+            fragment.fill(0)
+
+
+def _fragments(side: Any) -> list[list[Any]]:
+    """Return the device's blocks, each as the places that it lies at."""
+    return [
+        [
+            stripe.memory[stripe.offset + block * stripe.block_stride :][: stripe.block_stride].numpy()
             for stripe in side._stripes
-        )
+        ]
         for block in range(side._kv_cache_config.num_blocks)
     ]
-    return sorted({blake2b(block, digest_size=8).hexdigest() for block in blocks})
 
 
 def _mapped() -> list[dict[str, Any]]:
-    """Return the mappings of memory that came from a node: inode, bytes, and digests of the blocks in it."""
+    """Return the mappings of memory that came from a node: inode and bytes."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "memfd:kvtide" in line:
@@ -75,10 +84,12 @@ class Told:
         if "say" in order:
             return self._say(order)
         if "look" in order:
-            return {"ranks": self._engine.llm.collective_rpc(look), **self._numbers()}
+            return {"ranks": self._engine.llm.collective_rpc(look), "keys": self._keys(), **self._numbers()}
         if "reset" in order:
             return {"reset": self._engine.llm.reset_prefix_cache()}
         self._engine.forget_device()
+        if "wipe" in order:
+            self._engine.llm.collective_rpc(wipe)
         return {}
 
     def _say(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +100,11 @@ class Told:
             self._engine.forget_device()
         said = [[result.tokens, result.logprobs, result.cached_tokens] for result in results]
         return {"results": said, **self._numbers()}
+
+    def _keys(self) -> list[str | None]:
+        """Return what vLLM has in each block of the device; None: nothing that could be found."""
+        keys = [block.block_hash for block in self._engine.pool.blocks]
+        return [None if key is None else key.hex() for key in keys]
 
     def _numbers(self) -> dict[str, Any]:
         if self._engine.scheduler.connector is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvtide.node.ask import status_of
 from kvtide.node.errors import NodeError
+from tests.vllm.digests import digest
 from tests.vllm.llm import Result
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,16 @@ class NodeProcess:
 
     def status(self) -> dict[str, Any]:
         return status_of(self.path, SOON_S)
+
+    def blocks(self) -> list[str]:
+        """Return digests of what is in the slots of its only arena, read from its own memory."""
+        [space] = self.status()["namespaces"]
+        [arena] = space["arenas"]
+        links = Path(f"/proc/{self.process.pid}/fd").iterdir()
+        [descriptor] = [link for link in links if "memfd:kvtide" in os.readlink(link)]
+        with descriptor.open("rb") as memory:
+            slots = [memory.read(arena["slot_bytes"]) for _ in range(space["slots"])]
+        return sorted(digest(slot) for slot in slots if any(slot))
 
     def lines(self) -> str:
         return self._log.read_text()

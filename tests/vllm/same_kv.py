@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from tests.vllm.digests import digest
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for a function that is called in the workers
@@ -38,8 +39,8 @@ def look(_worker: Any) -> dict[str, Any]:
         "slots": arena.slots,
         "bytes": arena.memory.nbytes,
         **_mapping(int(arena.memory.ctypes.data)),
-        "on_host": sorted(_digest(slot.tobytes()) for slot in arena.memory if slot.any()),
-        "on_device": sorted({_digest(block) for block in blocks}),
+        "on_host": sorted(digest(slot.tobytes()) for slot in arena.memory if slot.any()),
+        "on_device": sorted({digest(block) for block in blocks}),
         "stored_bytes": side.copy_stats().store.bytes,
         "loaded_bytes": side.copy_stats().load.bytes,
     }
@@ -52,10 +53,6 @@ def _mapping(address: int) -> dict[str, Any]:
     fields = lines[at].split(maxsplit=5)
     proportional = next(line for line in lines[at:] if line.startswith("Pss:"))
     return {"inode": fields[4], "path": fields[5], "proportional_bytes": int(proportional.split()[1]) * 1024}
-
-
-def _digest(content: bytes) -> str:
-    return blake2b(content, digest_size=8).hexdigest()
 
 
 def main() -> None:

@@ -4,7 +4,8 @@ python -m tests.vllm.soak_node --rounds 20 [--seed 1]
 
 Two real engines at one node: the first is one process, the second has its worker in another one. In each round both
 answer prompts, one process is killed in the middle of that and started again, and conversations hop between the
-engines. Everything that is said is compared with what an engine without kvtide says.
+engines. Everything that is said is compared with what an engine without kvtide says. After each round nothing may be
+left of what has been killed (processes, memory of a node, leases), and the living may not have grown.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.vllm.family import adopt_orphans, command_of, descendants, family_of, memory_bytes, nodes_memory
 from tests.vllm.llm import Result, prompt
 from tests.vllm.models import write_llama
 from tests.vllm.node_rig import EngineProcess, NodeProcess, Said, children_of, is_alive, wait_until
@@ -30,6 +32,13 @@ PROMPTS = [prompt(seed, 150 + 50 * (seed % 8)) for seed in range(16)]
 MAX_TOKENS = 24
 RANKS = (0, 1)
 """Of the two engines: 0 is all in one process."""
+NODE_BYTES = 8 << 20
+ENGINE_SLACK_BYTES = 64 << 20
+"""By how much one may grow. PyTorch keeps something for each new shape of a batch: 2 MiB in a round at first."""
+NODE_SLACK_BYTES = 4 << 20
+"""A node stays within 0.1 MiB."""
+SHARED_SLACK_BYTES = 4 << 20
+"""For what else than the node's memory an engine shares with its worker: 0.2 MiB."""
 
 
 class Soak:
@@ -57,7 +66,7 @@ class Soak:
 
     def _start_node(self) -> NodeProcess:
         self._logs += 1
-        return NodeProcess(self._path, self._folder / f"node-{self._logs}.log", memory="8MiB")
+        return NodeProcess(self._path, self._folder / f"node-{self._logs}.log", memory=str(NODE_BYTES))
 
     def _start_engine(self, ranks: int) -> EngineProcess:
         self._logs += 1
@@ -139,10 +148,8 @@ class Soak:
 
     def _check_leaks(self) -> None:
         status = self._wait_for_engines(len(self._engines))
-        [space] = status["namespaces"]
-        held = {name: space[name] for name in ("leased", "writing", "quarantined")}
-        assert not any(held.values()), f"the node holds {held}"
-        assert space["free"] + space["cached"] == space["ready_slots"]
+        self._check_slots(status)
+        self._check_processes()
         for number, engine in enumerate(self._engines):
             found = engine.ask(look=True)
             assert found["pins"] == [0, 0, 0]
@@ -153,10 +160,36 @@ class Soak:
         self._is_usual("descriptors of the node", len(os.listdir(f"/proc/{self._node.process.pid}/fd")))
         self._is_usual("threads of the node", len(os.listdir(f"/proc/{self._node.process.pid}/task")))
 
-    def _is_usual(self, what: str, count: int) -> None:
-        """See that there are no more of something than at the end of the first round."""
+    def _check_slots(self, status: dict[str, Any]) -> None:
+        [space] = status["namespaces"]
+        held = {name: space[name] for name in ("leased", "writing", "quarantined")}
+        assert not any(held.values()), f"the node holds {held}"
+        assert space["free"] + space["cached"] == space["ready_slots"]
+
+    def _check_processes(self) -> None:
+        """See that there are those of the node and of the engines, and no others, and what memory they have."""
+        families = {"the node": [self._node.process.pid]}  # what has touched its memory for it has ended
+        families |= {f"engine {number}": family_of(engine.process.pid) for number, engine in enumerate(self._engines)}
+        self._wait_for_family([pid for family in families.values() for pid in family])
+        assert len(nodes_memory(descendants())) == 1, "memory of a node that is gone"
+        for name, family in families.items():
+            self._is_usual(f"processes of {name}", len(family))
+            own, shared = (sum(memory_bytes(pid, kind) for pid in family) for kind in ("RssAnon", "RssShmem"))
+            self._is_usual(f"bytes of {name}", own, NODE_SLACK_BYTES if name == "the node" else ENGINE_SLACK_BYTES)
+            assert shared <= NODE_BYTES + SHARED_SLACK_BYTES, f"{name} has {shared} bytes of shared memory"
+
+    def _wait_for_family(self, expected: list[int]) -> None:
+        """Wait until only these processes live, of all that were started."""
+        try:
+            wait_until(lambda: set(descendants()) <= set(expected), "no other process is left")
+        except AssertionError as error:
+            others = {pid: command_of(pid) for pid in set(descendants()) - set(expected)}
+            raise AssertionError(f"processes that nobody has ended: {others}") from error
+
+    def _is_usual(self, what: str, count: int, slack: int = 0) -> None:
+        """See that there is no more of something than at the end of the first round."""
         usual = self._usual.setdefault(what, count)
-        assert count <= usual, f"{what}: {count}, and {usual} at first"
+        assert count <= usual + slack, f"{what}: {count}, and {usual} at first"
 
     def close(self) -> None:
         """End all in good order."""
@@ -165,14 +198,13 @@ class Soak:
         self._wait_for_engines(0)
         assert self._node.stop() == 0
         assert not self._path.exists()
+        self._wait_for_family([])
 
     def kill(self) -> None:
-        """End all at once."""
-        for engine in self._engines:
-            if engine.process.poll() is None:
-                engine.kill()
-        if self._node.process.poll() is None:
-            self._node.kill()
+        """End all at once, also what should have ended by itself."""
+        for pid in descendants():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def main() -> int:
@@ -181,6 +213,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=list(VICTIMS))
     asked = parser.parse_args()
+    adopt_orphans()
     _put(f"soak-node: {asked.rounds} rounds, --seed {asked.seed}")
     with tempfile.TemporaryDirectory(prefix="kvtide-soak-") as folder:
         soak = Soak(Path(folder), asked.seed)

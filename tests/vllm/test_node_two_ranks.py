@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.fixtures import PROMPTS
-from tests.vllm.llm import engine
+from tests.vllm.llm import BLOCK_TOKENS, engine
 from tests.vllm.node_rig import EngineProcess, NodeProcess, wait_until
 from tests.vllm.test_round_trip import assert_same, hit
 
@@ -33,8 +33,13 @@ def seen(one_head: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     two = EngineProcess(one_head, node.path, folder / "engine.log", ranks=2)
     try:
         two.wait_for_start()
-        seen: dict[str, Any] = {"computed": two.say(*ASKED), "loaded": two.say(*ASKED, forget=False)}
-        seen |= {"status": node.status(), "ranks": two.ask(look=True)["ranks"], "code": two.stop()}
+        wait_until(lambda: may_store(two, node), "the engine uses all slots")
+        seen: dict[str, Any] = {"computed": two.say(*ASKED, forget=False)}
+        seen |= {"device, computed": two.ask(look=True), "blocks": node.blocks()}
+        two.ask(wipe=True)
+        seen |= {"loaded": two.say(*ASKED, forget=False), "device, loaded": two.ask(look=True)}
+        seen |= {"ranks": seen["device, loaded"]["ranks"]}
+        seen |= {"status": node.status(), "code": two.stop()}
         wait_until(lambda: not node.status()["engines"], "the engine is gone")
         seen["after"] = node.status()
     finally:
@@ -42,6 +47,12 @@ def seen(one_head: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
             two.kill()
         node.kill()
     return seen
+
+
+def may_store(engine: EngineProcess, node: NodeProcess) -> bool:
+    """Whether both ranks have all of the node's memory. They get it in steps; this one has too little to store."""
+    engine.say(ASKED[0][:4])
+    return [space["slots"] - space["free"] for space in node.status()["namespaces"]] == [0]
 
 
 def test_f27_two_ranks_at_a_node_say_what_one_says_computed_and_loaded(
@@ -71,6 +82,26 @@ def test_f27_every_byte_is_written_once_and_loaded_by_both(seen: dict[str, Any],
     assert sum(stored) == alone["cached"] * alone["block_bytes"]
     assert min(stored) > sum(stored) // 4
     assert len({rank["loaded_bytes"] for rank in seen["ranks"]}) == 1
+
+
+def blocks_by_key(device: dict[str, Any], rank: int) -> dict[str, str]:
+    """Return digests of what one rank has on its device."""
+    digests = device["ranks"][rank]["on_device"]
+    return {key: digest for key, digest in zip(device["keys"], digests, strict=True) if key is not None}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_f27_the_bytes_at_the_node_are_those_that_either_rank_has_computed(seen: dict[str, Any], rank: int) -> None:
+    computed = blocks_by_key(seen["device, computed"], rank)
+    assert sorted(computed.values()) == seen["blocks"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_f27_either_rank_loads_for_each_key_the_bytes_that_it_had_computed(seen: dict[str, Any], rank: int) -> None:
+    """Answers would not tell: attention does not care in which order the blocks of a prompt lie."""
+    computed = blocks_by_key(seen["device, computed"], rank)
+    assert blocks_by_key(seen["device, loaded"], rank) == computed
+    assert len(computed) == sum(EXPECTED) // BLOCK_TOKENS
 
 
 def test_nothing_is_left_at_the_node_when_both_ranks_have_gone(seen: dict[str, Any]) -> None:
