@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.vllm.digests import digest
+from tests.vllm.digests import keys_on_device, on_device, wipe
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for a function that is called in the workers
@@ -39,28 +39,8 @@ def look(_worker: Any) -> dict[str, Any]:
         "mapped": _mapped(),
         "stored_bytes": stats.store.bytes,
         "loaded_bytes": stats.load.bytes,
-        "on_device": [digest(b"".join(fragments)) for fragments in _fragments(side)],
+        "on_device": on_device(side),
     }
-
-
-def wipe(_worker: Any) -> None:
-    """Write zeros to all blocks of one rank: what is there afterwards was computed or loaded afterwards."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415 (in a worker)
-
-    for fragments in _fragments(get_kv_transfer_group()._worker):
-        for fragment in fragments:
-            fragment.fill(0)
-
-
-def _fragments(side: Any) -> list[list[Any]]:
-    """Return the device's blocks, each as the places that it lies at."""
-    return [
-        [
-            stripe.memory[stripe.offset + block * stripe.block_stride :][: stripe.block_stride].numpy()
-            for stripe in side._stripes
-        ]
-        for block in range(side._kv_cache_config.num_blocks)
-    ]
 
 
 def _mapped() -> list[dict[str, Any]]:
@@ -84,7 +64,11 @@ class Told:
         if "say" in order:
             return self._say(order)
         if "look" in order:
-            return {"ranks": self._engine.llm.collective_rpc(look), "keys": self._keys(), **self._numbers()}
+            return {
+                "ranks": self._engine.llm.collective_rpc(look),
+                "keys": keys_on_device(self._engine.pool),
+                **self._numbers(),
+            }
         if "reset" in order:
             return {"reset": self._engine.llm.reset_prefix_cache()}
         self._engine.forget_device()
@@ -100,11 +84,6 @@ class Told:
             self._engine.forget_device()
         said = [[result.tokens, result.logprobs, result.cached_tokens] for result in results]
         return {"results": said, **self._numbers()}
-
-    def _keys(self) -> list[str | None]:
-        """Return what vLLM has in each block of the device; None: nothing that could be found."""
-        keys = [block.block_hash for block in self._engine.pool.blocks]
-        return [None if key is None else key.hex() for key in keys]
 
     def _numbers(self) -> dict[str, Any]:
         if self._engine.scheduler.connector is None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.vllm.digests import digest
+from tests.vllm.digests import digest, keys_on_device, on_device, wipe
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for a function that is called in the workers
@@ -27,20 +27,13 @@ def look(_worker: Any) -> dict[str, Any]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: PLC0415 (in a worker)
 
     side = get_kv_transfer_group()._worker
-    arena, stripes = side._arena, side._stripes
-    blocks = [
-        b"".join(
-            stripe.memory[stripe.offset + block * stripe.block_stride :][: stripe.block_stride].numpy().tobytes()
-            for stripe in stripes
-        )
-        for block in range(side._kv_cache_config.num_blocks)
-    ]
+    arena = side._arena
     return {
         "slots": arena.slots,
         "bytes": arena.memory.nbytes,
         **_mapping(int(arena.memory.ctypes.data)),
         "on_host": sorted(digest(slot.tobytes()) for slot in arena.memory if slot.any()),
-        "on_device": sorted({digest(block) for block in blocks}),
+        "on_device": on_device(side),
         "stored_bytes": side.copy_stats().store.bytes,
         "loaded_bytes": side.copy_stats().load.bytes,
     }
@@ -72,9 +65,11 @@ def main() -> None:
                 "loaded_tokens": offloading.metrics.loaded_tokens - before,
                 "failed": [offloading.metrics.stores_failed, offloading.metrics.loads_failed],
                 "ranks": offloading.llm.collective_rpc(look),
+                "keys": keys_on_device(offloading.pool),
                 "slots_cached": offloading.manager.gauges().slots_cached,
             }
             offloading.forget_device()
+            offloading.llm.collective_rpc(wipe)
         offloading.check_at_rest()
         config = offloading.side.config
         said |= {"slots": config.slots, "host_bytes": config.host_bytes, "block_tokens": BLOCK_TOKENS}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.vllm.digests import by_key
 from tests.vllm.fixtures import PROMPTS
 from tests.vllm.llm import BLOCK_TOKENS, engine
 from tests.vllm.node_rig import EngineProcess, NodeProcess, wait_until
@@ -86,8 +87,7 @@ def test_f27_every_byte_is_written_once_and_loaded_by_both(seen: dict[str, Any],
 
 def blocks_by_key(device: dict[str, Any], rank: int) -> dict[str, str]:
     """Return digests of what one rank has on its device."""
-    digests = device["ranks"][rank]["on_device"]
-    return {key: digest for key, digest in zip(device["keys"], digests, strict=True) if key is not None}
+    return by_key(device["keys"], device["ranks"][rank]["on_device"])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.vllm.digests import by_key
 from tests.vllm.elsewhere import results, run_elsewhere
 from tests.vllm.fixtures import PROMPTS
 from tests.vllm.llm import engine
@@ -65,3 +66,13 @@ def test_f27_the_bytes_on_the_host_are_those_of_either_rank(said: Any, turn: str
     assert len(first["on_host"]) == said["computed"]["slots_cached"]
     for rank in (first, second):
         assert set(rank["on_host"]) <= set(rank["on_device"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_f27_either_rank_loads_for_each_key_the_bytes_that_it_had_computed(said: Any, rank: int) -> None:
+    """Answers would not tell: attention does not care in which order the blocks of a prompt lie."""
+    computed, loaded = (
+        by_key(said[turn]["keys"], said[turn]["ranks"][rank]["on_device"]) for turn in ("computed", "loaded")
+    )
+    assert loaded == computed
+    assert len(loaded) >= sum(EXPECTED) // said["block_tokens"]
