@@ -96,6 +96,8 @@ FOUND_WITH_A_NODE = [
     (950481, "lazy: what a full node had refused was kept from a request that waited for it, each time it began again"),
     (5013906, "the same, with blocks that were computed anew each time"),
     (5008277, "lazy: the same with what a node had already, where nobody remembered that"),
+    (145, "what waited for a tier when its node was cleared was not loaded, and not counted"),
+    (64, "of a request with fewer keys than blocks, what had no key was not counted as not loaded"),
 ]
 """Seed and what was wrong, in worlds with a node."""
 

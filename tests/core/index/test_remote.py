@@ -466,6 +466,13 @@ def test_a_request_that_needs_something_else_by_now_gets_the_answer_to_that(slow
     slow.check_at_rest()
 
 
+def test_f4_tokens_without_keys_are_counted_as_not_there(bench: Remote) -> None:
+    bench.store("a", 0, 2)
+    request = bench.request("a", 3)
+    match = bench.index.look_up(request, 0, 10 * SIZE, lambda _: True)
+    assert (match.tokens, match.missed) == (2 * SIZE, {NotLoaded.NOT_CACHED: 7 * SIZE})
+
+
 def test_the_same_answer_serves_for_a_moment_and_is_then_given_back(bench: Remote) -> None:
     bench.store("a", 0, 2)
     request = bench.request("a", 2)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvtide.core.groups import Group
+from kvtide.core.groups import Group, common_boundary
 from kvtide.core.index import calls
 from kvtide.core.index.calls import Found
 from kvtide.core.index.lives import Lives
@@ -46,6 +46,7 @@ class LookUps:
     def __init__(self, lives: Lives, groups: Sequence[Group]) -> None:
         self._lives = lives
         self._groups = groups
+        self._step = common_boundary(groups)
         self._asked: dict[str, LookedUp] = {}
         """By request."""
         self._request_of: dict[int, str] = {}
@@ -179,14 +180,25 @@ class LookUps:
 
     def _match(self, request: Request, asked: LookedUp, found: Found, pays: Callable[[int], bool]) -> Match:
         id_, device_tokens, num_tokens = request.id, asked.device_tokens, asked.num_tokens
+        missed = self._missed(asked, found)
         if found.tokens and not pays(found.tokens):
-            missed = {**found.missed, NotLoaded.BELOW_BREAK_EVEN: found.tokens}
-            return Match(id_, device_tokens, 0, (), missed, num_tokens)
+            return Match(id_, device_tokens, 0, (), {**missed, NotLoaded.BELOW_BREAK_EVEN: found.tokens}, num_tokens)
         lease = None
         if found.lease is not None:
             assert self._lives.now is not None
             lease = Lease(all_slots(found.pieces), found.lease, self._lives.now)
-        return Match(id_, device_tokens, found.tokens, found.pieces, found.missed, num_tokens, lease=lease)
+        return Match(id_, device_tokens, found.tokens, found.pieces, missed, num_tokens, lease=lease)
+
+    def _missed(self, asked: LookedUp, found: Found) -> Mapping[NotLoaded, int]:
+        """Return why not more was found. What the node is silent about it lacks (F4).
+
+        It has forgotten the question, as when it was cleared meanwhile, or was sent no keys of the last tokens.
+        """
+        limit = (asked.num_tokens - 1) // self._step * self._step
+        silent = limit - asked.device_tokens - found.tokens - sum(found.missed.values())
+        if silent <= 0:  # as usual
+            return found.missed
+        return {**found.missed, NotLoaded.NOT_CACHED: found.missed.get(NotLoaded.NOT_CACHED, 0) + silent}
 
     def _return(self, found: Found | None) -> None:
         """Release what was found in this life and is not wanted."""

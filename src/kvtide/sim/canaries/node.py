@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kvtide.core.chain import Chain
 from kvtide.core.index import calls
-from kvtide.core.index.look_ups import LookUps
+from kvtide.core.index.look_ups import LookedUp, LookUps
 from kvtide.core.index.remote import RemoteIndex
 from kvtide.core.index.reservations import RemoteRun, Reservations
 from kvtide.core.index.shared import SharedIndex
@@ -20,6 +20,14 @@ from kvtide.core.reasons import NotLoaded
 from kvtide.core.storing.stores import Stores
 from kvtide.sim.canaries.base import Patches, around, canary, returning
 from kvtide.sim.node.node import SimNode
+
+
+@canary("F4", "what a node is silent about is not counted as not loaded", "I6", node="yes")
+def silent_node() -> Patches:
+    def as_told(self: LookUps, asked: LookedUp, found: calls.Found) -> Mapping[NotLoaded, int]:
+        return found.missed
+
+    return [(LookUps, "_missed", as_told)]
 
 
 @canary("F28", "slots of a writer are given to others when its connection closes", "I10", node="yes")

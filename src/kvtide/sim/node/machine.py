@@ -22,6 +22,7 @@ from kvtide.sim.node.connection import Connection, draw_delay
 from kvtide.sim.node.engine import NodeEngine
 from kvtide.sim.node.engine_side import AtNodeChecker
 from kvtide.sim.node.link import SimLink
+from kvtide.sim.node.missed import MissedChecker
 from kvtide.sim.node.node import SimNode
 from kvtide.sim.node.ready import ReadyChecker
 from kvtide.sim.node.watch import NodeWatch
@@ -39,6 +40,7 @@ ENGINE_CHECKERS = (
     ReportsChecker,
     StoppedChecker,
     ReadyChecker,
+    MissedChecker,
 )
 """What holds for each engine by itself."""
 ALSO_ELSEWHERE, ELSEWHERE_STEPS_MAX = 160, 40
