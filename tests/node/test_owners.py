@@ -63,6 +63,17 @@ def test_a_worker_that_ends_takes_its_scheduler_with_it_but_not_other_workers() 
     assert seen(owners.drained(second.number)) == ([], [second], [scheduler.owner])
 
 
+def test_nothing_is_kept_of_workers_that_have_left_in_good_order() -> None:
+    owners = Owners()
+    scheduler = opened(owners)
+    for rank in range(10):
+        worker = joined(owners, scheduler, rank)
+        worker.owner.far[rank] = "memory of NUMA node 0 and a GPU next to NUMA node 1"
+        owners.drained(worker.number)
+        assert seen(owners.closed(worker.number, 0.0)) == ([], [], [])
+    assert (owners.members, scheduler.owner.far) == (1, {})
+
+
 def test_an_exit_counts_before_the_connection_has_ended() -> None:
     owners = Owners()
     scheduler = opened(owners)

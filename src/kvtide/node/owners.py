@@ -190,6 +190,8 @@ class Owners:
 
     def _forget(self, member: Member) -> None:
         del self._members[member.number], member.owner.members[member.number]
+        if member.role == WORKER:
+            member.owner.far.pop(member.rank, None)
 
     def _add(self, owner: Owner, role: str, rank: int, pid: int, is_watched: bool) -> Member:
         member = Member(self._number(), owner, role, rank, pid, is_watched)
