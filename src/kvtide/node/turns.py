@@ -9,7 +9,7 @@ from kvtide.node.frames import Frame
 from kvtide.node.peers import Peer
 
 _NOBODY_WAITS_FOR = (Kind.RELEASE, Kind.RESERVE)
-"""A look-up finds no less before them than after them."""
+"""A look-up finds no less before them than after them, but for an engine that has leased all that it may."""
 _FRAMES_MAX = 32
 _BYTES_MAX = 256 << 10
 """Who has said so much is not listened to until some of it is answered."""
