@@ -30,7 +30,7 @@ def silent_node() -> Patches:
     return [(LookUps, "_missed", as_told)]
 
 
-@canary("F28", "slots of a writer are given to others when its connection closes", "I10", node="yes")
+@canary("F28", "slots of a writer are given to others when its connection closes", "I10", "I14", node="yes")
 def reuse_before_exit() -> Patches:
     def hasty(closed: Callable[..., None], self: SharedIndex, owner: int) -> None:
         closed(self, owner)
