@@ -412,6 +412,7 @@ def test_a_push_to_a_scheduler_that_has_just_gone_ends_its_life_and_nothing_else
 
         rig.call(push)
         assert rig.handler.told == [("ending", "engine"), ("over", "engine")]
+        assert (rig.server.closed, rig.lines) == (0, []), "it has sent nothing bad"
         rig.check_alive()
 
 

@@ -186,7 +186,7 @@ class Server:
             what()
             self._wait_for(peer)
         except Gone as error:
-            self._close(peer, "" if peer.connection.unsent_bytes == 0 else str(error))
+            self._lose(peer, error)
         except BadFrame as error:
             self._close(peer, str(error))
         except Refused as refused:
@@ -223,7 +223,7 @@ class Server:
             peer.connection.send(frame)
             self._wait_for(peer)
         except Gone as error:
-            self._close(peer, str(error))
+            self._lose(peer, error)
 
     def _wait_for(self, peer: Peer) -> None:
         """Wait until it reads, for its turn, or for what it says next."""
@@ -257,6 +257,10 @@ class Server:
         while peer.waiting and peer.waiting[0].kind >= FIRST_OF_INDEX and not peer.is_closed:
             self._try(peer, partial(self._take, peer, peer.waiting.popleft()))
         self._close(peer)
+
+    def _lose(self, peer: Peer, error: Gone) -> None:
+        """Close the connection of one that has left. It has done nothing wrong, unless it has not read what waits."""
+        self._close(peer, str(error) if peer.connection.unsent_bytes else "")
 
     def _close(self, peer: Peer, why: str = "") -> None:
         """Close a connection; `why` is what it did wrong."""
