@@ -20,6 +20,7 @@ from kvtide.node.spaces import Spaces
 from kvtide.top.alarms import alarms
 from kvtide.top.history import History, Server
 from kvtide.top.reading import parse
+from kvtide.top.state import state
 from tests.command_line import run
 from tests.node.support import wait_until
 from tests.top.fake import fake_server
@@ -133,6 +134,17 @@ def test_slots_that_an_engine_still_pins_are_not_full() -> None:
     assert now is not None
     assert now.pool.slots == 10
     assert now.pool.fill == pytest.approx(0.2)
+
+
+def test_the_memory_of_a_node_is_that_of_its_models_whatever_size_their_blocks_have() -> None:
+    lines = ["# TYPE kvtide_node_build_info gauge", 'kvtide_node_build_info{epoch="e"} 1']
+    gauges = {"namespace_bytes": (4000, 8000), "slots": (4, 800), "slots_ready": (4, 400)}
+    for name, values in gauges.items():
+        lines.append(f"# TYPE kvtide_node_{name} gauge")
+        lines += [f'kvtide_node_{name}{{namespace="{space}",model="m"}} {values[space]}' for space in (0, 1)]
+    lines.append("# TYPE kvtide_node_stored_blocks counter")
+    lines += [f'kvtide_node_stored_blocks_total{{namespace="{space}",model="m"}} {7}' for space in (0, 1)]
+    assert state(parse("\n".join([*lines, ""]))).pool.bytes == 4000 + 8000 / 2
 
 
 def test_a_node_is_drawn_in_80_columns_beside_servers(machine: Machine) -> None:
