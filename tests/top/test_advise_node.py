@@ -151,6 +151,7 @@ def test_a_full_node_is_left_alone_without_evidence(text: str, why: str) -> None
 def test_a_tier_of_a_node_that_engines_cannot_use_is_said_before_all_else() -> None:
     (only,) = advice(a_node(cached=990, evicted=500, more=tiers(0)))
     assert (only.kind, "Look after tier disk of the node" in only.do) == ("repair", True)
+    assert "it is still being opened" in only.because
 
 
 def test_what_is_one_engine_s_alone_has_no_tiers_and_says_nothing_about_them() -> None:

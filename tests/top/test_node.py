@@ -189,6 +189,14 @@ def test_what_somebody_should_look_at_is_an_alarm(machine: Machine) -> None:
     ]
 
 
+def test_a_tier_that_is_not_open_yet_is_not_said_to_have_failed(machine: Machine) -> None:
+    name = next(iter(machine.spaces._spaces))
+    up = f'# TYPE kvtide_node_tier_up gauge\nkvtide_node_tier_up{{namespace="{name}",tier="disk"}} 0\n'
+    assert alarms(seen(machine, machine.text() + up)) == [
+        "tier disk is not in use: it is still being opened, or the node's log says why"
+    ]
+
+
 def test_advice_rests_on_its_look_ups(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(20):
         machine.look_up("org/small-model", "a", 7)
