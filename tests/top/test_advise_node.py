@@ -104,6 +104,34 @@ def test_a_node_whose_memory_is_full_and_loses_blocks_probably_needs_more_or_a_t
     assert found[0].numbers == {"fill": 0.99, "evicted_blocks": 500, "found_share": 0.5, "not_cached_share": 0.5}
 
 
+def another_model(cached: int, evicted: int, found: int, missing: int) -> str:
+    """Return what the same node says of a third model, which engines use, too."""
+    labels = 'namespace="o",model="org/other"'
+    counters = {"asked_tokens": found + missing, "found_tokens": found, "evicted_blocks": evicted}
+    gauges = {"slots": 100, "slots_ready": 100, "slots_cached": cached, "namespace_engines": 1}
+    counters = {f"{name}_total{{{labels}}}": count for name, count in counters.items()}
+    counters[f'not_loaded_total{{{labels},reason="not_cached"}}'] = missing
+    lines = [f"kvtide_node_{series} {count}" for series, count in counters.items()]
+    for name, value in gauges.items():
+        lines += [f"# TYPE kvtide_node_{name} gauge", f"kvtide_node_{name}{{{labels}}} {value}"]
+    return "\n".join(lines)
+
+
+def test_of_several_models_the_one_that_loses_blocks_is_named_with_its_own_numbers() -> None:
+    found = advice(a_node(cached=1000, more=another_model(96, 50, found=3_000, missing=1_000)), seconds=100.0)
+    assert [each.kind for each in found] == ["memory", "tier"]
+    assert "The memory of org/other is full, and it evicted 50 blocks: one stays for 3.33 min" in found[0].because
+    assert found[0].numbers == {"fill": 0.96, "evicted_blocks": 50, "found_share": 0.75, "not_cached_share": 0.25}
+
+
+def test_what_one_model_finds_is_no_reason_for_more_memory_of_another_one() -> None:
+    (only,) = advice(a_node(cached=990, evicted=500, found=0, missing=5_000, more=another_model(10, 0, 9_000, 0)))
+    assert only.kind == "nothing"
+    assert "The memory of org/small evicts, and nothing shows" in only.because
+    (only,) = advice(a_node(cached=1000, more=another_model(96, 50, found=0, missing=5_000)))
+    assert "The memory of org/other evicts, and nothing shows" in only.because
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -123,6 +151,7 @@ def test_a_full_node_is_left_alone_without_evidence(text: str, why: str) -> None
 def test_a_tier_of_a_node_that_engines_cannot_use_is_said_before_all_else() -> None:
     (only,) = advice(a_node(cached=990, evicted=500, more=tiers(0)))
     assert (only.kind, "Look after tier disk of the node" in only.do) == ("repair", True)
+    assert "it is still being opened" in only.because
 
 
 def test_what_is_one_engine_s_alone_has_no_tiers_and_says_nothing_about_them() -> None:

@@ -20,6 +20,7 @@ from kvtide.node.spaces import Spaces
 from kvtide.top.alarms import alarms
 from kvtide.top.history import History, Server
 from kvtide.top.reading import parse
+from kvtide.top.state import state
 from tests.command_line import run
 from tests.node.support import wait_until
 from tests.top.fake import fake_server
@@ -135,6 +136,17 @@ def test_slots_that_an_engine_still_pins_are_not_full() -> None:
     assert now.pool.fill == pytest.approx(0.2)
 
 
+def test_the_memory_of_a_node_is_that_of_its_models_whatever_size_their_blocks_have() -> None:
+    lines = ["# TYPE kvtide_node_build_info gauge", 'kvtide_node_build_info{epoch="e"} 1']
+    gauges = {"namespace_bytes": (4000, 8000), "slots": (4, 800), "slots_ready": (4, 400)}
+    for name, values in gauges.items():
+        lines.append(f"# TYPE kvtide_node_{name} gauge")
+        lines += [f'kvtide_node_{name}{{namespace="{space}",model="m"}} {values[space]}' for space in (0, 1)]
+    lines.append("# TYPE kvtide_node_stored_blocks counter")
+    lines += [f'kvtide_node_stored_blocks_total{{namespace="{space}",model="m"}} {7}' for space in (0, 1)]
+    assert state(parse("\n".join([*lines, ""]))).pool.bytes == 4000 + 8000 / 2
+
+
 def test_a_node_is_drawn_in_80_columns_beside_servers(machine: Machine) -> None:
     lines = picture(seen(machine), watched())
     assert max(map(len, lines)) <= 80
@@ -174,6 +186,14 @@ def test_what_somebody_should_look_at_is_an_alarm(machine: Machine) -> None:
     assert alarms(seen(machine)) == [
         "there is no room for another connection: raise LimitNOFILE of the node",
         "5 slots in quarantine: processes of ended engines may still use them",
+    ]
+
+
+def test_a_tier_that_is_not_open_yet_is_not_said_to_have_failed(machine: Machine) -> None:
+    name = next(iter(machine.spaces._spaces))
+    up = f'# TYPE kvtide_node_tier_up gauge\nkvtide_node_tier_up{{namespace="{name}",tier="disk"}} 0\n'
+    assert alarms(seen(machine, machine.text() + up)) == [
+        "tier disk is not in use: it is still being opened, or the node's log says why"
     ]
 
 

@@ -149,6 +149,8 @@ def test_a_model_that_tells_no_parameters_is_taken_for_the_usual_one_and_that_is
     rate = derive_rates(GPUS["h100"], unknown).prefill_tokens_per_s
     assert rate.value == derive_rates(GPUS["h100"], DEFAULT_MODEL).prefill_tokens_per_s.value
     assert "secret tells none" in rate.how
+    assert "Llama-3.1-8B: secret tells none" in derive_rates(GPUS["h200"], unknown).prefill_tokens_per_s.how
+    assert "of weights (Llama-3.1-8B: secret tells none)" in kv_memory(GPUS["h200"], unknown, 1).how
 
 
 def found(name: str = "NVIDIA H100 PCIe") -> MeasuredGpu:

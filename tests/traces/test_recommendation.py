@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
@@ -10,6 +11,7 @@ import pytest
 
 from kvtide.traces import TraceRequest
 from kvtide.traces.plan import PlanResult
+from kvtide.traces.plan_report import as_json
 from kvtide.traces.prices import GIB, GIB_HOUR, Prices
 from kvtide.traces.recommendation import Outcome
 from kvtide.traces.workloads import Workload
@@ -137,10 +139,19 @@ def test_a_longer_recording_of_the_same_is_surer() -> None:
     short, long = (plan(in_turn(100, rounds)).recommendation.certainty for rounds in (3, 40))
     assert levels.index(short.level) < levels.index(long.level)
     assert short.level == "low"
+    assert short.matters_s is not None
     assert short.seen_s < short.matters_s
     assert "the rest is extrapolated" in short.text
     assert "shows all that matters" in long.text
     assert long.level == "high"
+
+
+def test_where_memory_costs_nothing_every_age_matters_and_the_json_is_valid() -> None:
+    result = plan(Workload("once", 60), prices=Prices(3.5, 0.0))
+    certain = result.recommendation.certainty
+    assert certain.matters_s is None
+    assert "every age matters" in certain.text
+    json.dumps(as_json(result), allow_nan=False)
 
 
 def test_halves_that_differ_make_it_unsure() -> None:

@@ -42,7 +42,8 @@ def _of_link(link: Link) -> str:
 
 def _of_node(node: Node) -> list[str]:
     found = ["there is no room for another connection: raise LimitNOFILE of the node"] if node.is_crowded else []
-    found += [f"tier {name} is not in use: the node's log says why" for name, used in node.tiers.items() if not used]
+    why = "it is still being opened, or the node's log says why"
+    found += [f"tier {name} is not in use: {why}" for name, used in node.tiers.items() if not used]
     if node.quarantined:
         slots = how_many(node.quarantined, "slot")
         found.append(f"{slots} in quarantine: processes of ended engines may still use them")

@@ -46,6 +46,17 @@ class TierTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class SpaceTraffic:
+    """What engines looked up in one namespace of a node, and what that has lost."""
+
+    asked_tokens: float
+    found_tokens: float
+    missing_tokens: float
+    """Its memory did not have their blocks."""
+    evicted_blocks: float
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What happened in some seconds, or since the server was started."""
 
@@ -70,6 +81,8 @@ class Figures:
     not_stored: dict[str, float]
     not_sunk: dict[str, float]
     tiers: dict[str, TierTraffic] = field(default_factory=dict)
+    spaces: dict[str, SpaceTraffic] = field(default_factory=dict)
+    """Of a node, by namespace."""
 
     def rate(self, count: float) -> float | None:
         """Return a count per second; None where nobody knows of how many seconds it is."""
@@ -101,6 +114,7 @@ def figures(counted: Counts, seconds: float | None, since_start: Counts) -> Figu
         not_stored=_reasons(counted, "not_stored"),
         not_sunk=_reasons(counted, "not_sunk"),
         tiers={name: _traffic(counted, name) for name in counted.by(f"{KVTIDE}tier_keys_total", "tier")},
+        spaces={name: _space(counted, name) for name in counted.by(f"{NODE}asked_tokens_total", "namespace")},
     )
 
 
@@ -169,4 +183,13 @@ def _traffic(counted: Counts, tier: str) -> TierTraffic:
         missing_keys=keys(call="lookup", outcome="miss"),
         failed_keys=keys(outcome="failed"),
         corrupt_records=counted.total(f"{KVTIDE}tier_corrupt_records_total", tier=tier),
+    )
+
+
+def _space(counted: Counts, namespace: str) -> SpaceTraffic:
+    return SpaceTraffic(
+        asked_tokens=counted.total(f"{NODE}asked_tokens_total", namespace=namespace),
+        found_tokens=counted.total(f"{NODE}found_tokens_total", namespace=namespace),
+        missing_tokens=counted.total(f"{NODE}not_loaded_total", namespace=namespace, reason="not_cached"),
+        evicted_blocks=counted.total(f"{NODE}evicted_blocks_total", namespace=namespace),
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvtide.top.advice import Advice
-from kvtide.top.evidence import FULL, NOTABLE
-from kvtide.top.figures import Figures
+from kvtide.top.evidence import FULL, NOTABLE, TOKENS_MIN
+from kvtide.top.figures import Figures, SpaceTraffic
 from kvtide.top.state import Node, Space, State
 from kvtide.units import how_many, percent_text, seconds_text
 
@@ -48,14 +48,17 @@ def ask_the_node(shown: Figures) -> Advice:
 def memory_of_node(shown: Figures, now: State) -> Iterator[Advice]:
     """The memory of a model is full, and loses blocks while it finds others."""
     assert now.node is not None
-    space, evicted = fullest(now.node), shown.blocks["evicted"]
-    found, missing = _found(shown), _missing(shown)
-    if space is None or (space.fill or 0.0) < FULL or not evicted or min(found, missing) < NOTABLE:
-        return
     if now.node.tiers:
         return  # what has left memory is found again there, and counters do not tell how much of it
+    losing = [name for name, traffic in shown.spaces.items() if _is_full(now.node, name) and _loses(traffic)]
+    if not losing:
+        return
+    name = max(losing, key=lambda name: shown.spaces[name].evicted_blocks)
+    space, traffic = now.node.namespaces[name], shown.spaces[name]
+    evicted, found, missing = traffic.evicted_blocks, _found(traffic), _missing(traffic)
     because = (
-        f"The memory of {space.model} is full, and it evicted {how_many(evicted, 'block')}{_age(shown, space)}. "
+        f"The memory of {space.model} is full, and it evicted {how_many(evicted, 'block')}"
+        f"{_age(shown, space, evicted)}. "
         f"{percent_text(found)} of what was looked up was found there and {percent_text(missing)} was not, of which "
         "some was probably evicted before. Counters do not tell how much: `kvtide plan` with a trace does."
     )
@@ -64,15 +67,23 @@ def memory_of_node(shown: Figures, now: State) -> Iterator[Advice]:
     yield Advice("tier", "Or put a disk or a shared store below it (`--tier`).", because, {**numbers})
 
 
-def _age(shown: Figures, space: Space) -> str:
-    rate = shown.rate(shown.blocks["evicted"])
+def _loses(traffic: SpaceTraffic) -> bool:
+    enough = traffic.asked_tokens >= TOKENS_MIN
+    return enough and traffic.evicted_blocks > 0 and min(_found(traffic), _missing(traffic)) >= NOTABLE
+
+
+def _age(shown: Figures, space: Space, evicted: float) -> str:
+    rate = shown.rate(evicted)
     return f": one stays for {seconds_text(space.slots / rate)}" if rate else ""
 
 
 def node_is_well(shown: Figures, now: State) -> Advice:
     """Return what is said to a node with which all is well."""
     assert now.node is not None
-    space, evicted, missing = fullest(now.node), shown.blocks["evicted"], _missing(shown)
+    name = _busiest(shown, now.node)
+    space = None if name is None else now.node.namespaces[name]
+    evicted = _evicted(shown, name)
+    missing = shown.not_loaded.get("not_cached", 0.0) / shown.tokens.all
     fill = 0.0 if space is None else space.fill or 0.0
     if space is None or fill < FULL:
         why = f"No model fills more than {percent_text(fill)} of its memory: more would hold nothing more."
@@ -92,15 +103,31 @@ def node_is_well(shown: Figures, now: State) -> Advice:
     )
 
 
-def fullest(node: Node) -> Space | None:
-    """Return the namespace that fills most of its memory, of those that engines use, if there are any."""
-    used = [space for space in node.namespaces.values() if space.engines] or list(node.namespaces.values())
-    return max(used, key=lambda space: space.fill or 0.0, default=None)
+def _busiest(shown: Figures, node: Node) -> str | None:
+    """Return the namespace that lost most of those that are full, or fills most of its memory if none is.
+
+    Of those that engines use, if there are any.
+    """
+
+    def pressed(name: str) -> tuple[float, float]:
+        return (_evicted(shown, name) if _is_full(node, name) else -1.0), node.namespaces[name].fill or 0.0
+
+    used = [name for name, space in node.namespaces.items() if space.engines] or list(node.namespaces)
+    return max(used, key=pressed, default=None)
 
 
-def _found(shown: Figures) -> float:
-    return shown.tokens.share("host") or 0.0
+def _is_full(node: Node, name: str) -> bool:
+    space = node.namespaces.get(name)
+    return space is not None and (space.fill or 0.0) >= FULL
 
 
-def _missing(shown: Figures) -> float:
-    return shown.not_loaded.get("not_cached", 0.0) / shown.tokens.all
+def _evicted(shown: Figures, name: str | None) -> float:
+    return shown.spaces[name].evicted_blocks if name in shown.spaces else 0.0
+
+
+def _found(traffic: SpaceTraffic) -> float:
+    return traffic.found_tokens / traffic.asked_tokens
+
+
+def _missing(traffic: SpaceTraffic) -> float:
+    return traffic.missing_tokens / traffic.asked_tokens

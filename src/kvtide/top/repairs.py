@@ -58,7 +58,7 @@ def _tiers_of_node(node: Node) -> Iterator[Advice]:
                 "repair",
                 f"Look after tier {name} of the node: it is not in use. The node's log says why.",
                 "A tier that has failed is tried again now and then. For one that could not be opened, start the node "
-                "again.",
+                "again. If the log says nothing, it is still being opened.",
                 {"tiers_not_in_use": 1.0},
             )
 

@@ -17,7 +17,7 @@ class Pool:
     free: float
     pinned: float
     bytes: float | None
-    """Of all ranks, from the bytes that a stored block has; None before one was stored."""
+    """Of all ranks. Of a server from the bytes that a stored block has; None before one was stored."""
 
     @property
     def fill(self) -> float | None:
@@ -157,12 +157,20 @@ def _pool(reading: Reading) -> Pool:
     stored = counters.total(f"{KVTIDE}stored_blocks_total")
     moved = counters.total(f"{KVTIDE}transfer_bytes_total", direction="store")
     slots = gauges.total(f"{KVTIDE}slots")
+    stored_bytes = slots * moved / stored if stored and moved else None
     return Pool(
         slots=slots,
         free=gauges.total(f"{KVTIDE}slots_free"),
         pinned=gauges.total(f"{KVTIDE}slots_pinned"),
-        bytes=slots * moved / stored if stored and moved else None,
+        bytes=_ready_bytes(gauges) if reading.life else stored_bytes,
     )
+
+
+def _ready_bytes(gauges: Counts) -> float | None:
+    """Return the memory of a node that engines can use by now: its models have blocks of different sizes."""
+    ready, nbytes = (gauges.by(f"{NODE}{name}", "namespace") for name in ("slots_ready", "namespace_bytes"))
+    slots = gauges.by(f"{NODE}slots", "namespace")
+    return sum(nbytes.get(name, 0.0) * ready.get(name, 0.0) / count for name, count in slots.items() if count) or None
 
 
 def _tier(gauges: Counts, name: str) -> Tier:

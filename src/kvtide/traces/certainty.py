@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,8 +25,11 @@ class Certainty:
     recording_s: float
     seen_s: float
     """Up to this age the recording shows whether blocks come back."""
-    matters_s: float
-    """Blocks older than this do not matter: with what is recommended they are gone, or not worth keeping."""
+    matters_s: float | None
+    """Blocks older than this do not matter: with what is recommended they are gone, or not worth keeping.
+
+    None: those of any age do, because memory costs nothing.
+    """
     halves_bytes: tuple[int, int]
     """What each half of the recording alone would have recommended."""
     added_share_halves: tuple[float, float]
@@ -39,14 +43,15 @@ class Certainty:
         if any(self.added_share_halves):
             low, high = (percent_text(share) for share in sorted(self.added_share_halves))
             halves += f", and that what is recommended adds {low} to {high} in the long run"
-        if not self.matters_s:
+        if self.matters_s == 0:
             return f"Certainty: {self.level}. The rates of link and prefill decide, whatever the recording."
-        if self.seen_s >= self.matters_s:
+        if self.matters_s is not None and self.seen_s >= self.matters_s:
             seen = f"which shows all that matters ({seconds_text(self.matters_s)})"
         else:
+            matters = "every age" if self.matters_s is None else f"up to {seconds_text(self.matters_s)}"
             seen = (
-                f"which shows what comes back within {seconds_text(self.seen_s)}; up to {seconds_text(self.matters_s)} "
-                f"matters, and the rest is extrapolated"
+                f"which shows what comes back within {seconds_text(self.seen_s)}; {matters} matters, and the rest is "
+                f"extrapolated"
             )
         return f"Certainty: {self.level}. The recording has {seconds_text(self.recording_s)}, {seen}; {halves}."
 
@@ -77,7 +82,12 @@ def certainty(
     elif whole.seen_s < matters_s or len({*best, chosen_bytes}) > 1:
         level = "medium"
     return Certainty(
-        level, visits[-1].time_s - visits[0].time_s, whole.seen_s, matters_s, (best[0], best[1]), (added[0], added[1])
+        level,
+        visits[-1].time_s - visits[0].time_s,
+        whole.seen_s,
+        matters_s if math.isfinite(matters_s) else None,
+        (best[0], best[1]),
+        (added[0], added[1]),
     )
 
 

@@ -27,11 +27,12 @@ def kv_memory(gpu: Gpu, model: Model, gpus: int, *, default: bool = False) -> So
             gpus,
             f"at least {needed} of the {gpu.name}, for {size_text(weight_bytes)} of weights (or give --device)",
         )
+    whose = "" if model.weight_bytes else f" ({DEFAULT_MODEL.name}: {model.name} tells none)"
     each = f"{gpus} times " if gpus > 1 else ""
     kind: Kind = "default" if default else "derived"
     return Sourced(
         left,
         kind,
         f"{each}{USED_SHARE:.0%} of the {size_text(gpu.memory_bytes)} of the {gpu.name}, less "
-        f"{size_text(WORKING_BYTES)} of activations, less {size_text(weight_bytes)} of weights",
+        f"{size_text(WORKING_BYTES)} of activations, less {size_text(weight_bytes)} of weights{whose}",
     )

@@ -92,9 +92,7 @@ def derive_rates(gpu: Gpu, model: Model, *, default: bool = False) -> Rates:
     assert parameters is not None
     assert weight_bytes is not None
     known = model.active_parameters is not None
-    whose = f"{parameters / 1e9:.3g}B parameters" + (
-        "" if known else f" ({DEFAULT_MODEL.name}: {model.name} tells none)"
-    )
+    whose = _many(parameters) + ("" if known else f" ({DEFAULT_MODEL.name}: {model.name} tells none)")
     read_bytes = weight_bytes * (parameters / (model.parameters or parameters))
     if gpu.name == GPUS[DEFAULT_GPU].name:
         return _like_the_h200(kind, parameters, read_bytes, whose)
@@ -126,7 +124,7 @@ def _like_the_h200(kind: Kind, parameters: float, read_bytes: float, whose: str)
     assert DEFAULT_MODEL.parameters is not None
     assert DEFAULT_MODEL.weight_bytes is not None
     computing, reading = parameters / DEFAULT_MODEL.parameters, read_bytes / DEFAULT_MODEL.weight_bytes
-    scaled = "" if whose.startswith("8.03B") else f"scaled to {whose}"
+    scaled = "" if whose == _many(DEFAULT_MODEL.parameters) else f"scaled to {whose}"
     prefill = ", ".join(filter(None, ("16,000 tokens in 469 ms, 22 if cached", scaled)))
     return Rates(
         Sourced(_H200_PREFILL / computing, kind, prefill, _H200_RUN),
@@ -135,3 +133,7 @@ def _like_the_h200(kind: Kind, parameters: float, read_bytes: float, whose: str)
         Sourced(_H200_STORE, kind, "one large copy", _H200_RUN),
         Sourced(_H200_OVERHEAD_S, kind, "", _H200_RUN),
     )
+
+
+def _many(parameters: float) -> str:
+    return f"{parameters / 1e9:.3g}B parameters"

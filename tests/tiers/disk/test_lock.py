@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -53,6 +54,22 @@ def test_a_file_that_goes_between_opening_and_locking_is_not_taken(
     with FolderLock(tmp_path), pytest.raises(Held):
         FolderLock(tmp_path)
     assert len(removed) == 3
+
+
+def test_a_lock_is_had_on_a_full_disk_too_and_names_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever empties the folder needs it."""
+    (tmp_path / LOCK_NAME).write_text("123456789\n")
+
+    def pwrite(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with FolderLock(tmp_path):
+        assert holder(tmp_path) == 0
+        with pytest.raises(Held, match="another process"):
+            FolderLock(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_an_error_and_nothing_stays_open(tmp_path: Path) -> None:

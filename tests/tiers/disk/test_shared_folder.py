@@ -10,8 +10,9 @@ import pytest
 from kvtide.errors import ConfigError
 from kvtide.tiers.disk.lock import FolderLock
 from kvtide.tiers.disk.place import named_place
+from kvtide.tiers.disk.set_aside import with_aside
 from kvtide.tiers.disk.shared_folder import SharedFolder, stores_inside
-from kvtide.tiers.disk.store_folder import used_bytes
+from kvtide.tiers.disk.store_folder import FORMAT_NAME, used_bytes
 from tests.tiers.disk.test_backend import items
 from tests.tiers.support import disk_bytes, disk_config, disk_store
 
@@ -118,4 +119,17 @@ def test_bytes_of_a_nodes_stores_count_as_its_own_when_it_starts_again(
     path = fill(folder, NAMES[0], 1.0)
     folder.close()
     monkeypatch.setattr("kvtide.tiers.disk.options.room", lambda _: SIZE - disk_bytes(path) // 2)
+    assert disk_config(tmp_path, SIZE).size == SIZE
+
+
+def test_bytes_that_were_set_aside_in_a_nodes_store_count_too_for_they_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SharedFolder("path", tmp_path, SIZE)
+    path = fill(folder, NAMES[0], 1.0)
+    (path / FORMAT_NAME).write_text("damaged")
+    disk_store(path).close()
+    folder.close()
+    used = sum(map(used_bytes, with_aside(path)))
+    monkeypatch.setattr("kvtide.tiers.disk.options.room", lambda _: SIZE - used)
     assert disk_config(tmp_path, SIZE).size == SIZE

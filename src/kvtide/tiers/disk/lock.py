@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -71,8 +72,7 @@ def _locked(path: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(path, file):
-                os.ftruncate(file, 0)
-                os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+                _sign(file)
                 return file
             os.close(file)
         except (BlockingIOError, PermissionError):  # the latter on some network file systems
@@ -81,6 +81,17 @@ def _locked(path: Path) -> int | None:
         except BaseException:
             os.close(file)
             raise
+
+
+def _sign(file: int) -> None:
+    """Write who has the lock. On a disk that is full, where it may be needed most, it is had without."""
+    name = f"{os.getpid()}\n".encode()
+    try:
+        os.pwrite(file, name, 0)  # first: what is given up on a full disk does not come back
+    except OSError:
+        name = b""
+    with contextlib.suppress(OSError):
+        os.ftruncate(file, len(name))
 
 
 def _is_at(path: Path, file: int) -> bool:

@@ -13,7 +13,7 @@ from kvtide.schema import SIZE, Read, one_of
 from kvtide.tiers.config import THREADS, TierConfig
 from kvtide.tiers.disk.file_io import IoMode
 from kvtide.tiers.disk.layout import bytes_needed
-from kvtide.tiers.disk.set_aside import room
+from kvtide.tiers.disk.set_aside import room, with_aside
 from kvtide.tiers.disk.shared_folder import stores_inside
 from kvtide.tiers.disk.store_folder import named_folder, stored_format, usable, used_bytes
 from kvtide.units import size_text
@@ -62,7 +62,8 @@ class DiskConfig(TierConfig):
         if self.size < bytes_needed(1):
             raise ConfigError("size", self.size, f'at least {bytes_needed(1)} bytes, and room for blocks: "500GiB"')
         with usable("path", str(self.path)):
-            left = room(self.path) + sum(map(used_bytes, stores_inside(self.path)))
+            held = [each for store in stores_inside(self.path) for each in with_aside(store)]
+            left = room(self.path) + sum(map(used_bytes, held))
         if self.size > left:
             raise ConfigError(
                 "size", self.size, f"at most the {left} bytes ({size_text(left)}) that the disk of {self.path} has left"
