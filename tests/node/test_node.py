@@ -326,7 +326,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sizes(shared: NodeProcess
         ("--memory 1MiB --socket /tmp/x --metrics 70000", "--metrics=70000: expected a whole number"),
         ("--memory 1MiB status", "options of 'status' go behind it"),
         ("status", "which node? --socket PATH"),
-        ("status --socket /no/such/node.sock", "no node listens at /no/such/node.sock (No such file or directory)"),
+        ("status --socket /no/such/node.sock", "no node listens at /no/such/node.sock (there is no folder /no/such)"),
         ("statsu", "no such command: 'statsu'; did you mean \"status\"?"),
     ],
 )
