@@ -12,7 +12,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kvtide.node.ask import status_of
 from kvtide.node.client import Client
 from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.hello import PROTOCOL, Hello, Role
+from kvtide.node.lines import LINES_MAX
 from tests.command_line import check_refused, run
 from tests.left_behind import Before
 from tests.node.support import SOON_S, SOURCE, wait_to_read, wait_until
@@ -175,6 +176,19 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, number: int) -> None:
         with pytest.raises(Gone):
             while_poll(scheduler)
         close(scheduler, *workers)
+
+
+def test_whoever_sends_garbage_again_and_again_does_not_keep_a_node_from_saying_that_it_stops(tmp_path: Path) -> None:
+    with node(tmp_path / "node.sock") as running:
+        for _ in range(2 * LINES_MAX):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(str(running.path))
+                sock.sendall(b"garbage")
+                with suppress(ConnectionResetError):
+                    assert sock.recv(1) == b"", "it is closed"
+        assert running.end(signal.SIGTERM) == 0
+        assert re.fullmatch(r"kvtide: node \w+ is stopping", running.lines[-2])
+        assert re.fullmatch(r"kvtide: node \w+ has stopped", running.lines[-1])
 
 
 def test_nohup_is_heeded(tmp_path: Path) -> None:
