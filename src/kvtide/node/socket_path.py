@@ -27,7 +27,7 @@ def check_socket_path(option: str, path: Path) -> None:
 def read_node_path(option: str, value: object) -> Path:
     """Return the path of a node's socket. The node need not be there yet, but nothing else may be in its place.
 
-    Nor its folder: in /run that may be made with the first start of the node after a boot, which engines do not wait for.
+    Nor its folder: in /run it may be made when the node is first started after a boot, which engines do not wait for.
     """
     if not isinstance(value, str) or not value or "\0" in value:
         raise ConfigError(option, value, 'the path of the socket of a node, for example "/run/kvtide/node.sock"')
