@@ -253,6 +253,16 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_stops(tmp_path: Path) -> N
             assert systemd.recv(200) == b"STOPPING=1"
 
 
+@pytest.mark.parametrize("files", [8, 131])
+def test_a_node_that_could_serve_no_engine_for_lack_of_descriptors_does_not_start(tmp_path: Path, files: int) -> None:
+    limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
+    found = NodeProcess(tmp_path / "node.sock", before=limited)
+    assert found.end(0) == 2
+    why = f"this process may open {files} files, and a node takes 132: raise `ulimit -n`"
+    assert found.lines == [f"kvtide: error: {why}"]
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---------------------------------------------------------------------- one node for several tests
 
 
