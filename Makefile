@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SOAK   ?= 10m
-SOAK_NODE ?= 20
+SOAK_NODE ?= 100
 MUTANTS ?= 20m
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
@@ -73,7 +73,7 @@ soak: $(VENV)/.installed-dev   ## what tests do with fixed seeds, with fresh one
 	@echo "==> worlds of fresh seeds, for $(SOAK)"
 	@$(BIN)/kvtide simulate --soak $(SOAK)
 
-soak-node: vllm   ## kill -9 of vLLM engines, workers and their node, with outputs compared; SOAK_NODE=20, 100 rounds
+soak-node: vllm   ## kill -9 of vLLM engines, workers and their node, with outputs compared; SOAK_NODE=100, 20 rounds
 	@$(VBIN)/python -m tests.vllm.soak_node --rounds $(SOAK_NODE)
 
 mutants: $(VENV)/.installed-dev   ## small wrong changes to the core: does a test or the simulator notice? MUTANTS=20m, 2h, ...

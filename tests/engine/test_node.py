@@ -65,7 +65,7 @@ def own_node(tmp_path: Path) -> Iterator[RealNode]:
         ({"events": True}, "events=True: expected no such option beside node"),
         ({"min_fetch_tokens": 5}, "min_fetch_tokens=5: expected no such option beside node"),
         ({"node": 5}, "node=5: expected the path of the socket of a node"),
-        ({"node": "/no/such/folder/node.sock"}, "a path in a folder that exists"),
+        ({"node": "/dev/null/node.sock"}, "what it is said to be in is no folder"),
         ({"modes": "lazy"}, "did you mean .mode"),
     ],
 )
@@ -141,14 +141,16 @@ def test_a_namespace_that_finds_no_memory_costs_hits_and_nothing_else(own_node: 
 def test_without_a_node_an_engine_serves_and_attaches_when_it_comes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "node.sock"
+    path = tmp_path / "run" / "node.sock"  # after a boot there may be no folder until the node starts
     tokens = prompt(5)
     with Engine(config_of(), {"node": str(path)}) as engine:
         assert serve(engine, tokens, 4).tokens == alone(tokens)
         (line,) = caplog.messages
-        assert line.startswith(f"serving without the node at {path}: no node listens at"), "seen by who sets up no log"
+        why = f"no node listens at {path} (there is no folder {path.parent})"
+        assert line == f"serving without the node at {path}: {why}", "seen by who sets up no log"
         assert engine.manager is not None
         assert set(engine.manager.metrics.not_loaded) == {NotLoaded.NODE_AWAY}
+        path.parent.mkdir()
         with RealNode(path) as node:
 
             def has_stored() -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.node.client import Client
 from kvtide.node.credentials import Access
-from kvtide.node.errors import Gone
+from kvtide.node.errors import Gone, NoNode
 from kvtide.node.frames import Frame
 from kvtide.node.hello import Hello, Role
 from kvtide.node.link import HELLO_S, RETRY_REFUSED_S, RETRY_S, Link
@@ -67,6 +68,16 @@ def test_a_node_that_is_not_there_is_said_once_and_tried_again(tmp_path: Path) -
         linked.link.close()
         assert linked.poll(1e6) == []
         assert not linked.is_attached(), "it was let go for good"
+
+
+def test_a_node_that_takes_no_connections_any_more_is_not_said_to_be_no_node(tmp_path: Path) -> None:
+    path = tmp_path / "node.sock"
+    with socket.socket(socket.AF_UNIX) as hangs, socket.socket(socket.AF_UNIX) as first:
+        hangs.bind(str(path))
+        hangs.listen(0)
+        first.connect(str(path))
+        with pytest.raises(NoNode, match=f"too many wait for the node at {path} to take their connections"):
+            Client(path, HELLO)
 
 
 def test_an_engine_without_descriptors_serves_without_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

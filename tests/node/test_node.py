@@ -12,7 +12,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kvtide.node.ask import status_of
 from kvtide.node.client import Client
 from kvtide.node.errors import Gone, NoNode, Refused
 from kvtide.node.hello import PROTOCOL, Hello, Role
+from kvtide.node.lines import LINES_MAX
 from tests.command_line import check_refused, run
 from tests.left_behind import Before
 from tests.node.support import SOON_S, SOURCE, wait_to_read, wait_until
@@ -177,6 +178,19 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, number: int) -> None:
         close(scheduler, *workers)
 
 
+def test_whoever_sends_garbage_again_and_again_does_not_keep_a_node_from_saying_that_it_stops(tmp_path: Path) -> None:
+    with node(tmp_path / "node.sock") as running:
+        for _ in range(2 * LINES_MAX):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(str(running.path))
+                sock.sendall(b"garbage")
+                with suppress(ConnectionResetError):
+                    assert sock.recv(1) == b"", "it is closed"
+        assert running.end(signal.SIGTERM) == 0
+        assert re.fullmatch(r"kvtide: node \w+ is stopping", running.lines[-2])
+        assert re.fullmatch(r"kvtide: node \w+ has stopped", running.lines[-1])
+
+
 def test_nohup_is_heeded(tmp_path: Path) -> None:
     with node(tmp_path / "node.sock", before=["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]) as running:
         running.process.send_signal(signal.SIGHUP)
@@ -237,6 +251,16 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_stops(tmp_path: Path) -> N
             assert systemd.recv(200).startswith(b"READY=1\nSTATUS=1 MiB for all engines")
             running.process.send_signal(signal.SIGTERM)
             assert systemd.recv(200) == b"STOPPING=1"
+
+
+@pytest.mark.parametrize("files", [8, 131])
+def test_a_node_that_could_serve_no_engine_for_lack_of_descriptors_does_not_start(tmp_path: Path, files: int) -> None:
+    limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
+    found = NodeProcess(tmp_path / "node.sock", before=limited)
+    assert found.end(0) == 2
+    why = f"this process may open {files} files, and a node takes 132: raise `ulimit -n`"
+    assert found.lines == [f"kvtide: error: {why}"]
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------- one node for several tests
@@ -326,7 +350,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sizes(shared: NodeProcess
         ("--memory 1MiB --socket /tmp/x --metrics 70000", "--metrics=70000: expected a whole number"),
         ("--memory 1MiB status", "options of 'status' go behind it"),
         ("status", "which node? --socket PATH"),
-        ("status --socket /no/such/node.sock", "no node listens at /no/such/node.sock (No such file or directory)"),
+        ("status --socket /no/such/node.sock", "no node listens at /no/such/node.sock (there is no folder /no/such)"),
         ("statsu", "no such command: 'statsu'; did you mean \"status\"?"),
     ],
 )

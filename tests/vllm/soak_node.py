@@ -1,6 +1,6 @@
 """Kills engines, workers and nodes with -9, round after round, and looks whether anybody says anything else or leaks.
 
-python -m tests.vllm.soak_node --rounds 20 [--seed 1]
+python -m tests.vllm.soak_node --rounds 100 [--seed 1]
 
 Two real engines at one node: the first is one process, the second has its worker in another one. In each round both
 answer prompts, one process is killed in the middle of that and started again, and conversations hop between the
@@ -209,7 +209,7 @@ class Soak:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=list(VICTIMS))
     asked = parser.parse_args()

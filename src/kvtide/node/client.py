@@ -194,7 +194,12 @@ def _connected(path: Path) -> socket.socket:
         if error.errno in (errno.EACCES, errno.EPERM):
             what = "run as the user of the node, or start it with a --group of both"
             raise Refused(f"{path} is not for user {os.geteuid()}: {what}", for_good=True) from None
-        raise NoNode(f"no node listens at {path} ({error.strerror or error})") from error
+        if error.errno == errno.EAGAIN:
+            raise NoNode(f"too many wait for the node at {path} to take their connections") from None
+        why = error.strerror or str(error)
+        if error.errno == errno.ENOENT and not path.parent.exists():
+            why = f"there is no folder {path.parent}"
+        raise NoNode(f"no node listens at {path} ({why})") from error
     return sock
 
 

@@ -15,6 +15,8 @@ LINES_MAX = 100
 PERIOD_S = 10.0
 ROUTINE_MAX = 20
 """In each period, of what is said of every engine: it must not crowd out what went wrong."""
+PEERS_MAX = 50
+"""In each period, of who is refused or closed for bad messages: of those there may be any number."""
 AGAIN_S = 600.0
 """A refusal for the same reason is said again after so long."""
 _STOP_TIMEOUT_S = 2.0

@@ -37,6 +37,7 @@ class Node:
 
     Raises:
         ConfigError: the socket or the port cannot be had.
+        KVTideError: it may open too few files.
 
     """
 
@@ -46,6 +47,7 @@ class Node:
         self._say = say
         self._since_s = time.monotonic()
         self._stop_s: float | None = None
+        limits = limits_of_process()
         self._listening = Listening(settings.socket, settings.group)
         self._loop = Loop(TICK_S)
         try:
@@ -57,7 +59,6 @@ class Node:
         self._last_sinks = LastSinks(self._tiers, say)
         self._spaces = Spaces(settings.memory_bytes, say, settings.policy, settings.shares, self._tiers)
         access = Access(os.geteuid(), settings.group)
-        limits, status = limits_of_process(), self.status
         self._server = Server(
             self._loop,
             self._listening,
@@ -66,7 +67,7 @@ class Node:
             access=access,
             limits=limits,
             say=say,
-            status=status,
+            status=self.status,
         )
         self._spaces.send = self._server.send
         self._metrics: Metrics | None = None

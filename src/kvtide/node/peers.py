@@ -6,6 +6,7 @@ import resource
 from collections import deque
 from dataclasses import dataclass, field
 
+from kvtide.errors import KVTideError
 from kvtide.node.connection import Connection
 from kvtide.node.credentials import Credentials
 from kvtide.node.frames import Frame
@@ -16,6 +17,8 @@ _OTHER_DESCRIPTORS = 128
 """For arenas, tiers, metrics and all that is open anyway."""
 _DESCRIPTORS_EACH = 2
 """The connection, and the process."""
+_CONNECTIONS_OF_ENGINE = 2
+"""At least: its scheduler and a worker."""
 _CONNECTIONS_MAX = 10_000
 
 
@@ -34,13 +37,19 @@ class Limits:
 
 
 def limits_of_process() -> Limits:
-    """Return what this process has descriptors for, once it has asked for all that it may have."""
+    """Return what this process has descriptors for, once it has asked for all that it may have.
+
+    Raises `KVTideError` if that is not enough for any engine.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
         hard = _OTHER_DESCRIPTORS + _CONNECTIONS_MAX * _DESCRIPTORS_EACH
-    connections = min(_CONNECTIONS_MAX, max(1, (hard - _OTHER_DESCRIPTORS) // _DESCRIPTORS_EACH))
+    connections = min(_CONNECTIONS_MAX, (hard - _OTHER_DESCRIPTORS) // _DESCRIPTORS_EACH)
+    if connections < _CONNECTIONS_OF_ENGINE:
+        least = _OTHER_DESCRIPTORS + _CONNECTIONS_OF_ENGINE * _DESCRIPTORS_EACH
+        raise KVTideError(f"this process may open {hard} files, and a node takes {least}: raise `ulimit -n`")
     return Limits(connections, f"it may open {hard} files: raise `ulimit -n` or LimitNOFILE of the node")
 
 

@@ -17,7 +17,7 @@ from kvtide.node.errors import BadFrame, Gone, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, FIRST_OF_INDEX, Frame, Kind
 from kvtide.node.handler import Handler
 from kvtide.node.hello import HELLO_BYTES_MAX, Role, Welcome, read_hello, refusal
-from kvtide.node.lines import News
+from kvtide.node.lines import PEERS_MAX, Bounded, News
 from kvtide.node.listening import Listening
 from kvtide.node.lives import Lives
 from kvtide.node.loop import READ, WRITE, Loop
@@ -57,7 +57,7 @@ class Server:
         self._loop = loop
         self._handler = handler
         self._access = access
-        self._say = say
+        self._say = Bounded(say, PEERS_MAX)
         self._status = status
         self._news = News()
         self._peers: dict[int, Peer] = {}
