@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvtide.copy.packing.format import (
     ESCAPES_MAX,
     GROUP_VALUES,
+    NAMESPACE_PART,
     TILE_BYTES,
     TILE_VALUES,
     VERSION,
@@ -94,7 +95,7 @@ def test_the_bytes_of_this_version_stay_as_they_are() -> None:
     of_all = [all_patterns(exponent)[:2] for exponent in range(256)]
     known = np.concatenate([*of_all, *(values for name, (values, _) in SPECIAL.items() if "random" not in name)])
     digest = hashlib.sha256(pack_tiles(known).tiles.tobytes()).hexdigest()
-    assert (VERSION, digest[:16]) == (1, "c8e42de017877931")
+    assert (VERSION, NAMESPACE_PART, digest[:16]) == (1, ("kvtide.packing", "bf16/1"), "c8e42de017877931")
 
 
 def test_a_small_example_can_be_followed_by_hand() -> None:
