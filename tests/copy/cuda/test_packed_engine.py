@@ -146,6 +146,15 @@ def test_blocks_without_a_row_are_named_and_rows_come_back_when_their_slots_are_
     assert rig.engine.close(PATIENCE_S)
 
 
+def test_rows_that_are_not_pinned_yet_are_not_used() -> None:
+    rig = PackedRig(SHAPE)
+    assert rig.engine.row_pinning is not None
+    with patch.object(rig.engine.row_pinning, "pinned_bytes", SHAPE.block_bytes):
+        assert rig.run(STORE, Copy(1, (0, 1, 2), (4, 5, 6))) == Finished(done=(1,), not_kept=((1, (5, 6)),))
+    assert rig.run(STORE, Copy(2, (1, 2), (5, 6))) == Finished(done=(2,))
+    assert rig.engine.close(PATIENCE_S)
+
+
 def test_slots_that_others_use_too_have_packed_blocks_alone() -> None:
     rig = PackedRig(SHAPE, rows=0)
     rig.write_block(1, rig.packing_block(1))
