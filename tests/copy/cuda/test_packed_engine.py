@@ -229,6 +229,5 @@ def test_f20_slots_can_be_used_while_the_serving_engine_starts_however_many_rows
     assert unpacked.arena.memory.nbytes > pinning.FIRST_BYTES
     how: dict[str, Any] = {"unpacked": unpacked, "trial": PackingTrial(arena, unpacked), "starting": True}
     engine = CudaCopyEngine(cache, arena, gpu=gpu, piece_bytes=2 << 20, **how)
-    wait_until(lambda: engine.usable_slots > 0)
-    assert engine.pinning.pinned_bytes == pinning.FIRST_BYTES
+    wait_until(lambda: engine.usable_slots > 0 and engine.pinning.pinned_bytes == pinning.FIRST_BYTES)
     assert engine.close(PATIENCE_S)
