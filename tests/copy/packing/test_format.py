@@ -20,7 +20,14 @@ from kvtide.copy.packing.format import (
     pack_tiles,
     unpack_tiles,
 )
-from tests.copy.packing.cases import SPECIAL, all_patterns, each_among_others, ordinary, with_escapes
+from tests.copy.packing.cases import (
+    SPECIAL,
+    all_patterns,
+    each_among_others,
+    each_code_everywhere,
+    ordinary,
+    with_escapes,
+)
 
 
 def comes_back(values: Values) -> bool:
@@ -61,10 +68,8 @@ def test_so_many_escapes_as_there_is_room_for_fit_and_not_one_more(count: int) -
     comes_back(with_escapes(count, tiles=50))
 
 
-def test_an_escape_comes_back_from_every_place() -> None:
-    values = np.full((TILE_VALUES, TILE_VALUES), 0x3F80, dtype=np.uint16)
-    np.fill_diagonal(values, 0x8123)
-    assert comes_back(values)
+def test_every_code_and_an_escape_come_back_from_every_place() -> None:
+    assert comes_back(each_code_everywhere())
 
 
 def test_random_bits_are_said_not_to_fit() -> None:
