@@ -73,6 +73,20 @@ def test_packed_blocks_come_back_from_a_disk_and_only_to_an_engine_that_packs(tm
     assert engine.manager.metrics.fetched_blocks == 0
 
 
+def test_f23_packed_blocks_of_another_version_of_the_format_are_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are as long as ours, so nothing but the namespace keeps them apart."""
+    disk = {"type": "disk", "path": str(tmp_path), "size": "4MiB", "deadline_ms": 20_000}
+    offload = {**ON, "tiers": [disk], "min_fetch_tokens": 1}
+    first, _ = replies(CONFIG, offload)
+    monkeypatch.setattr("kvtide.engine.offloading.NAMESPACE_PART", ("kvtide.packing", "bf16/2"))
+    again, engine = replies(CONFIG, offload)
+    assert again == first
+    assert engine.manager is not None
+    assert engine.manager.metrics.fetched_blocks == 0
+
+
 class Counting(Reference):
     """Stands for compiled code."""
 

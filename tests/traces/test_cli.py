@@ -11,7 +11,7 @@ import pytest
 
 from kvtide.cli import run as run_command
 from kvtide.core import POLICIES
-from kvtide.errors import KVTideError
+from kvtide.errors import ConfigError, KVTideError
 from kvtide.traces import open_trace
 from tests.traces.support import mooncake_line, write
 
@@ -86,6 +86,22 @@ def test_a_plan_for_packed_kv_has_the_same_device(capsys: pytest.CaptureFixture[
         return {name: plan[name] for name in ("requests", "too_large", "device_share")}
 
     assert planned("--packing") == planned()
+
+
+@pytest.mark.parametrize("command", ["plan", "replay"])
+def test_f22_packing_is_not_promised_for_a_model_whose_kv_does_not_pack(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"num_hidden_layers": 8, "num_attention_heads": 8, "hidden_size": 1024, "torch_dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = (command, *SMALL, "--device", "1GiB", "--model-config", str(tmp_path / "config.json"))
+    with pytest.raises(ConfigError, match=r"--packing.*a model in bfloat16, not float16.*--bytes-per-token"):
+        run(*asked, "--packing")
+    assert run(*asked) == 0
+    assert run(*asked, "--packing", "--bytes-per-token", "32768") == 0
+    (tmp_path / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
+    assert run(*asked, "--packing") == 0
+    capsys.readouterr()
 
 
 def test_a_plan_compares_all_policies_there_are(capsys: pytest.CaptureFixture[str]) -> None:

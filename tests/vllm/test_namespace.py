@@ -11,12 +11,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm.config import DiffusionConfig, LoRAConfig, MultiModalConfig, VllmConfig
 from vllm.config.multimodal import VideoDummyOptions
 from vllm.engine.arg_utils import EngineArgs
 
+from kvtide.copy import HostArena
+from kvtide.copy.slot_places import SlotPlaces
+from kvtide.copy.unpacked import no_rows
+from kvtide.core.share import ALL
 from kvtide.errors import ConfigError
 from kvtide.tiers import Namespace, parse_tiers
 from kvtide.tiers.disk.layout import OVERHEAD_BYTES
@@ -323,3 +328,18 @@ def test_f23_scales_that_each_process_measures_are_refused_beside_tiers(seen: Se
     cache = changed(seen.config.cache_config, "calculate_kv_scales", True)
     with pytest.raises(ConfigError, match="calculate_kv_scales"):
         tiers.tiers_opener(configs, changed(seen.config, "cache_config", cache), seen.kv_cache, seen.block_bytes)
+
+
+def test_f23_packed_blocks_plain_ones_and_those_of_another_version_of_the_format_never_meet(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Namespace] = []
+    monkeypatch.setattr(tiers, "open_stack", lambda _, namespace, *args, **how: opened.append(namespace))
+    open_tiers = tiers.tiers_opener(parse_tiers([{"type": "null"}]), seen.config, seen.kv_cache, seen.block_bytes)
+    memory = np.zeros((4, 1552), np.uint8)
+    places = SlotPlaces(HostArena(4, 1552), no_rows(2048, 4))
+    open_tiers(0, memory, lambda: seen.layout, ALL, None)
+    open_tiers(0, memory, lambda: seen.layout, ALL, places)
+    monkeypatch.setattr(tiers, "NAMESPACE_PART", ("kvtide.packing", "bf16/2"))
+    open_tiers(0, memory, lambda: seen.layout, ALL, places)
+    assert len({namespace.digest for namespace in opened}) == len(opened) == 3

@@ -102,6 +102,16 @@ def test_f23_engines_that_pack_share_nothing_with_those_that_do_not(llama: Path)
     assert packed["parts"] == [194]
 
 
+def test_f23_engines_that_pack_in_another_version_of_the_format_share_nothing(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = description(llama, packed_bytes=194)
+    monkeypatch.setattr("kvtide.vllm.node_namespace.NAMESPACE_PART", ("kvtide.packing", "bf16/2"))
+    theirs = description(llama, packed_bytes=194)
+    assert name_of(ours) != name_of(theirs)
+    assert unlike(theirs, [ours]) == 'kvtide.packing is "bf16/2", not "bf16/1"'
+
+
 def test_engines_alike_share_whatever_their_names_sizes_and_numbers(llama: Path) -> None:
     one = description(llama)
     others: dict[str, Any] = {"served_model_name": "other", "max_num_seqs": 3, "seed": 7, "num_gpu_blocks_override": 9}

@@ -32,6 +32,7 @@ class Model:
     """What it is made of, if that is known and dense."""
     partly_full: PartlyFull | None = None
     """Not all layers are full attention. `bytes_per_token` is as if they were."""
+    dtype: str = "bfloat16"
 
 
 DEFAULT_MODEL = Model("Llama-3.1-8B", 131_072, 8.03e9, 8.03e9, 16.06e9, Layer(32, 4096, 32, 8, 128, 14_336))
@@ -50,8 +51,9 @@ def read_model(config_path: str) -> Model:
         raise ConfigError("--model-config", config_path, "a JSON object")
     text = config.get("text_config")
     fields: Mapping[str, object] = text if isinstance(text, dict) else config
-    dtype = fields.get("torch_dtype") or fields.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    value_bytes = _DTYPE_BYTES.get(str(dtype).removeprefix("torch."), 2)
+    said = fields.get("torch_dtype") or fields.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    dtype = str(said).removeprefix("torch.")
+    value_bytes = _DTYPE_BYTES.get(dtype, 2)
     parameters, active = count_parameters(fields) or (None, None)
     return Model(
         _name(config, config_path),
@@ -61,6 +63,7 @@ def read_model(config_path: str) -> Model:
         None if parameters is None else parameters * _weight_bytes(config, value_bytes),
         dense_layer(fields),
         partly_full(fields, _count(config_path, fields, "num_hidden_layers")),
+        dtype,
     )
 
 

@@ -67,7 +67,9 @@ COUNTERS = {
     "packing_saved_bytes": Number(
         "Bytes that were not moved, because blocks are packed, all ranks together.", {"direction": DIRECTIONS}
     ),
-    "unpacked_blocks": Number("Blocks that were stored and do not pack, all ranks together."),
+    "unpacked_blocks": Number(
+        "Blocks that do not pack, whether or not there was a place for them, all ranks together."
+    ),
 }
 GAUGES = {
     **_of_the_core(Gauges),

@@ -13,7 +13,14 @@ from kvtide.copy.cuda.geometry import CudaCache, CudaRegion
 from kvtide.copy.cuda.packed_tiles import packed_tiles
 from kvtide.copy.packing import BlockPacking
 from kvtide.copy.packing.format import ESCAPES_MAX, Bytes, Values
-from tests.copy.packing.cases import SPECIAL, all_patterns, each_among_others, ordinary, with_escapes
+from tests.copy.packing.cases import (
+    SPECIAL,
+    all_patterns,
+    each_among_others,
+    each_code_everywhere,
+    ordinary,
+    with_escapes,
+)
 
 _GUARD_BYTES = 64
 ENDS = [16, 320, 512, 528, 640, 1024, 1120, 1536, 1600, 2032, 2064]
@@ -142,7 +149,8 @@ def sweep(device: str = "cpu", units: int = 256) -> None:
         compare(with_escapes(count, tiles=12), 2 + count, device)
     for seed in range(6):
         compare(ordinary(12, seed), seed, device, units=8)
-    compare(each_among_others()[::64], 60, device, units)
+    compare(each_among_others()[::7], 60, device, units)
+    compare(each_code_everywhere(), 61, device, units)
     for exponent in range(0, 256, 16):
         patterns = [all_patterns(exponent + more) for more in range(16)]
         compare(np.concatenate(patterns), 100 + exponent, device, units)

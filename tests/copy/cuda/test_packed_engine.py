@@ -146,6 +146,15 @@ def test_blocks_without_a_row_are_named_and_rows_come_back_when_their_slots_are_
     assert rig.engine.close(PATIENCE_S)
 
 
+def test_rows_that_are_not_pinned_yet_are_not_used() -> None:
+    rig = PackedRig(SHAPE)
+    assert rig.engine.row_pinning is not None
+    with patch.object(rig.engine.row_pinning, "pinned_bytes", SHAPE.block_bytes):
+        assert rig.run(STORE, Copy(1, (0, 1, 2), (4, 5, 6))) == Finished(done=(1,), not_kept=((1, (5, 6)),))
+    assert rig.run(STORE, Copy(2, (1, 2), (5, 6))) == Finished(done=(2,))
+    assert rig.engine.close(PATIENCE_S)
+
+
 def test_slots_that_others_use_too_have_packed_blocks_alone() -> None:
     rig = PackedRig(SHAPE, rows=0)
     rig.write_block(1, rig.packing_block(1))
@@ -220,6 +229,5 @@ def test_f20_slots_can_be_used_while_the_serving_engine_starts_however_many_rows
     assert unpacked.arena.memory.nbytes > pinning.FIRST_BYTES
     how: dict[str, Any] = {"unpacked": unpacked, "trial": PackingTrial(arena, unpacked), "starting": True}
     engine = CudaCopyEngine(cache, arena, gpu=gpu, piece_bytes=2 << 20, **how)
-    wait_until(lambda: engine.usable_slots > 0)
-    assert engine.pinning.pinned_bytes == pinning.FIRST_BYTES
+    wait_until(lambda: engine.usable_slots > 0 and engine.pinning.pinned_bytes == pinning.FIRST_BYTES)
     assert engine.close(PATIENCE_S)

@@ -30,6 +30,15 @@ def each_among_others(seed: int = 0) -> Values:
     return tiles
 
 
+def each_code_everywhere() -> Values:
+    """Return tiles that have each code of an exponent at every place, and tiles that have an escape at every place."""
+    place, turn = np.arange(TILE_VALUES)[None, :], np.arange(14)[:, None]
+    codes = _bits(127 - (place + turn) % 14, place % 256)
+    escapes = np.full((TILE_VALUES, TILE_VALUES), ONE, dtype=np.uint16)
+    np.fill_diagonal(escapes, 0x8123)
+    return np.concatenate([codes, escapes])
+
+
 def ordinary(tiles: int, seed: int = 0) -> Values:
     """Return normally distributed values, as KV has them."""
     values = np.random.default_rng(seed).standard_normal((tiles, TILE_VALUES), dtype=np.float32)

@@ -8,7 +8,14 @@ import pytest
 from kvtide.copy.packing import compiled
 from kvtide.copy.packing import format as reference
 from kvtide.copy.packing.format import TILE_BYTES, TILE_VALUES, Bytes, Values
-from tests.copy.packing.cases import SPECIAL, all_patterns, each_among_others, ordinary, with_escapes
+from tests.copy.packing.cases import (
+    SPECIAL,
+    all_patterns,
+    each_among_others,
+    each_code_everywhere,
+    ordinary,
+    with_escapes,
+)
 
 
 def is_same(values: Values) -> bool:
@@ -37,6 +44,10 @@ def test_every_pattern_at_every_place_of_a_group_is_packed_as_the_reference_pack
 
 def test_every_pattern_among_others_is_packed_as_the_reference_packs_it() -> None:
     assert is_same(each_among_others())
+
+
+def test_every_code_and_an_escape_at_every_place_are_packed_as_the_reference_packs_them() -> None:
+    assert is_same(each_code_everywhere())
 
 
 @pytest.mark.parametrize("count", [1, 11, 12, 13, 200])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvtide.copy.packing.format import (
     ESCAPES_MAX,
     GROUP_VALUES,
+    NAMESPACE_PART,
     TILE_BYTES,
     TILE_VALUES,
     VERSION,
@@ -19,7 +20,14 @@ from kvtide.copy.packing.format import (
     pack_tiles,
     unpack_tiles,
 )
-from tests.copy.packing.cases import SPECIAL, all_patterns, each_among_others, ordinary, with_escapes
+from tests.copy.packing.cases import (
+    SPECIAL,
+    all_patterns,
+    each_among_others,
+    each_code_everywhere,
+    ordinary,
+    with_escapes,
+)
 
 
 def comes_back(values: Values) -> bool:
@@ -60,10 +68,8 @@ def test_so_many_escapes_as_there_is_room_for_fit_and_not_one_more(count: int) -
     comes_back(with_escapes(count, tiles=50))
 
 
-def test_an_escape_comes_back_from_every_place() -> None:
-    values = np.full((TILE_VALUES, TILE_VALUES), 0x3F80, dtype=np.uint16)
-    np.fill_diagonal(values, 0x8123)
-    assert comes_back(values)
+def test_every_code_and_an_escape_come_back_from_every_place() -> None:
+    assert comes_back(each_code_everywhere())
 
 
 def test_random_bits_are_said_not_to_fit() -> None:
@@ -94,7 +100,7 @@ def test_the_bytes_of_this_version_stay_as_they_are() -> None:
     of_all = [all_patterns(exponent)[:2] for exponent in range(256)]
     known = np.concatenate([*of_all, *(values for name, (values, _) in SPECIAL.items() if "random" not in name)])
     digest = hashlib.sha256(pack_tiles(known).tiles.tobytes()).hexdigest()
-    assert (VERSION, digest[:16]) == (1, "c8e42de017877931")
+    assert (VERSION, NAMESPACE_PART, digest[:16]) == (1, ("kvtide.packing", "bf16/1"), "c8e42de017877931")
 
 
 def test_a_small_example_can_be_followed_by_hand() -> None:

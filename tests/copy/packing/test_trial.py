@@ -140,6 +140,17 @@ def test_a_machine_that_packs_the_first_blocks_slowly_all_together_does_not_pack
     assert trial.is_plain, "it is decided once"
 
 
+@pytest.mark.parametrize("unfit", [0, 1, 2, 64])
+def test_it_is_decided_by_64_blocks_and_more_than_a_fiftieth_that_do_not_pack_is_too_much(unfit: int) -> None:
+    arena = HostArena(100 * 80, PACKED_BYTES)
+    trial = PackingTrial(arena, UnpackedRows(HostArena(80, SHAPE.block_bytes), 100 * 80))
+    trial.seen(63, 0)
+    assert trial.decision is None
+    trial = PackingTrial(arena, UnpackedRows(HostArena(80, SHAPE.block_bytes), 100 * 80))
+    trial.seen(64, unfit)
+    assert trial.is_plain == (unfit > 1)
+
+
 def test_where_all_slots_are_first_ones_there_is_nothing_beyond_them() -> None:
     arena = HostArena(1, PACKED_BYTES)
     trial = PackingTrial(arena, UnpackedRows(HostArena(1, SHAPE.block_bytes), 1))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvtide.core import FullAttention, Group, NotLoaded, NotStored, SlidingWindow, StateSpace
+from kvtide.core.index.index import Fill
 from kvtide.core.index.look_ups import LATE_S
 from kvtide.core.index.remote import LOOK_UP_S
 from tests.core.index.bench import config_of
@@ -119,6 +120,27 @@ def test_a_store_that_fails_is_tried_again_and_given_up_in_the_end(later: bool) 
         world.step(fails=lambda _: True)
     world.finish(request)
     assert world.manager.metrics.not_stored == {NotStored.COPY_FAILED: 2}
+    world.drain()
+
+
+@pytest.mark.parametrize("missing", [0, 2, 5])
+def test_f10_of_blocks_that_were_reserved_together_none_is_kept_where_one_rank_has_no_place_for_one(
+    later: bool, missing: int
+) -> None:
+    world = world_of(later, ranks=2)
+    request = world.prefill("r", A)
+    while not world.pending:
+        world.plan()
+    (copy,) = (pending.copy for pending in world.pending.values())
+    assert len(copy.slots) == 6
+    world.run(copy, ranks=[1], not_kept=copy.slots[missing : missing + 1])
+    world.run(copy, ranks=[0])
+    assert world.cached_blocks(A) == []
+    assert world.manager.metrics.not_stored == {NotStored.UNPACKED_FULL: 6}
+    assert world.manager.metrics.stored_blocks == 0
+    world.plan()
+    assert world.index.fill() == Fill(64, 64, 0, 0)
+    world.finish(request)
     world.drain()
 
 
