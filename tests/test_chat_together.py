@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,20 @@ def serve(folder: Path, mode: str, orders: Any) -> None:
             break
         orders.send([Round(order)])
     orders.send([{"counted": mode}])
+
+
+def read_nothing(orders: Any) -> None:
+    orders.send(["there"])
+    time.sleep(600)
+
+
+def test_an_engine_that_is_killed_before_it_has_read_all_that_it_was_asked_has_ended() -> None:
+    child = Child(multiprocessing.get_context("spawn"), read_nothing)
+    assert child.answer() == ["there"]
+    child.begin("a question")
+    child.kill()
+    with pytest.raises(FailedError, match="it ended"):
+        child.answer()
 
 
 class Group:
