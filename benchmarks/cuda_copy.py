@@ -53,7 +53,7 @@ WAYS = {"store": (STORE,), "load": (LOAD,), "both": (STORE, LOAD)}
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Row = dict[str, Any]
 UNPACKABLE = "auto, random bits"
-PRODUCT = "bf16 matrix product"
+PRODUCT, MEMORY = "bf16 matrix product", "memory-bound kernel"
 PACKED: dict[str, dict[str, bool]] = {
     "plain": {},
     "packed": {"packed": True},
@@ -303,16 +303,17 @@ def fragments(args: argparse.Namespace) -> Iterator[Row]:
         yield row
 
 
-def compute_kernels(torch: Any, small: bool) -> dict[str, Callable[[], object]]:
+def compute_kernels(torch: Any, names: Sequence[str], small: bool) -> dict[str, Callable[[], object]]:
     size = 1024 if small else 8192
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(a)
     x = torch.randn((64 if small else 1024) * MIB // 4, device="cuda")
     y = torch.empty_like(x)
-    return {
+    kernels: dict[str, Callable[[], object]] = {
         PRODUCT: lambda: torch.mm(a, b, out=product),
-        "memory-bound kernel": lambda: torch.add(x, 1.0, out=y),
+        MEMORY: lambda: torch.add(x, 1.0, out=y),
     }
+    return {name: kernels[name] for name in names}
 
 
 def packing(args: argparse.Namespace) -> Iterator[Row]:
@@ -376,7 +377,7 @@ class OneOfSeveral:
         return len(WAYS[way]) * self._bench.half * self._bench.cache.block_bytes
 
 
-def slow_down(args: argparse.Namespace, kinds: Sequence[str] = ("plain",)) -> Iterator[Row]:
+def slow_down(args: argparse.Namespace, *kinds: str, kernels: Sequence[str] = (PRODUCT, MEMORY)) -> Iterator[Row]:
     """How much longer compute takes while copies run all the time, and how fast the copies are meanwhile.
 
     Alone and beside each kind of blocks in turn, because clocks and power drift; medians of the turns' ratios.
@@ -384,7 +385,7 @@ def slow_down(args: argparse.Namespace, kinds: Sequence[str] = ("plain",)) -> It
     with ExitStack() as stack:
         benches = {kind: stack.enter_context(bench(16 * KIB, args, **PACKED[kind])) for kind in kinds}
         torch = next(iter(benches.values())).torch
-        for name, kernel in compute_kernels(torch, args.small).items():
+        for name, kernel in compute_kernels(torch, kernels, args.small).items():
             count = 8 if args.small else int(300 / time_ms(torch, kernel, 10))
             time_ms(torch, kernel, 2 * count)  # until clocks and power have settled
             for way in WAYS:
@@ -600,7 +601,7 @@ def main() -> None:
 
     if args.packing:
         print_packing(keep("packing", packing(args)))
-        print_slow_down(keep("slow_down", slow_down(args, ("plain", "packed"))))
+        print_slow_down(keep("slow_down", slow_down(args, "plain", "packed", kernels=[PRODUCT])))
     elif args.node:
         print_at_node(keep("node", at_node(args)), args.engines)
     elif args.only == "shares":
@@ -609,7 +610,7 @@ def main() -> None:
         if args.only in {None, "fragments"}:
             print_fragments(keep("fragments", fragments(args)))
         if args.only in {None, "slow_down"}:
-            print_slow_down(keep("slow_down", slow_down(args)))
+            print_slow_down(keep("slow_down", slow_down(args, "plain")))
         if args.only in {None, "pinning"}:
             print("\npinning:", json.dumps(keep("pinning", [pinning(args)])[0]))
     print("\n".join(goal_lines(goals(results))))

@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from chat_users import Answer, Engine, Round, Users
 from chat_workload import Turn
 from vllm_common import Child, FailedError
-from vllm_together import TOGETHER, Together, answer_others
+from vllm_together import TOGETHER, Served, Together, answer_others
 
 CONVERSATIONS, TURNS = 4, 3
 AT_ONCE = 2
@@ -131,9 +131,12 @@ class Group:
             return self.children[-1]
 
         self.together = Together(modes, start, AT_ONCE)
+        self.told: list[Served] = []
 
     def run(self, rounds: int, *, kill: bool) -> Any:
-        return self.together.run([conversations(number) for number in range(rounds + 1)], kill=kill)
+        return self.together.run(
+            [conversations(number) for number in range(rounds + 1)], kill=kill, tell=self.told.append
+        )
 
     def are_gone(self) -> bool:
         return not any(child.is_alive() for child in self.children)
@@ -153,6 +156,8 @@ def test_one_is_killed_in_the_middle_while_the_other_serves_and_comes_back(tmp_p
     group = Group(tmp_path, "lives", "dies")
     killed, again = group.run(1, kill=True)
     assert (killed.what, again.what) == (", one killed", ", all again")
+    assert [served.what for served in group.told] == [killed.what, again.what, again.what], "as soon as they are had"
+    assert group.told[-1] == again
     expected = served_by([Numbers(0)]).answers
     for [found] in (killed.rounds, again.rounds):
         assert found.answers == expected
