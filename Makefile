@@ -65,7 +65,7 @@ test-vllm: vllm   ## the connector on real vLLM, its CPU build (15 to 20 minutes
 	@$(VBIN)/python -m pytest -n 2 --dist worksteal -c tests/vllm/pytest.ini --not-tested=$(VENV)/not-tested-vllm $(STRICT) tests/vllm
 
 test-gpu:       ## the CUDA copy engine, with the Python, torch, Triton and pytest of a CUDA machine
-	@PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -o filterwarnings=default
+	@PYTHONPATH=$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest tests/gpu -o filterwarnings=default
 
 soak: $(VENV)/.installed-dev   ## what tests do with fixed seeds, with fresh ones, on all cores; SOAK=10m, 2h, ...
 	@echo "==> property tests with fresh examples (pytest)"

@@ -1,6 +1,7 @@
 """How fast blocks get out of a GPU and back, against one large copy, and what that costs compute.
 
     python benchmarks/cuda_copy.py [--json results.json] [--gib 1] [--small]
+    python benchmarks/cuda_copy.py --only shares --runs 3                  the shares of fragments alone, several times
     python benchmarks/cuda_copy.py --packing [--json results.json]         packed blocks beside plain ones
     python benchmarks/cuda_copy.py --node [--json results.json]            memory of a node beside private memory
     python benchmarks/cuda_copy.py --node --engines 2                      ... with two processes that copy at a time
@@ -21,16 +22,19 @@ import dataclasses
 import importlib
 import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cuda_engines import engines_at_node
+from goals import Goal, at_least, at_most, goal_lines
 from kvtide.copy import Direction, HostArena
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, Route, lane, tensor_regions
 from kvtide.copy.cuda.issuing import NO_GAPS
@@ -49,6 +53,7 @@ WAYS = {"store": (STORE,), "load": (LOAD,), "both": (STORE, LOAD)}
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Row = dict[str, Any]
 UNPACKABLE = "auto, random bits"
+PRODUCT, MEMORY = "bf16 matrix product", "memory-bound kernel"
 PACKED: dict[str, dict[str, bool]] = {
     "plain": {},
     "packed": {"packed": True},
@@ -268,8 +273,19 @@ def host_cost(one: Bench) -> Row:
     return {"blocks": count, "submit_ms": statistics.median(submit_ms), "thread_ms": statistics.median(spent_ms)}
 
 
-def fragments(args: argparse.Namespace) -> list[Row]:
-    rows, limit = [], OneLargeCopy(args)
+def shares(args: argparse.Namespace) -> Iterator[Row]:
+    """Only what the goals are about, in several runs, each with engines of its own."""
+    limit = OneLargeCopy(args)
+    for run, fragment in product(range(1, args.runs + 1), args.fragments):
+        row: Row = {"run": run, "fragment": fragment}
+        with bench(fragment, args) as one:
+            for way in WAYS:
+                row |= against(one, limit, way)
+        yield row
+
+
+def fragments(args: argparse.Namespace) -> Iterator[Row]:
+    limit = OneLargeCopy(args)
     for fragment in args.fragments:
         with bench(fragment, args) as one:
             row: Row = {"fragment": fragment, "route": one.engine.route.value, "block": one.cache.block_bytes}
@@ -284,25 +300,25 @@ def fragments(args: argparse.Namespace) -> list[Row]:
             dma_min, lane._DMA_BYTES_MIN = lane._DMA_BYTES_MIN, 1 << 60
             row["zero_copy"] = {way: one.rate(way, scattered=True) for way in ("store", "load")}
             lane._DMA_BYTES_MIN = dma_min
-        rows.append(row)
-    return rows
+        yield row
 
 
-def compute_kernels(torch: Any, small: bool) -> dict[str, Callable[[], object]]:
+def compute_kernels(torch: Any, names: Sequence[str], small: bool) -> dict[str, Callable[[], object]]:
     size = 1024 if small else 8192
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(a)
     x = torch.randn((64 if small else 1024) * MIB // 4, device="cuda")
     y = torch.empty_like(x)
-    return {
-        "bf16 matrix product": lambda: torch.mm(a, b, out=product),
-        "memory-bound kernel": lambda: torch.add(x, 1.0, out=y),
+    kernels: dict[str, Callable[[], object]] = {
+        PRODUCT: lambda: torch.mm(a, b, out=product),
+        MEMORY: lambda: torch.add(x, 1.0, out=y),
     }
+    return {name: kernels[name] for name in names}
 
 
-def packing(args: argparse.Namespace) -> list[Row]:
+def packing(args: argparse.Namespace) -> Iterator[Row]:
     """Packed blocks beside plain ones, and random bits, which `auto` leaves as they are: GB/s of bytes not packed."""
-    rows, limit = [], OneLargeCopy(args)
+    limit = OneLargeCopy(args)
     for fragment in args.fragments:
         row: Row = {"fragment": fragment}
         for name, how in PACKED.items():
@@ -313,13 +329,11 @@ def packing(args: argparse.Namespace) -> list[Row]:
                 row[name] |= {"saved_bytes": traffic.saved_bytes, "unpacked_blocks": traffic.unpacked_blocks}
         with bench(fragment, args) as plain, bench(fragment, args, **PACKED[UNPACKABLE]) as auto:
             row["auto_ratio"] = {way: in_pairs(plain, auto, way)[2] for way in WAYS}
-        rows.append(row)
-    return rows
+        yield row
 
 
-def at_node(args: argparse.Namespace) -> list[Row]:
+def at_node(args: argparse.Namespace) -> Iterator[Row]:
     """Copies to and from a node's memory, in turn with private memory: GB/s of both, and the ratio in pairs."""
-    rows = []
     for fragment in args.fragments:
         row: Row = {"fragment": fragment}
         if args.engines > 1:
@@ -334,8 +348,7 @@ def at_node(args: argparse.Namespace) -> list[Row]:
             ):
                 for way in WAYS:
                     row[f"{way}_private"], row[way], row[f"{way}_ratio"] = in_pairs(private, there, way)
-        rows.append(row)
-    return rows
+        yield row
 
 
 @contextmanager
@@ -364,16 +377,15 @@ class OneOfSeveral:
         return len(WAYS[way]) * self._bench.half * self._bench.cache.block_bytes
 
 
-def slow_down(args: argparse.Namespace, kinds: Sequence[str] = ("plain",)) -> list[Row]:
+def slow_down(args: argparse.Namespace, *kinds: str, kernels: Sequence[str] = (PRODUCT, MEMORY)) -> Iterator[Row]:
     """How much longer compute takes while copies run all the time, and how fast the copies are meanwhile.
 
     Alone and beside each kind of blocks in turn, because clocks and power drift; medians of the turns' ratios.
     """
-    rows = []
     with ExitStack() as stack:
         benches = {kind: stack.enter_context(bench(16 * KIB, args, **PACKED[kind])) for kind in kinds}
         torch = next(iter(benches.values())).torch
-        for name, kernel in compute_kernels(torch, args.small).items():
+        for name, kernel in compute_kernels(torch, kernels, args.small).items():
             count = 8 if args.small else int(300 / time_ms(torch, kernel, 10))
             time_ms(torch, kernel, 2 * count)  # until clocks and power have settled
             for way in WAYS:
@@ -385,8 +397,7 @@ def slow_down(args: argparse.Namespace, kinds: Sequence[str] = ("plain",)) -> li
                     alone_ms, beside_ms, gbps = map(statistics.median, zip(*times, strict=True))
                     row = {"kernel": name, "way": way, "blocks": kind, "alone_ms": alone_ms, "beside_ms": beside_ms}
                     row["slow_down"] = statistics.median(along / alone - 1 for alone, along, _ in times)
-                    rows.append(row | {"copy_gbps": gbps})
-    return rows
+                    yield row | {"copy_gbps": gbps}
 
 
 def time_ms(torch: Any, kernel: Callable[[], object], count: int) -> float:
@@ -456,6 +467,36 @@ def pinning(args: argparse.Namespace) -> Row:
     return row | {"close_s": time.perf_counter() - begin_s}
 
 
+def print_shares(rows: list[Row]) -> None:
+    """Shares of one large copy: the lowest and the highest of all runs."""
+    print(f"\nruns: {max(row['run'] for row in rows)}, share of one large copy, lowest and highest")
+    print(f"\n| fragment | {' | '.join(WAYS)} |\n|{'---|' * (1 + len(WAYS))}")
+    for fragment in dict.fromkeys(row["fragment"] for row in rows):
+        same = [row for row in rows if row["fragment"] == fragment]
+        ends = ([end(row[f"{way}_share"] for row in same) for end in (min, max)] for way in WAYS)
+        print(f"| {fragment // KIB} KiB | {' | '.join(f'{low:.1%} to {high:.1%}' for low, high in ends)} |")
+
+
+def goals(results: Row) -> Iterator[Goal]:
+    """Compare what was measured with what was to be reached: the worst of all fragments and runs."""
+    plain = [*results.get("shares", []), *results.get("fragments", [])]
+    for way, least in (("store", 0.95), ("load", 0.95), ("both", 0.9)) if plain else ():
+        yield at_least(f"{way}, lowest share of one large copy", min(row[f"{way}_share"] for row in plain), least)
+    large = [row for row in results.get("packing", []) if row["fragment"] >= 8 * KIB]
+    for way, least in (("store", 1.2), ("load", 1.2), ("both", 1.15)) if large else ():
+        yield at_least(f"packed, {way}, of one large copy", min(row["packed"][f"{way}_share"] for row in large), least)
+    for way in WAYS if "packing" in results else ():
+        slowest = min(row["auto_ratio"][way] for row in results["packing"])
+        yield at_least(f"{UNPACKABLE}, {way}, times as fast as plain", slowest, 0.99)
+    costs = {(row["kernel"], row["way"], row["blocks"]): row["slow_down"] for row in results.get("slow_down", [])}
+    for way in [way for way in WAYS if (PRODUCT, way, "packed") in costs]:
+        points = 100 * (costs[PRODUCT, way, "packed"] - costs[PRODUCT, way, "plain"])
+        yield at_most(f"{PRODUCT} beside packed copies, {way}, points slower than beside plain ones", points, 3.0)
+    for way in WAYS if results.get("node") else ():
+        slowest = min(row[f"{way}_ratio"] for row in results["node"])
+        yield at_least(f"node, {way}, of the rate of private memory", slowest, 0.97)
+
+
 def print_fragments(rows: list[Row]) -> None:
     """GB/s, in brackets as a share of one large copy."""
     limits = (f"{way} {statistics.median(row[f'{way}_limit'] for row in rows):.1f}" for way in WAYS)
@@ -510,8 +551,9 @@ def print_slow_down(rows: list[Row]) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    parser.add_argument("--only", choices=("fragments", "slow_down", "pinning"), help="one of the three parts")
+    parser.add_argument("--json", type=Path, help="keep all numbers in this file, written row by row")
+    parser.add_argument("--only", choices=("fragments", "shares", "slow_down", "pinning"), help="one part alone")
+    parser.add_argument("--runs", type=int, default=3, help="of --only shares (default: 3)")
     parser.add_argument("--packing", action="store_true", help="packed blocks beside plain ones, and nothing else")
     parser.add_argument("--node", action="store_true", help="memory of a node beside private memory, and nothing else")
     parser.add_argument("--engines", type=int, default=1, help="with --node: processes that copy at the same time")
@@ -528,6 +570,8 @@ def parse() -> argparse.Namespace:
         "--fragments", type=int, nargs="+", default=[n * KIB for n in (2, 4, 8, 16, 64, 256, 1024, 4096)]
     )
     args = parser.parse_args()
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
     if args.engines > 1 and not args.node:
         parser.error("--engines: expected --node")
     if args.small:
@@ -543,27 +587,33 @@ def main() -> None:
     staging = f"{args.buffers} buffers of {args.staging_mib} MiB each way, {args.programs} programs"
     results: Row = {"machine": machine, "staging": staging}
     print(f"{machine}; {staging}")
+
+    def keep(name: str, rows: Iterable[Row]) -> list[Row]:
+        """Take rows as they come: what is there is not lost when the next one fails."""
+        kept: list[Row] = []
+        results[name] = kept
+        for row in rows:
+            kept.append(row)
+            print(f"==> {name}: {json.dumps(row)}", file=sys.stderr, flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1))
+        return kept
+
     if args.packing:
-        results["packing"] = packing(args)
-        print_packing(results["packing"])
-        results["slow_down"] = slow_down(args, ("plain", "packed"))
-        print_slow_down(results["slow_down"])
-        args.only = "packing"
-    if args.node:
-        results["node"] = at_node(args)
-        print_at_node(results["node"], args.engines)
-        args.only = "node"
-    if args.only in {None, "fragments"}:
-        results["fragments"] = fragments(args)
-        print_fragments(results["fragments"])
-    if args.only in {None, "slow_down"}:
-        results["slow_down"] = slow_down(args)
-        print_slow_down(results["slow_down"])
-    if args.only in {None, "pinning"}:
-        results["pinning"] = pinning(args)
-        print("\npinning:", json.dumps(results["pinning"]))
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+        print_packing(keep("packing", packing(args)))
+        print_slow_down(keep("slow_down", slow_down(args, "plain", "packed", kernels=[PRODUCT])))
+    elif args.node:
+        print_at_node(keep("node", at_node(args)), args.engines)
+    elif args.only == "shares":
+        print_shares(keep("shares", shares(args)))
+    else:
+        if args.only in {None, "fragments"}:
+            print_fragments(keep("fragments", fragments(args)))
+        if args.only in {None, "slow_down"}:
+            print_slow_down(keep("slow_down", slow_down(args, "plain")))
+        if args.only in {None, "pinning"}:
+            print("\npinning:", json.dumps(keep("pinning", [pinning(args)])[0]))
+    print("\n".join(goal_lines(goals(results))))
 
 
 if __name__ == "__main__":

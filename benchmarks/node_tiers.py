@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from goals import at_least, goal_lines
 from kvtide.core import FullAttention
 from kvtide.core.chain import Chain
 from kvtide.core.index.index import Grant, Want
@@ -298,6 +299,7 @@ def main() -> None:
         return
     for name, value in result.items():
         print(f"{name:14} {value}")
+    print("\n".join(goal_lines([at_least("get_ratio", float(str(result["get_ratio"])), 0.85)])))
 
 
 if __name__ == "__main__":

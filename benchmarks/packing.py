@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from gguf_file import Gguf
+from goals import at_least, goal_lines
 from kvtide.copy import DeviceCache, Direction, HostArena, regions_of
 from kvtide.copy.move import BlockMover
 from kvtide.copy.packed_move import PackedBlockMover
@@ -146,6 +147,7 @@ def main() -> None:
     print(f"{result.model}: {len(blocks)} blocks of {blocks[0].nbytes:,} bytes, {fragments} fragments each")
     print(f"packed {result.ratio:.3f} times smaller; {result.unpacked_share:.1%} of the blocks do not pack")
     print("every bit came back" if result.exact else "NOT THE SAME BITS")
+    print("\n".join(goal_lines([at_least("ratio", result.ratio, 1.3)])))
     for name, gbps in measured.items():
         print(f"{name.removesuffix('_gbps').replace('_', ' '):12} {gbps:5.1f} GB/s on one core")
 

@@ -53,33 +53,38 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from chat_users import OwnEngine, Round, Users
 from chat_workload import SMALL, USUAL, Lengths, Turn, all_tokens, conversations, from_definition, longest_tokens
+from goals import Goal, at_most, goal_lines
 from vllm_common import (
     CONNECTORS,
     GIB,
     GRAPHS,
     NODE,
+    PEERS,
     PRELOAD,
     SMALL_MODEL,
     Child,
     FailedError,
     Model,
+    end_on_sigterm,
     engine_arguments,
     randomise,
     read_counters,
     read_machine,
     say,
+    say_what_does_not_fit,
     wait_for_host,
     write_model,
 )
 from vllm_steps import VARIANTS, read_steps, watch_steps
-from vllm_together import TOGETHER, Together, answer_others
+from vllm_together import TOGETHER, Served, Together, answer_others
 
 MODES = (
     "none,kvtide-eager,simple-eager/device-cache,kvtide-lazy,simple-lazy/kvtide-eager,offloading/kvtide-eager,lmcache"
@@ -198,6 +203,8 @@ class Comparison:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
         self.rows: list[dict[str, Any]] = []
+        self._children: list[Child] = []
+        self._group = 0
         self._answers: dict[int, dict[str, list[int]]] = {}
         """Of the first mode that had this round."""
         self.failed: dict[str, str] = {}
@@ -207,7 +214,7 @@ class Comparison:
 
     def run(self, modes: Sequence[str]) -> None:
         """Run a group of modes, in turn."""
-        self._down = set()
+        self._begin_group(modes)
         children = {mode: self._start(mode) for mode in modes}
         rounds: dict[str, list[Round]] = {mode: [] for mode in modes}
         starts = {mode: self._ask(mode, child.answer) for mode, child in children.items()}
@@ -216,37 +223,55 @@ class Comparison:
                 said = self._ask(mode, child.alone(children.values()).order, number)
                 if said is not None and number:
                     rounds[mode] += said
+                    self._put_row(mode, starts[mode], rounds[mode])
                     waits = summary(said[0].follow_up_ms)
                     told = f"follow-ups {waits['p50']:.0f} ms (p90 {waits['p90']:.0f})"
                     say(f"{mode}: round {number} done in {said[0].done_s:.1f} s, {told}")
-        for mode, child in children.items():
-            child.alone(children.values())
-            is_killed = self._settings.kill and mode.startswith("kvtide-node")
-            counters = [{}] if is_killed else self._ask(mode, child.order, None)
+        for mode in [mode for mode in modes if not self._is_killed(mode)]:
+            children[mode].go_on()
+            counters = self._ask(mode, children[mode].order, None)
             if mode not in self._down:
-                self._add_row(mode, starts[mode], rounds[mode], counters[0])
-            if is_killed:
-                self._kill_and_start_again(mode, child)
+                self._put_row(mode, starts[mode], rounds[mode], counters[0])
+        for mode in [mode for mode in modes if self._is_killed(mode) and mode not in self._down]:
+            self._put_row(mode, starts[mode], rounds[mode], {})
+            self._kill_and_start_again(mode, children[mode].alone(children.values()))
+        for child in children.values():
             child.end()
 
     def run_together(self, modes: Sequence[str]) -> None:
         """Run a group of modes, all at the same time."""
+        self._begin_group(modes)
         settings = self._settings
         name = f"{modes[0]}+{len(modes)} together"
+
+        def put(served: Served) -> None:
+            self._put_row(name + served.what, served.start, served.rounds, served.counters)
+
         try:
-            for served in Together(modes, self._start, settings.at_once).run(settings.all_rounds(), kill=settings.kill):
-                self._add_row(name + served.what, served.start, served.rounds, served.counters)
+            Together(modes, self._start, settings.at_once).run(settings.all_rounds(), kill=settings.kill, tell=put)
         except FailedError as error:
             say(f"{name} failed: {error}")
             self.failed[name] = str(error)
 
+    def close(self) -> None:
+        """Kill all engines that are still there: whoever waits for the paused ones waits for ever."""
+        for child in self._children:
+            child.kill()
+
+    def _begin_group(self, modes: Sequence[str]) -> None:
+        self._group += 1
+        self._down = set()
+        say_what_does_not_fit(modes, self._settings.host_bytes, self._settings.kv_bytes)
+
     def _start(self, mode: str) -> Child:
-        return Child(self._context, serve, mode, self._settings, self._folder)
+        self._children.append(Child(self._context, serve, mode, self._settings, self._folder))
+        return self._children[-1]
+
+    def _is_killed(self, mode: str) -> bool:
+        return self._settings.kill and mode.startswith("kvtide-node")
 
     def _kill_and_start_again(self, mode: str, child: Child) -> None:
         """Kill an engine among copies, and let the next one have the first round: a row of its own."""
-        if mode in self._down:
-            return
         child.begin(self._settings.rounds + 1)
         time.sleep(KILLED_AFTER_S)
         child.kill()
@@ -257,7 +282,7 @@ class Comparison:
         said, counters = self._ask(name, again.order, 1), self._ask(name, again.order, None)
         again.end()
         if name not in self._down:
-            self._add_row(name, start, said, counters[0])
+            self._put_row(name, start, said, counters[0])
 
     def _ask(self, mode: str, ask: Any, *arguments: Any) -> Any:
         if mode in self._down:
@@ -267,18 +292,23 @@ class Comparison:
         except FailedError as error:
             say(f"{mode} failed: {error}")
             self._down.add(mode)
-            if all(row["mode"] != mode for row in self.rows):
+            if all(row["mode"] != mode or row["group"] == self._group for row in self.rows):
                 self.failed[mode] = str(error)
             return None
 
-    def _add_row(self, mode: str, start: tuple[float, Any], rounds: list[Round], counters: dict[str, Any]) -> None:
-        row: dict[str, Any] = {"mode": mode, "start_s": start[0], "machine": start[1]}
+    def _put_row(
+        self, mode: str, start: tuple[float, Any], rounds: list[Round], counters: dict[str, Any] | None = None
+    ) -> None:
+        """Keep what is known of a mode of this group: after each round, and at its end, when it has counted."""
+        row: dict[str, Any] = {"mode": mode, "group": self._group, "start_s": start[0], "machine": start[1]}
         row |= numbers(rounds)
         row["rounds"] = [self._round_row(each) for each in rounds]
         row["other_answers"] = sum(each["other_answers"] for each in row["rounds"])
-        row["counters"] = counters
-        self.rows.append(row)
-        self.failed.pop(mode, None)
+        row["counters"] = counters or {}
+        same = (mode, self._group)
+        self.rows = [*(other for other in self.rows if (other["mode"], other["group"]) != same), row]
+        if counters is not None:
+            self.failed.pop(mode, None)
         if self._out is not None:
             self._out.write_text(json.dumps(self.as_json(), indent=1))
 
@@ -291,7 +321,8 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Return everything."""
         settings = asdict(self._settings)
-        return {"settings": settings, "rows": self.rows, "failed": self.failed}
+        found = [goal.as_json() for goal in goals(self.rows)]
+        return {"settings": settings, "rows": self.rows, "failed": self.failed, "goals": found}
 
     def table(self) -> str:
         """Return everything as text."""
@@ -310,7 +341,40 @@ class Comparison:
                 f"{between['p99']:8.1f}{row['done_s']:10.2f}{row['start_s']:8.1f}{row['other_answers']:9}"
             )
         lines += [f"{row['mode']}: {json.dumps(row['counters'])}" for row in self.rows if row["counters"]]
-        return "\n".join(lines)
+        return "\n".join([*lines, *goal_lines(goals(self.rows))])
+
+
+BESIDE_PEERS: dict[str, tuple[Callable[[Any], float], float]] = {
+    "follow-up p50": (lambda row: row["follow_up_ms"]["p50"], 0.6),
+    "follow-up p90": (lambda row: row["follow_up_ms"]["p90"], 0.5),
+    "all done": (lambda row: row["done_s"], 0.93),
+    "between tokens, mean": (lambda row: row["between_ms"]["mean"], 1.0),
+    "between tokens, p99": (lambda row: row["between_ms"]["p99"], 1.0),
+}
+"""What is compared with the best peer, and the goal."""
+LAZY_P90_MAX = 1.3
+"""Of eager's."""
+
+
+def goals(rows: Sequence[Any]) -> list[Goal]:
+    """Compare kvtide with the best peer: each peer with kvtide of its own group, or of the first one that has it."""
+    ours = {row["mode"]: None for row in rows if row["mode"].startswith("kvtide-eager") and "@" not in row["mode"]}
+    peers = [row for row in rows if row["mode"].split("+")[0] in PEERS]
+    found = []
+    for mode in ours if peers else ():  # dicts keep their order
+        for what, (pick, bound) in BESIDE_PEERS.items():
+            ratios = [(pick(beside(rows, mode, peer)) / max(pick(peer), 1e-9), peer["mode"]) for peer in peers]
+            ratio, peer_mode = max(ratios)
+            found.append(at_most(f"{mode}, {what}, of the best peer ({peer_mode})", ratio, bound))
+    for lazy in [row for row in rows if row["mode"] == "kvtide-lazy" and "kvtide-eager" in ours]:
+        ratio = lazy["follow_up_ms"]["p90"] / max(beside(rows, "kvtide-eager", lazy)["follow_up_ms"]["p90"], 1e-9)
+        found.append(at_most("kvtide-lazy, follow-up p90, of kvtide-eager", ratio, LAZY_P90_MAX))
+    return found
+
+
+def beside(rows: Sequence[Any], mode: str, other: Any) -> Any:
+    """Return the row of a mode that was measured in the group of another row, or the first one there is."""
+    return min((row for row in rows if row["mode"] == mode), key=lambda row: row["group"] != other["group"])
 
 
 def numbers(rounds: Sequence[Round]) -> dict[str, Any]:
@@ -365,7 +429,7 @@ def main() -> int:
     parser.add_argument("--definition", type=Path, help="lengths as in this file of vLLM's multi-turn benchmark")
     parser.add_argument("--scale", type=float, default=1.0, help="times the tokens of a definition (default: 1)")
     parser.add_argument("--device-tokens", type=int, help="room in the device cache (default: 131072; --small: 640)")
-    parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each group")
+    parser.add_argument("--out", type=Path, help="keep all numbers in this file, written after each round")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--steps", action="store_true", help="also show how long the engine's steps are")
     parser.add_argument("--small", action="store_true", help="a tiny model, for vLLM's CPU build")
@@ -387,15 +451,17 @@ def main() -> int:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     if arguments.small:  # by itself vLLM's CPU build gives engines with a connector other cores than those without
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
-    settings = settings_of(arguments)
-    if settings.kv_bytes > settings.host_bytes:
-        sizes = f"{settings.kv_bytes / GIB:.1f} GiB of KV, and host tiers {settings.host_bytes / GIB:.1f}"
-        say(f"a round has {sizes}: some of it is computed again")
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    end_on_sigterm()
     with tempfile.TemporaryDirectory() as folder:
-        comparison = Comparison(settings, arguments.out, Path(folder))
-        for group in groups:
-            run = comparison.run_together if arguments.together and len(group) > 1 else comparison.run
-            run(group)
+        comparison = Comparison(settings_of(arguments), arguments.out, Path(folder))
+        with closing(comparison):
+            for group in groups:
+                run = comparison.run_together if arguments.together and len(group) > 1 else comparison.run
+                run(group)
+                if group is not groups[-1]:
+                    say(f"so far:\n{comparison.table()}")
     print(json.dumps(comparison.as_json()) if arguments.json else comparison.table())
     return 0 if not comparison.failed and all(row["other_answers"] == 0 for row in comparison.rows) else 1
 

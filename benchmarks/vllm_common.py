@@ -9,12 +9,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtide.copy.memory_left import memory_left
 from kvtide.options import parse_size
 
 GIB = 1 << 30
@@ -58,7 +59,10 @@ CONNECTORS: dict[str, dict[str, Any]] = {
         "options": {"lmcache.mp.autostart": True, "lmcache.mp.save_decode_cache": True, "lmcache.mp.port": 15_555},
     },
 }
-
+PEERS = ("offloading", "simple-eager", "simple-lazy", "lmcache", "lmcache-server")
+"""The modes of others that offload."""
+ENGINE_BYTES = 8 * GIB
+"""Of host memory that an engine takes beside its host tier, about: four of them on an H200 took 40 GiB."""
 
 NODE = "KVTIDE_BENCHMARK_NODE"
 """In the environment: the socket of the node for `kvtide-node`, which `--node` names."""
@@ -155,6 +159,31 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = blocks * block_tokens * model.token_bytes
         arguments["gpu_memory_utilization"] = 0.2
     return arguments
+
+
+def tier_bytes(mode: str, host_bytes: int) -> int:
+    """Return the size of a mode's own host tier; 0 if it has none."""
+    name, *extra = mode.partition("@")[0].split("+")
+    if name in {"none", "device-cache", "kvtide-node"}:
+        return 0
+    own = [option.removeprefix("host=") for option in extra if option.startswith("host=")]
+    return parse_size("host", own[-1]) if own else host_bytes
+
+
+def say_what_does_not_fit(modes: Sequence[str], host_bytes: int, kv_bytes: int) -> None:
+    """Say of a group, before it starts, which host tiers are smaller than the KV, and whether memory will do for all.
+
+    Packed KV may still fit into a tier that is said to be smaller.
+    """
+    tiers = {mode: tier_bytes(mode, host_bytes) for mode in modes}
+    for mode, size in tiers.items():
+        if 0 < size < kv_bytes:
+            sizes = f"{size / GIB:.1f} GiB of host memory, and there are {kv_bytes / GIB:.1f} GiB of KV"
+            say(f"{mode} has {sizes}: some of it is computed again")
+    needed, left = sum(tiers.values()) + len(modes) * ENGINE_BYTES, memory_left().nbytes
+    if needed > left:
+        parts = f"host tiers of {sum(tiers.values()) / GIB:.1f} GiB and {len(modes)} engines"
+        say(f"{','.join(modes)}: {parts} take about {needed / GIB:.1f} GiB, and {left / GIB:.1f} are left")
 
 
 def lmcache_options(mode: str, host_gib: float) -> dict[str, Any]:
@@ -259,6 +288,15 @@ def say(line: str) -> None:
     print(f"==> {line}", file=sys.stderr, flush=True)
 
 
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as an exception does, so that engines are ended, too."""
+
+    def end(*_: Any) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 class FailedError(Exception):
     """A mode did not do what it was told."""
 
@@ -275,6 +313,7 @@ class Child:
         self._orders, theirs = context.Pipe()
         self._process = context.Process(target=_in_own_group, args=(target, *arguments, theirs))
         self._process.start()
+        self._is_killed = False
         theirs.close()
 
     def is_alive(self) -> bool:
@@ -310,23 +349,25 @@ class Child:
 
     def kill(self) -> None:
         """End it and all that it has started, as nothing but the system can."""
-        self._signal(signal.SIGKILL)
+        if self._is_killed:  # by now its number may be somebody else's
+            return
+        with suppress(ProcessLookupError):  # nobody is left in its group
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join(30)
+        self._is_killed = True
 
     def answer(self) -> Any:
         """Return what it has to say."""
         try:
             said = self._orders.recv() if self._orders.poll(PATIENCE_S) else "no answer"
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # reset: it was killed before it had read all that it was told
             said = "it ended"
         if isinstance(said, str):
             raise FailedError(said)
         return said
 
     def end(self) -> None:
-        """Wait for its end."""
+        """Wait for its end. What it has started and not ended itself is killed: it would keep memory of the GPU."""
         self._process.join(30)
-        if self.is_alive():
-            self._process.terminate()
-            self._process.join(30)
+        self.kill()

@@ -37,32 +37,39 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from goals import Goal, at_least, at_most, goal_lines
 from vllm_common import (
     CONNECTORS,
     GIB,
     GRAPHS,
     NODE,
+    PEERS,
     PRELOAD,
     SMALL_MODEL,
     Child,
     FailedError,
     Model,
     copy_gbps,
+    end_on_sigterm,
     engine_arguments,
     randomise,
     read_counters,
+    say,
+    say_what_does_not_fit,
     wait_for_host,
     write_model,
 )
 from vllm_steps import VARIANTS, read_steps, watch_steps
 
-BLOCK_TOKENS = 16
+MANY_HEADS = 8
+"""KV heads, for which it was said what packing has to save."""
 MODES = "none,device-cache,kvtide-eager/kvtide-lazy,offloading/simple-eager,simple-lazy"
 """On one GPU of 140 GB beside 128 GiB of host memory: no group has more than two host tiers."""
 START_HOST_BYTES = 64 * GIB
@@ -103,6 +110,8 @@ class Result:
 
     mode: str
     start_s: float = 0.0
+    starts_s: list[float] = field(default_factory=list)
+    """With `--start`."""
     warm_ms: float = 0.0
     """The first request of all: whatever is made or compiled on first use."""
     first_ms: list[float] = field(default_factory=list)
@@ -114,6 +123,7 @@ class Result:
     """All answers, by phase and round."""
     counters: dict[str, Any] = field(default_factory=dict)
     """kvtide's own, at the end."""
+    group: int = 0
 
     def median(self, name: str) -> float:
         """Return the median of a measurement; 0 if there is none."""
@@ -257,44 +267,68 @@ class Comparison:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
         self.results: dict[str, Result] = {}
+        """By mode; one that is in several groups has the number of the group behind it from the second one on."""
         self.failed: dict[str, str] = {}
+        self._children: list[Child] = []
+        self._group = 0
         self.gbps = 0.0
 
     def measure_limit(self) -> None:
         """Measure one large copy."""
-        child = Child(self._context, copy_gbps)
+        child = self._start(copy_gbps)
         self.gbps = child.answer()[0]
         child.end()
 
-    def run(self, modes: list[str], rounds: int) -> None:
+    def run(self, modes: list[str]) -> None:
         """Run a group of modes, in turn."""
-        children = {mode: Child(self._context, serve, mode, self._scale) for mode in modes}
-        for mode, child in children.items():
-            self.results[mode] = Result(mode)
-            self._try(mode, child.answer, "start_s")
+        self._group += 1
+        say_what_does_not_fit(modes, self._scale.host_bytes, self._scale.documents * self._scale.document_bytes)
+        names = {mode if mode not in self.results else f"{mode} ({self._group})": mode for mode in modes}
+        children = {name: self._start(serve, mode, self._scale) for name, mode in names.items()}
+        for name, child in children.items():
+            self.results[name] = Result(name, group=self._group)
+            self._try(name, child.answer, "start_s")
         # In this order: what has no reuse drives everything else out of the host tier.
-        phases = ["first_ms", *["revisit_ms", "at_once_s", "waves_s"] * rounds]
-        phases += ["first_ms"] * (rounds - 1) + ["no_reuse_s"] * rounds
+        phases = ["first_ms", *["revisit_ms", "at_once_s", "waves_s"] * self._rounds]
+        phases += ["first_ms"] * (self._rounds - 1) + ["no_reuse_s"] * self._rounds
         for phase in ["warm_ms", *(phase for phase in phases if phase in self._phases)]:
-            for mode, child in children.items():
-                if phase == "waves_s" and mode != "device-cache":
+            for name, child in children.items():
+                if phase == "waves_s" and names[name] != "device-cache":
                     continue
-                self._try(mode, partial(child.alone(children.values()).order, phase), phase)
-        for mode, child in children.items():
-            self._try(mode, partial(child.alone(children.values()).order, None), "outputs")
+                self._try(name, partial(child.alone(children.values()).order, phase), phase)
+        for name, child in children.items():
+            child.go_on()
+            self._try(name, partial(child.order, None), "outputs")
+        for child in children.values():
             child.end()
 
     def start_up(self, modes: list[str]) -> None:
         """Start each mode alone, in turn, and ask one question."""
         for _ in range(self._rounds):
             for mode in modes:
-                child = Child(self._context, serve, mode, self._scale)
+                child = self._start(serve, mode, self._scale)
                 result = self.results.setdefault(mode, Result(mode))
-                result.first_ms += child.answer()
-                result.revisit_ms += child.order("warm_ms")[:1]
-                result.counters = child.order(None)[1]
+                try:
+                    start_s, first_ms = child.answer()[0], child.order("warm_ms")[0]
+                    result.counters = child.order(None)[1]
+                except FailedError as error:
+                    say(f"{mode} failed: {error}")
+                    self.failed[mode] = str(error)
+                    child.kill()
+                    continue
+                result.starts_s.append(start_s)
+                result.first_ms.append(first_ms)
                 child.end()
-                print(f"==> {mode}: start {result.first_ms[-1]:.2f} s", file=sys.stderr, flush=True)
+                say(f"{mode}: start {start_s:.2f} s, first request {first_ms:.0f} ms")
+
+    def close(self) -> None:
+        """Kill all engines that are still there: whoever waits for the paused ones waits for ever."""
+        for child in self._children:
+            child.kill()
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> Child:
+        self._children.append(Child(self._context, target, *arguments))
+        return self._children[-1]
 
     def _try(self, mode: str, ask: Callable[[], Any], name: str) -> None:
         if mode in self.failed:
@@ -302,7 +336,7 @@ class Comparison:
         try:
             said = ask()
         except FailedError as error:
-            print(f"==> {mode} failed: {error}", file=sys.stderr, flush=True)
+            say(f"{mode} failed: {error}")
             self.failed[mode] = str(error)
             return
         result = self.results[mode]
@@ -314,7 +348,7 @@ class Comparison:
             getattr(result, name).extend(said)
         if name != "outputs":
             median = statistics.median(said)
-            print(f"==> {mode}: {name} {median:.2f} ({min(said):.2f} to {max(said):.2f})", file=sys.stderr, flush=True)
+            say(f"{mode}: {name} {median:.2f} ({min(said):.2f} to {max(said):.2f})")
         if self._out is not None:
             self._out.write_text(json.dumps(self.as_json(times=True), indent=1))
 
@@ -348,61 +382,109 @@ class Comparison:
             "limit_ms": self.limit_ms,
             "rows": rows,
             "failed": self.failed,
+            "goals": [goal.as_json() for goal in self.goals()],
         }
+
+    def goals(self) -> list[Goal]:
+        """Compare kvtide with none, with the limit and with the best peer, as far as they are known."""
+        ours = [result for mode, result in self.results.items() if mode.startswith("kvtide") and "@" not in mode]
+        return [goal for result in ours for goal in self._goals(result)]
+
+    def _goals(self, ours: Result) -> Iterator[Goal]:
+        for name, what in (("first_ms", "first visit"), ("no_reuse_s", "no reuse")):
+            ratio, _ = self._ratio(ours, name, ["none"])
+            if ratio:
+                yield at_most(f"{ours.mode}, {what}, of none", ratio, 1.01)
+        revisit_ms = ours.median("revisit_ms")
+        if revisit_ms and self.limit_ms:
+            yield at_most(f"{ours.mode}, revisit, of the limit", revisit_ms / self.limit_ms, 1.05)
+        ratio, peer = self._ratio(ours, "at_once_s", PEERS)
+        if ratio:
+            yield at_most(f"{ours.mode}, all at once, of the best peer ({peer})", ratio, 0.75)
+        plain = self._beside(ours, ["kvtide-eager"])
+        if "packing" in ours.mode and revisit_ms and plain and self._scale.model.kv_heads == MANY_HEADS:
+            less_ms = plain[0].median("revisit_ms") - revisit_ms
+            yield at_least(f"{ours.mode}, revisit, ms less than plain", less_ms, 6.0)
+
+    def _ratio(self, ours: Result, name: str, others: Sequence[str]) -> tuple[float, str]:
+        """Return how long ours took as a multiple of the fastest of some others, and which that is; 0 without any."""
+        times = [(other.median(name), other.mode) for other in self._beside(ours, others)]
+        least, mode = min((each for each in times if each[0]), default=(0.0, ""))
+        return (ours.median(name) / least, mode) if least else (0.0, "")
+
+    def _beside(self, ours: Result, modes: Sequence[str]) -> list[Result]:
+        """Return the results of some modes; of those in several groups, that of the same group if there is one."""
+        found: dict[str, Result] = {}
+        for result in self.results.values():
+            name, _, option = result.mode.partition(" (")[0].partition("+")
+            is_one = name in modes and (not option or option.startswith("host="))
+            if is_one and (name not in found or result.group == ours.group):
+                found[name] = result
+        return list(found.values())
 
     def table(self) -> str:
         """Return everything as text."""
+        width = max([24, *(len(mode) + 1 for mode in self.results)])
         lines = [
             f"{self._scale.model.kv_heads} KV heads, one large copy {self.gbps:.1f} GB/s, limit {self.limit_ms:.1f} ms",
-            f"{'':24}{'first ms':>10}{'revisit ms':>12}{'of limit':>10}{'at once s':>11}{'waves s':>9}"
+            f"{'':{width}}{'first ms':>10}{'revisit ms':>12}{'of limit':>10}{'at once s':>11}{'waves s':>9}"
             f"{'no reuse s':>12}{'start s':>9}{'same output':>13}",
         ]
         for result in self.results.values():
             revisit_ms = result.median("revisit_ms")
             ratio = f"{revisit_ms / self.limit_ms:.2f}" if self.limit_ms else "-"
             lines.append(
-                f"{result.mode:24}{result.median('first_ms'):10.1f}{revisit_ms:12.1f}{ratio:>10}"
+                f"{result.mode:{width}}{result.median('first_ms'):10.1f}{revisit_ms:12.1f}{ratio:>10}"
                 f"{result.median('at_once_s'):11.2f}{result.median('waves_s'):9.2f}{result.median('no_reuse_s'):12.2f}"
                 f"{result.start_s:9.1f}"
                 f"{'yes' if self.same(result) else 'NO':>13}"
             )
         counted = [result for result in self.results.values() if result.counters]
         lines += [f"{result.mode}: {json.dumps(result.counters)}" for result in counted]
-        return "\n".join(lines)
+        return "\n".join([*lines, *goal_lines(self.goals())])
 
 
 def compare(arguments: argparse.Namespace, scale: Scale) -> int:
-    comparison = Comparison(arguments, scale)
-    comparison.measure_limit()
-    for index, group in enumerate(arguments.modes.split("/")):
-        comparison.run(group.split(","), 1 if index else arguments.rounds)
+    groups = [group.split(",") for group in arguments.modes.split("/")]
+    with closing(Comparison(arguments, scale)) as comparison:
+        comparison.measure_limit()
+        for group in groups:
+            comparison.run(group)
+            if group is not groups[-1]:
+                say(f"so far:\n{comparison.table()}")
     print(json.dumps(comparison.as_json()) if arguments.json else comparison.table())
     return 0 if not comparison.failed and all(map(comparison.same, comparison.results.values())) else 1
 
 
 def start_up(arguments: argparse.Namespace, scale: Scale) -> int:
-    comparison = Comparison(arguments, scale)
-    comparison.start_up(arguments.modes.split(","))
+    with closing(Comparison(arguments, scale)) as comparison:
+        comparison.start_up(arguments.modes.split(","))
     rows = [
-        {"mode": result.mode, "start_s": result.median("first_ms"), "first_request_ms": result.median("revisit_ms")}
+        {"mode": result.mode, "start_s": result.median("starts_s"), "first_request_ms": result.median("first_ms")}
         for result in comparison.results.values()
+        if result.starts_s
     ]
+    starts_s = {result.mode: result.median("starts_s") for result in comparison.results.values() if result.starts_s}
     if arguments.json:
-        print(json.dumps({"host_gib": scale.host_bytes / GIB, "rows": rows}))
+        print(json.dumps({"host_gib": scale.host_bytes / GIB, "rows": rows, "failed": comparison.failed}))
     else:
         print(f"host tier of {scale.host_bytes / GIB:.1f} GiB, {arguments.rounds} starts each, medians")
         for row in rows:
             print(f"{row['mode']:24} start {row['start_s']:.2f} s, first request {row['first_request_ms']:.0f} ms")
-    return 0
+        goals = [
+            at_most(f"{mode}, s more to start than none", start_s - starts_s["none"], 1.0)
+            for mode, start_s in starts_s.items()
+            if "none" in starts_s and mode != "none"
+        ]
+        print("\n".join(goal_lines(goals)))
+    return 1 if comparison.failed else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kv-heads", type=int, default=8, help="KV heads of the model (default: 8)")
     parser.add_argument("--modes", help=f"which to run (default: {MODES}; with --start: none,kvtide-eager)")
-    parser.add_argument(
-        "--rounds", type=int, default=2, help="how often the first group is measured, the others are once (default: 2)"
-    )
+    parser.add_argument("--rounds", type=int, default=2, help="how often each mode is measured (default: 2)")
     parser.add_argument("--phases", default=",".join(PHASES), help="what to measure (default: all of %(default)s)")
     parser.add_argument("--graphs", choices=GRAPHS, default="all", help="steps that run as CUDA graphs (default: all)")
     parser.add_argument("--host-gib", type=int, default=40, help="size of each host tier in GiB (default: 40)")
@@ -426,6 +508,9 @@ def main() -> int:
     os.environ |= {"PYTHONHASHSEED": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions are sent to workers
     os.environ[NODE] = arguments.node
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    end_on_sigterm()
     scale = (
         SMALL
         if arguments.small

@@ -94,11 +94,14 @@ class Together:
         self._children: list[Child] = []
         self._engines: list[Remote] = []
 
-    def run(self, rounds: Sequence[list[list[Turn]]], *, kill: bool) -> list[Served]:
+    def run(
+        self, rounds: Sequence[list[list[Turn]]], *, kill: bool, tell: Callable[[Served], None] = lambda _: None
+    ) -> list[Served]:
         """Let them serve all rounds; the one before the first is for warming up, and had by each engine alone.
 
         `kill`: the last round loses an engine in its middle. When that is back, the first round is served once more.
-        Raises `FailedError`.
+        `tell` hears of each row when it was served, and again of the last one, when all have counted. Raises
+        `FailedError`.
         """
         try:
             self._children = [self._start(mode) for mode in self._modes]
@@ -107,23 +110,34 @@ class Together:
                 child.alone(self._children).order(0)
             for child in self._children:
                 child.go_on()
-            return asyncio.run(self._serve((start_s, machine), rounds, kill=kill))
+            return asyncio.run(self._serve((start_s, machine), rounds, kill, tell))
         finally:
             self._kill_all()
 
-    async def _serve(self, start: tuple[float, Any], rounds: Sequence[list[list[Turn]]], *, kill: bool) -> list[Served]:
+    async def _serve(
+        self, start: tuple[float, Any], rounds: Sequence[list[list[Turn]]], kill: bool, tell: Callable[[Served], None]
+    ) -> list[Served]:
+        served: list[Served] = []
+
+        def add(what: str, start: tuple[float, Any], had: list[Round]) -> None:
+            served.append(Served(what, start, had, {}))
+            tell(served[-1])
+
         try:
             self._engines = [Remote(mode, child) for mode, child in zip(self._modes, self._children, strict=True)]
             last = len(rounds) - 1
             whole = range(1, last if kill else last + 1)
-            served = [Served("", start, [await self._users(n).run(rounds[n]) for n in whole], {})] if whole else []
+            if whole:
+                add("", start, [await self._users(number).run(rounds[number]) for number in whole])
             if kill:
                 users = self._users(last)
                 killed, again = await asyncio.gather(users.run(rounds[last]), self._kill_in_the_middle(users, rounds))
-                served.append(Served(", one killed", start, [killed], {}))
-                served.append(Served(", all again", again, [await self._users(1).run(rounds[1])], {}))
+                add(", one killed", start, [killed])
+                add(", all again", again, [await self._users(1).run(rounds[1])])
             counters = {f"{number}: {each.mode}": await each.end() for number, each in enumerate(self._engines)}
-            return [*served[:-1], served[-1]._replace(counters=counters)]
+            served[-1] = served[-1]._replace(counters=counters)
+            tell(served[-1])
+            return served
         finally:
             self._kill_all()  # threads may wait for what these say
 

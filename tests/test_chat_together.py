@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from chat_users import Answer, Engine, Round, Users
 from chat_workload import Turn
 from vllm_common import Child, FailedError
-from vllm_together import TOGETHER, Together, answer_others
+from vllm_together import TOGETHER, Served, Together, answer_others
 
 CONVERSATIONS, TURNS = 4, 3
 AT_ONCE = 2
@@ -106,6 +107,20 @@ def serve(folder: Path, mode: str, orders: Any) -> None:
     orders.send([{"counted": mode}])
 
 
+def read_nothing(orders: Any) -> None:
+    orders.send(["there"])
+    time.sleep(600)
+
+
+def test_an_engine_that_is_killed_before_it_has_read_all_that_it_was_asked_has_ended() -> None:
+    child = Child(multiprocessing.get_context("spawn"), read_nothing)
+    assert child.answer() == ["there"]
+    child.begin("a question")
+    child.kill()
+    with pytest.raises(FailedError, match="it ended"):
+        child.answer()
+
+
 class Group:
     def __init__(self, folder: Path, *modes: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -116,9 +131,12 @@ class Group:
             return self.children[-1]
 
         self.together = Together(modes, start, AT_ONCE)
+        self.told: list[Served] = []
 
     def run(self, rounds: int, *, kill: bool) -> Any:
-        return self.together.run([conversations(number) for number in range(rounds + 1)], kill=kill)
+        return self.together.run(
+            [conversations(number) for number in range(rounds + 1)], kill=kill, tell=self.told.append
+        )
 
     def are_gone(self) -> bool:
         return not any(child.is_alive() for child in self.children)
@@ -138,6 +156,8 @@ def test_one_is_killed_in_the_middle_while_the_other_serves_and_comes_back(tmp_p
     group = Group(tmp_path, "lives", "dies")
     killed, again = group.run(1, kill=True)
     assert (killed.what, again.what) == (", one killed", ", all again")
+    assert [served.what for served in group.told] == [killed.what, again.what, again.what], "as soon as they are had"
+    assert group.told[-1] == again
     expected = served_by([Numbers(0)]).answers
     for [found] in (killed.rounds, again.rounds):
         assert found.answers == expected
