@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -209,11 +210,19 @@ class WorkerSide:
         if report:
             self._take(report)
         if self.loads.untold and self._announces_early and self._worker.over is None:
-            self.loads.now_certain(self._engine.certain(self._steps.short_s).keys())
+            self.loads.now_certain(self._engine.certain(self._next_step_s()).keys())
         why = self._engine.lost or self._worker.over
         if why is not None and not self._off:
             self._off = True
             logger.error("kvtide: rank %d turns itself off: %s", self._rank, why)
+
+    def _next_step_s(self) -> float:
+        """Return how long it takes at least until a step computes that is not planned yet.
+
+        Without asynchronous scheduling no step computes when the scheduler looks: the next one begins at once.
+        """
+        short_s = self._steps.short_s
+        return short_s if math.isinf(short_s) or kv_tensors.computes(self._stripes) else 0.0
 
     def _take(self, report: Report) -> None:
         self._reports.append(report)
