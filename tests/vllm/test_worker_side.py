@@ -249,7 +249,7 @@ def test_f31_without_asynchronous_scheduling_the_next_step_computes_at_once(
     step(side, LOAD)
     engines[0].sure, engines[0].left_s = {7}, 0.5
     assert side.look().loaded == set()
-    engines[0].left_s = 0.0
+    engines[0].left_s = 0.25
     assert side.look().loaded == {"r"}
 
 

@@ -30,6 +30,8 @@ STORE_WAIT_S = 0.001
 Stores of a long prompt take a while, and who comes behind it asks right then: so no longer than it takes to keep the
 engine from spinning (F19).
 """
+_OTHERS_WAIT = 0.25
+"""What part of a short step others wait at most, without asynchronous scheduling, for somebody's load (F31)."""
 
 
 class WorkerSide:
@@ -219,10 +221,11 @@ class WorkerSide:
     def _next_step_s(self) -> float:
         """Return how long it takes at least until a step computes that is not planned yet.
 
-        Without asynchronous scheduling no step computes when the scheduler looks: the next one begins at once.
+        Without asynchronous scheduling no step computes when the scheduler looks: the next one begins at once. Others
+        wait there for a part of a step, for a load that would come just too late waits for all of it.
         """
         short_s = self._steps.short_s
-        return short_s if math.isinf(short_s) or kv_tensors.computes(self._stripes) else 0.0
+        return short_s if math.isinf(short_s) or kv_tensors.computes(self._stripes) else short_s * _OTHERS_WAIT
 
     def _take(self, report: Report) -> None:
         self._reports.append(report)
