@@ -138,9 +138,10 @@ class ReportingContract(ABC):
             assert rig.run(STORE, Copy(1, (0,), (0,))).done == (1,)
             assert rig.run(LOAD, Copy(1, (0,), (0,))).done == (1,)
 
-    def test_a_transfer_of_nothing_is_done(self) -> None:
+    @pytest.mark.parametrize("direction", Direction)
+    def test_a_transfer_of_nothing_is_done(self, direction: Direction) -> None:
         with self.rig() as rig:
-            assert rig.run(STORE, Copy(1, (), ())) == Finished(done=(1,))
+            assert rig.run(direction, Copy(1, (), ())) == Finished(done=(1,))
 
     def test_polling_an_engine_that_has_nothing_to_do_says_nothing(self) -> None:
         with self.rig() as rig:

@@ -7,8 +7,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from kvtide.copy import Direction
 from tests.vllm.engines import Control
 from tests.vllm.test_beside import (
     REMOTE,
@@ -114,7 +116,31 @@ def test_guesses_that_are_refused_are_no_failed_load(
     world.check_at_rest()
 
 
-class AnyLoads(World):
+class Garbles(World):
+    """Who reads KV that is wrong computes KV that is wrong."""
+
+    def _forward(self, step: Any) -> dict[str, list[int]]:
+        sampled = super()._forward(step)
+        starts = starts_of(step)
+        while wrong := [name for name, start in starts.items() if not self._is_right(name, start)]:
+            for name in wrong:  # which may be what others read
+                self._garble(name, starts.pop(name), step.num_scheduled_tokens[name])
+        return sampled
+
+    def _is_right(self, name: str, tokens: int) -> bool:
+        stamps = np.array(self._stamps_of(name, 0)[:tokens], dtype=np.uint64)
+        return np.array_equal(self.kv[0][0, self._table(name, 0)].reshape(-1)[:tokens], stamps)
+
+    def _garble(self, name: str, first: int, count: int) -> None:
+        table = self._table(name, 0)
+        for position in range(first, first + count):
+            self.kv[0][:, table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = 1
+
+    def _check_reads(self, name: str, group: int, first: int, last: int) -> None:
+        """Look at nothing: what is computed in a step that has read what did not come, vLLM gives up."""
+
+
+class AnyLoads(Garbles):
     """Another connector loads some tokens of some requests, and half of these loads fail."""
 
     draw: random.Random
@@ -150,9 +176,6 @@ class AnyLoads(World):
             running = (request.request_id for request in self.scheduler.running)
             self.hit_in_vain.update(name for name in running if invalid & set(self._table(name, 0)))
         return output
-
-    def _check_reads(self, name: str, group: int, first: int, last: int) -> None:
-        """Look at nothing: what is computed in a step that has read what did not come, vLLM gives up."""
 
 
 @pytest.mark.parametrize("seed", [335, *range(12)])
@@ -191,3 +214,67 @@ def test_f8_whatever_others_load_or_not_the_host_holds_what_its_keys_say(
     world.run()
     world.check_at_rest()
     assert not world.side._requests._doubts._since
+
+
+class AbortedBefore(Garbles, NeverLoads):
+    """A request "now" is aborted before vLLM hears that its load has failed."""
+
+    def _process(self, step: Any, output: Any) -> None:
+        if "now" in self.scheduler.requests:
+            self.abort("now")
+        super()._process(step, output)
+
+
+def test_f8_who_has_hit_blocks_of_a_request_that_was_aborted_in_doubt_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those who share a block that has not come, vLLM lets the first compute it again. The others go on."""
+    let_there_be_several(monkeypatch, others=[REMOTE])
+    world = AbortedBefore(tmp_path, monkeypatch=monkeypatch, asynchronous=True, step_tokens=256)
+    world.add("now", text(1, 200), 60)
+    world.add("shares", text(1, 200), 60)
+    world.step()
+    world.add("shares, too", text(1, 110), 60)
+    for _ in range(30):
+        world.step()  # which looks at all that is stored
+    assert world.failed
+    assert world.hits["shares, too"] == REMOTE_TOKENS
+    world.abort("shares", "shares, too")
+    world.run()
+    assert world.manager.metrics.stored_blocks == 0
+    world.check_at_rest()
+
+
+class FailsOnce(Garbles, NeverLoads):
+    """The load of a request "now" fails."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_f8_nor_who_has_hit_them_and_waits_for_a_load_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """If that fails, the request begins anew, without them."""
+    let_there_be_several(monkeypatch, others=[REMOTE])
+    control = Control()
+    sizes: dict[str, Any] = {"step_tokens": 64, "max_tokens": 400}
+    chunks = {"long_prefill_token_threshold": 48}
+    world = FailsOnce(tmp_path, monkeypatch=monkeypatch, control=control, engine_args=chunks, **sizes)
+    prompt = [*text(1, 200), *text(5, 60)]
+    world.generate("before", prompt)
+    world.evict_device()
+    before = world.manager.metrics.stored_blocks
+    world.add("now", prompt[:200], 60)
+    while not world.failed:
+        world.step()
+    control.engine.held = {Direction.LOAD}
+    world.add("waits", prompt, 60)
+    world.step()
+    assert control.engine.waiting, "for what is behind the blocks of the other one"
+    world.abort("now")
+    control.engine.failing = {Direction.LOAD} if fails else set()
+    control.engine.held = set()
+    world.step()
+    control.engine.failing = set()
+    world.run()  # which looks at all that is stored
+    assert (world.manager.metrics.stored_blocks > before) == fails
+    world.check_at_rest()

@@ -28,6 +28,12 @@ def test_f31_nobody_waits_long_for_the_load_of_somebody_else(decode_ms: float) -
     assert max(waits.held_ms) < decode_ms / 5
 
 
+@pytest.mark.parametrize("decode_ms", [3.0, 7.5])
+def test_f31_nor_where_no_step_is_scheduled_before_the_last_one_is_over(decode_ms: float) -> None:
+    waits = converse("without asynchronous scheduling", conversations=16, decode_ms=decode_ms)
+    assert max(waits.held_ms) < decode_ms / 2
+
+
 def test_all_conversations_take_place(waits: dict[str, Waits]) -> None:
     for each in waits.values():
         assert (len(each.first_ms), len(each.follow_up_ms)) == (16, 48)

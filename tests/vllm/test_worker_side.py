@@ -223,6 +223,7 @@ def test_f31_vllm_hears_of_a_load_when_it_is_over_before_the_next_step_or_nobody
 ) -> None:
     now_s = iter(range(10))
     monkeypatch.setattr(step_lengths, "time", SimpleNamespace(monotonic=lambda: float(next(now_s))))
+    monkeypatch.setattr(kv_tensors, "computes", lambda _: True)
     step(side, computes=True)
     step(side, LOAD)
     engines[0].sure, engines[0].left_s = {7}, 1.5
@@ -235,6 +236,21 @@ def test_f31_vllm_hears_of_a_load_when_it_is_over_before_the_next_step_or_nobody
     engines[0].sure, engines[0].left_s = {8}, 1.5
     step(side)
     assert side.loads.take_finished() == ({"other"}, set())
+
+
+def test_f31_without_asynchronous_scheduling_the_next_step_computes_at_once(
+    side: WorkerSide, engines: list[ToldEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the scheduler looks, the last step is over, and no other one is issued."""
+    now_s = iter(range(10))
+    monkeypatch.setattr(step_lengths, "time", SimpleNamespace(monotonic=lambda: float(next(now_s))))
+    monkeypatch.setattr(kv_tensors, "computes", lambda _: False)
+    step(side, computes=True)
+    step(side, LOAD)
+    engines[0].sure, engines[0].left_s = {7}, 0.5
+    assert side.look().loaded == set()
+    engines[0].left_s = 0.25
+    assert side.look().loaded == {"r"}
 
 
 def test_f7_vllm_hears_of_a_load_of_states_only_when_its_bytes_are_there(engines: list[ToldEngine]) -> None:

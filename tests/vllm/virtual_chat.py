@@ -55,7 +55,10 @@ class VirtualChat(VirtualEngine):
         self.waits = Waits(held_ms=self.held_ms)
 
     def converse(self, everything: list[list[Any]]) -> Waits:
-        """Let all conversations take place: schedule, issue, and only then process the output of the step before."""
+        """Let all conversations take place.
+
+        With asynchronous scheduling: schedule, issue, and only then process the output of the step before.
+        """
         to_come = [(turns[0].think_s, number, 0) for number, turns in enumerate(everything)]
         heapq.heapify(to_come)
         said: list[list[int]] = [[] for _ in everything]
@@ -70,7 +73,7 @@ class VirtualChat(VirtualEngine):
                 self.add(name, said[number], everything[number][turn].answer_tokens)
             if self.scheduler.has_requests():
                 queue.append(self.issue())
-                if len(queue) < 2:
+                if len(queue) <= self.asynchronous:
                     continue
             if not queue:
                 self.time.now_s = max(self.time.now_s, to_come[0][0])
@@ -101,6 +104,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "loads told of when they are issued": {"tell_early": True},
     "loads behind the step in flight": {"load_late": True},
     "and heard of by reports": {"load_late": True, "one_process": False},
+    "without asynchronous scheduling": {"asynchronous": False},
     "everything in the device cache": {"blocks": 32 * 1_000},
 }
 

@@ -1,4 +1,4 @@
-"""An engine in virtual time: vLLM's real scheduler and kvtide's real halves, in asynchronous scheduling, and no GPU.
+"""An engine in virtual time: vLLM's real scheduler and kvtide's real halves, and no GPU.
 
 How long compute and copies take is a model: a step takes what a step that only decodes takes, and 0.03 ms for each
 token of a prompt; a copy takes what its bytes take at the rate of the link. So differences between runs mean something,
@@ -121,6 +121,7 @@ class VirtualEngine(World):
         decode_s: float,
         token_bytes: int = TOKEN_BYTES,
         copy_bytes_per_s: float = COPY_BYTES_PER_S,
+        asynchronous: bool = True,
         **options: Any,
     ) -> None:
         self.time = VirtualTime()
@@ -139,7 +140,7 @@ class VirtualEngine(World):
             max_tokens=MAX_TOKENS,
             step_tokens=8_192,
             max_running=64,
-            asynchronous=True,
+            asynchronous=asynchronous,
             engine_args={"hf_overrides": {"max_position_embeddings": MAX_TOKENS}},
             **options,
         )

@@ -47,6 +47,8 @@ class Doubts:
         self._end_what_is_certain()
         somebody_loads = versions.loads_in_step(step) is not False
         for tracked in _as_placed(begun, step):
+            if tracked.doubtful:
+                continue  # by somebody who has left
             request = tracked.request
             is_loaded = somebody_loads and request.num_computed_tokens > tracked.found_tokens
             tracked.doubtful = is_loaded or any(self._has_hit(tracked, other) for other in self._since)
@@ -61,8 +63,19 @@ class Doubts:
             self._end_what_is_certain()
         return not tracked.doubtful
 
-    def leave(self, tracked: Tracked) -> None:
-        """Take note that nobody finds the blocks of a request any more."""
+    def leave(self, tracked: Tracked, known: Iterable[Tracked]) -> None:
+        """Take note that a request ends in doubt, and that nobody finds its blocks any more.
+
+        Those who have hit them are in doubt for good: what becomes of the blocks vLLM tells the first of them alone.
+        """
+        self.start_over(tracked)
+        for other in known:
+            if other.placed and self._has_hit(other, tracked):
+                other.doubtful = True
+                self._since[other] = NEVER
+
+    def start_over(self, tracked: Tracked) -> None:
+        """Take note that a request has no blocks any more."""
         tracked.doubtful = False
         self._since.pop(tracked, None)
         self._blocks = None

@@ -199,7 +199,7 @@ class Requests:
         """Let nobody find the blocks of a request that ends in doubt, and count them; return whether it does."""
         if self._doubts is None or self._doubts.is_certain(tracked):
             return False
-        self._doubts.leave(tracked)
+        self._doubts.leave(tracked, self.known.values())
         for index, group in enumerate(self._layout.geometry.groups):
             first = tracked.found_tokens // group.block_tokens
             self._device.forget(index, tracked.own[index][first:], tracked.keys[index][first:])
@@ -211,6 +211,8 @@ class Requests:
     def restart(self, tracked: Tracked) -> None:
         """Let the core expect the request to be matched again."""
         self._manager.preempt(tracked.id)
+        if tracked.doubtful and self._doubts is not None:
+            self._doubts.start_over(tracked)
         tracked.placed = tracked.loading = tracked.decoding = False
         tracked.end_tokens = 0
 

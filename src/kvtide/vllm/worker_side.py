@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -29,6 +30,8 @@ STORE_WAIT_S = 0.001
 Stores of a long prompt take a while, and who comes behind it asks right then: so no longer than it takes to keep the
 engine from spinning (F19).
 """
+_OTHERS_WAIT = 0.25
+"""What part of a short step others wait at most, without asynchronous scheduling, for somebody's load (F31)."""
 
 
 class WorkerSide:
@@ -209,11 +212,20 @@ class WorkerSide:
         if report:
             self._take(report)
         if self.loads.untold and self._announces_early and self._worker.over is None:
-            self.loads.now_certain(self._engine.certain(self._steps.short_s).keys())
+            self.loads.now_certain(self._engine.certain(self._next_step_s()).keys())
         why = self._engine.lost or self._worker.over
         if why is not None and not self._off:
             self._off = True
             logger.error("kvtide: rank %d turns itself off: %s", self._rank, why)
+
+    def _next_step_s(self) -> float:
+        """Return how long it takes at least until a step computes that is not planned yet.
+
+        Without asynchronous scheduling no step computes when the scheduler looks: the next one begins at once. Others
+        wait there for a part of a step, for a load that would come just too late waits for all of it.
+        """
+        short_s = self._steps.short_s
+        return short_s if math.isinf(short_s) or kv_tensors.computes(self._stripes) else short_s * _OTHERS_WAIT
 
     def _take(self, report: Report) -> None:
         self._reports.append(report)

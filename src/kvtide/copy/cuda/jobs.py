@@ -207,7 +207,7 @@ class Jobs:
                 self._in_flight.again(job)
                 self._wanted[job.direction].notify()
                 return
-        if job.direction is Direction.LOAD:
+        if job.direction is Direction.LOAD and job.copy.blocks:
             self._load_ends.ended(len(job.copy.blocks), job.busy_s)
         self._in_flight.count(job, self._sizes.moved(len(job.copy.blocks), issued, job.rest), job.busy_s)
         self._end(job, None)
