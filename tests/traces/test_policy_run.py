@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from itertools import count, islice
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtide.core.eviction import POLICIES
+from kvtide.core.groups import Key
 from kvtide.errors import ConfigError
 from kvtide.traces.belady import belady_hits
 from kvtide.traces.lru_curve import LruCurve
@@ -106,6 +110,29 @@ def test_forecast_is_at_least_as_good_as_the_others(name: str, share: float) -> 
     hits = {policy: run_policy(policy, keys, slots).hit_ratio for policy in POLICIES}
     best = max(ratio for policy, ratio in hits.items() if policy != "forecast")
     assert hits["forecast"] > best - 0.005, hits
+
+
+def rounds_of_conversations(turns: int, rounds: int) -> tuple[list[list[Key]], int]:
+    """32 conversations that take turns, then as many others; and the most blocks that those of one round have."""
+    draw, names = random.Random(1), count()
+    prompts: list[list[int]] = []
+    largest = 0
+    for _ in range(rounds):
+        talks = [list(islice(names, draw.randint(12, 36))) for _ in range(32)]
+        for _ in range(turns):
+            for talk in talks:
+                talk.append(next(names))
+                prompts.append([*talk])
+        largest = max(largest, sum(map(len, talks)))
+    return [as_keys(prompt) for prompt in prompts], largest
+
+
+@pytest.mark.parametrize("turns", [2, 4, 8])
+@pytest.mark.parametrize("share", [1, 1.05, 1.1, 1.25, 1.5])
+def test_forecast_lets_conversations_go_that_have_ended_where_those_that_go_on_fit(turns: int, share: float) -> None:
+    prompts, largest = rounds_of_conversations(turns, rounds=2)
+    prefix, forecast = (run_policy(policy, prompts, int(share * largest)).hits for policy in ("prefix", "forecast"))
+    assert forecast > 0.98 * prefix
 
 
 def test_admission_keeps_out_what_is_used_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtide.core.eviction.forecast import holders
+from kvtide.core.eviction.forecast.kinds import LAST_BLOCK, LAST_BLOCK_LATER
 from tests.contracts.eviction_contract import clear
 from tests.core.eviction.forecast.plain import Books, Visit
 from tests.core.eviction.forecast.traffic import Traffic
@@ -62,19 +63,27 @@ class Watched(Books):
             assert visit.born == min(other.born for other in there), "of those that run the first has to leave"
             return
         self.choices += 1
-        worths = {kind: self.worst(kind, waiting) for kind in {other.kind for other in waiting}}
+        worths = {kind: self.worst(kind, waiting, cached) for kind in {other.kind for other in waiting}}
         assert visit in waiting, "it runs, and there are others"
         assert worths[visit.kind] == (min(worth for worth, _ in worths.values()), visit.born)
 
-    def worst(self, kind: int, waiting: list[Visit]) -> tuple[float, int]:
+    def worst(self, kind: int, waiting: list[Visit], cached: dict[int, int]) -> tuple[float, int]:
         """Return the value and the birth of the one that leaves first of a kind."""
-        index, born = self.forecast._holders.index, [visit.born for visit in waiting if visit.kind == kind]
-        oldest, youngest = ((index.value(kind, self.now - when), when) for when in (min(born), max(born)))
-        return youngest if index.value_at_birth(kind) < oldest[0] and youngest[0] < oldest[0] else oldest
+        by_age = sorted((visit for visit in waiting if visit.kind == kind), key=lambda visit: visit.born)
+        oldest, youngest = ((self.worth(visit, cached), visit.born) for visit in (by_age[0], by_age[-1]))
+        at_birth = self.forecast._holders.index.value_at_birth(kind)
+        return youngest if at_birth < oldest[0] and youngest[0] < oldest[0] else oldest
+
+    def worth(self, visit: Visit, cached: dict[int, int]) -> float:
+        """The value of a visit; of the last block of a prompt not more than that of the block before it."""
+        there = [visit]
+        if visit.kind in (LAST_BLOCK, LAST_BLOCK_LATER):
+            there.append(self.holder[cached[visit.slots[0]]])
+        return min(self.forecast._holders.index.value(each.kind, self.now - each.born) for each in there)
 
 
 @pytest.mark.parametrize("more_visits", [40, holders.VISITS_MORE])
-@pytest.mark.parametrize(("slots", "seed"), [(8, 0), (16, 1), (24, 2), (40, 3), (48, 4), (63, 5)])
+@pytest.mark.parametrize(("slots", "seed"), [(8, 0), (16, 1), (24, 2), (40, 3), (48, 0), (48, 4), (63, 5)])
 def test_who_leaves_is_worth_least_of_all(
     slots: int, seed: int, more_visits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,15 +127,16 @@ def chances_as_described(index: ReturnIndex) -> list[list[float]]:
     for age_bin in range(BINS):
         back = sum(index.returned[kind][age_bin] for kind in ordinary)
         there = max(back, sum(index.exposed[kind][age_bin] for kind in ordinary))
-        shared.append((back + a_visit * (shared[-1] if shared else 0.1)) / (there + a_visit))
+        shared.append((back + a_visit * min([0.1, *shared[-1:]])) / (there + a_visit))
     found: list[list[float]] = []
     for kind in range(KINDS):
-        expected = sum(shared[age_bin] * index.exposed[kind][age_bin] for age_bin in range(BINS))
+        there_at = [max(row) for row in zip(index.exposed[kind], index.returned[kind], strict=True)]
+        expected = sum(shared[age_bin] * there_at[age_bin] for age_bin in range(BINS))
         scale = (sum(index.returned[kind]) + a_visit) / (expected + a_visit)
         found.append([])
         for age_bin in range(BINS):
-            back, there = index.returned[kind][age_bin], index.exposed[kind][age_bin]
-            chance = (back + 20 * a_visit * scale * shared[age_bin]) / (max(there, back) + 20 * a_visit)
+            back, there = index.returned[kind][age_bin], there_at[age_bin]
+            chance = (back + 20 * a_visit * scale * shared[age_bin]) / (there + 20 * a_visit)
             found[-1].append(min(CHANCE_MAX, chance))
     return found
 

@@ -38,6 +38,11 @@ def kind_of_last_block(turn: int) -> int:
     return LAST_BLOCK_LATER if turn else LAST_BLOCK
 
 
+def is_last_block(kind: int) -> bool:
+    """Whether a kind is that of the last block of a prompt."""
+    return LAST_BLOCK <= kind <= LAST_BLOCK_LATER
+
+
 def kind_of_shared(uses: int) -> int:
     """Return the kind of a shared beginning: 1 to 3 uses, up to 15, and more."""
     return FIRST_SHARED + min((uses.bit_length() - 1) // 2, SHARED_LEVELS - 1)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from kvtide.core.eviction.base import NO_PARENT, EvictionPolicy, follow_parents, is_below, no_parents
 from kvtide.core.eviction.forecast.holders import Holders
-from kvtide.core.eviction.forecast.kinds import KINDS, RUNNING, is_shared
+from kvtide.core.eviction.forecast.kinds import KINDS, RUNNING, is_last_block, is_shared
 from kvtide.core.eviction.forecast.visits import NOTHING
 from kvtide.core.groups import Key
 
@@ -219,17 +219,31 @@ class Forecast(EvictionPolicy):
     def _candidate(self, kind: int) -> tuple[int, float]:
         """Return the visit of a kind with the lowest index: the oldest, or the youngest if too few come back."""
         holders = self._holders
-        index, now, visits = holders.index, holders.now, holders.visits
         oldest = holders.queues.oldest(kind)
         if oldest == NOTHING:
             return NOTHING, NO_WORTH
-        worth = index.value(kind, now - visits.born[oldest % visits.size])
-        if index.value_at_birth(kind) < worth:
+        worth = self._worth(kind, oldest)
+        if holders.index.value_at_birth(kind) < worth:
             youngest = holders.queues.youngest(kind)
-            worth_of_youngest = index.value(kind, now - visits.born[youngest % visits.size])
+            worth_of_youngest = self._worth(kind, youngest)
             if worth_of_youngest < worth:
                 return youngest, worth_of_youngest
         return oldest, worth
+
+    def _worth(self, kind: int, visit: int) -> float:
+        """Return the index of a visit.
+
+        The last block of a prompt is worth at most what those before it are, without which it is never found: else it
+        would keep a conversation that has ended, because those of others come back.
+        """
+        holders = self._holders
+        index, now, visits = holders.index, holders.now, holders.visits
+        row = visit % visits.size
+        worth = index.value(kind, now - visits.born[row])
+        if is_last_block(kind):
+            before = holders.row_of(self._parent[visits.tip[row]])
+            worth = min(worth, index.value(visits.kind[before], now - visits.born[before]))
+        return worth
 
     def _evict_from(self, visit: int, count: int, victims: list[int]) -> None:
         """Evict up to `count` blocks of a visit, from its tip on."""

@@ -96,8 +96,9 @@ class ReturnIndex:
         for age_bin in range(BINS):
             returned = sum(self.returned[kind][age_bin] for kind in ordinary)
             exposed = max(returned, sum(self.exposed[kind][age_bin] for kind in ordinary))
-            # An age that nobody has reached yet is taken to be like the one before it.
-            chance = (returned + chance * visit_blocks) / (exposed + visit_blocks)
+            # An age that nobody has reached yet is taken to be like the one before it, but not better than at first:
+            # where all came back sooner, only what never does will get there.
+            chance = (returned + min(chance, PRIOR_RETURNS) * visit_blocks) / (exposed + visit_blocks)
             shared.append(chance)
         self._index = [
             gittins(_shrunk(returned, exposed, shared, visit_blocks, weight), self._widths)
@@ -116,11 +117,13 @@ def _shrunk(
     returned: Sequence[float], exposed: Sequence[float], shared: Sequence[float], visit_blocks: float, weight: float
 ) -> list[float]:
     """Return a kind's chance to come back in each bin: its own, and where it has seen little the scaled shared one."""
-    expected = sum(chance * blocks for chance, blocks in zip(shared, exposed, strict=True))
+    # What came back was there, also if that was before the next count of who reached which age.
+    there = [max(blocks, back) for blocks, back in zip(exposed, returned, strict=True)]
+    expected = sum(chance * blocks for chance, blocks in zip(shared, there, strict=True))
     scale = (sum(returned) + visit_blocks) / (expected + visit_blocks)
     return [
-        min(CHANCE_MAX, (back + weight * scale * chance) / (max(blocks, back) + weight))
-        for back, blocks, chance in zip(returned, exposed, shared, strict=True)
+        min(CHANCE_MAX, (back + weight * scale * chance) / (blocks + weight))
+        for back, blocks, chance in zip(returned, there, shared, strict=True)
     ]
 
 
