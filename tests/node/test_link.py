@@ -153,6 +153,18 @@ def test_a_node_that_is_being_stopped_is_left(tmp_path: Path) -> None:
         wait_until(lambda: rig.call(lambda: rig.server.connections) == 0)
 
 
+def test_a_node_that_was_stopped_while_nobody_asked_it_anything_is_said_to_have_been_stopped(tmp_path: Path) -> None:
+    linked = Linked(tmp_path)
+    with serving(tmp_path) as rig:
+        linked.poll()
+        linked.attach()
+        rig.call(rig.server.stop)
+        rig.call(rig.server.close)
+        with pytest.raises(Gone, match="it was stopped"):
+            linked.ask()
+        linked.link.close()
+
+
 def test_a_refusal_for_good_is_said_and_tried_again_seldom(tmp_path: Path) -> None:
     linked = Linked(tmp_path)
     with serving(tmp_path, access=Access(uid=os.geteuid() + 1)) as rig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from kvtide.node.connection import Connection
 from kvtide.node.credentials import check_node, credentials_of
-from kvtide.node.errors import Gone, NoNode, Refused
+from kvtide.node.errors import Gone, NodeError, NoNode, Refused
 from kvtide.node.frames import TAGS, Frame, Kind
 from kvtide.node.hello import Hello, Welcome, read_welcome
 from kvtide.node.mapped import MappedArena
@@ -95,7 +96,14 @@ class Client:
     def send(self, kind: int, body: bytes = b"") -> int:
         """Send a frame; return its tag, which the answer will have."""
         self._tag = (self._tag + 1) % TAGS
-        self._connection.send(Frame(kind, body, self._tag))
+        try:
+            self._connection.send(Frame(kind, body, self._tag))
+        except Gone:
+            with contextlib.suppress(NodeError):
+                self._received()  # what it has said before it went
+            if self.is_stopping:
+                raise Gone("it was stopped") from None
+            raise
         return self._tag
 
     def ask(self, kind: int, body: bytes = b"", *, timeout_s: float) -> Frame | None:
