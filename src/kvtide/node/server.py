@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import time
@@ -244,8 +243,7 @@ class Server:
         self.last_refused = who_and_why, time.monotonic()
         if self._news.is_new(who_and_why):
             self._say(f"refused {who_and_why}")
-        with contextlib.suppress(Gone):  # it has left by itself, as one does that does not want us either
-            peer.connection.send(refusal(refused))
+        self._push(peer, refusal(refused))
         self._close(peer)
 
     def _hang_up(self, member: Member) -> None:
