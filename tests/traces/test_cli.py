@@ -95,7 +95,7 @@ def test_f22_packing_is_not_promised_for_a_model_whose_kv_does_not_pack(
     config = {"num_hidden_layers": 8, "num_attention_heads": 8, "hidden_size": 1024, "torch_dtype": "float16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     asked = (command, *SMALL, "--device", "1GiB", "--model-config", str(tmp_path / "config.json"))
-    with pytest.raises(ConfigError, match=r"--packing.*a model in bfloat16, not float16.*--bytes-per-token"):
+    with pytest.raises(ConfigError, match=r"--packing.*a model in bfloat16: float16 does not pack.*--bytes-per-token"):
         run(*asked, "--packing")
     assert run(*asked) == 0
     assert run(*asked, "--packing", "--bytes-per-token", "32768") == 0

@@ -21,6 +21,7 @@ LLAMA = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_head
         ({**LLAMA, "head_dim": 64}, 65_536),
         ({**LLAMA, "num_key_value_heads": None}, 524_288),
         ({"text_config": LLAMA}, 131_072),
+        ({"text_config": LLAMA, "dtype": "float32"}, 262_144),
         ({"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 61 * 576 * 2),
     ],
 )

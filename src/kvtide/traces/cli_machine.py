@@ -59,10 +59,8 @@ def machine_of(args: Arguments, measure: Callable[[Layer | None], Measured] | No
     """Return what was described. What was not is measured, where that is asked for and can be done, or derived."""
     model = _model(args)
     if args.packing and model.dtype != "bfloat16" and args.bytes_per_token is None:
-        instead = "--bytes-per-token, if its KV is kept in bfloat16 all the same"
-        raise ConfigError(
-            "--packing", model.name, f"a model in bfloat16, not {model.dtype}, which does not pack; {instead}"
-        )
+        instead = "If its KV is kept in bfloat16 all the same, add --bytes-per-token"
+        raise ConfigError("--packing", model.name, f"a model in bfloat16: {model.dtype} does not pack. {instead}")
     doubt = _kv_doubt(args, model)
     if doubt is not None:
         tell(f"kvtide: {doubt}")

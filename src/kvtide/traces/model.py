@@ -51,8 +51,8 @@ def read_model(config_path: str) -> Model:
         raise ConfigError("--model-config", config_path, "a JSON object")
     text = config.get("text_config")
     fields: Mapping[str, object] = text if isinstance(text, dict) else config
-    said = fields.get("torch_dtype") or fields.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    dtype = str(said).removeprefix("torch.")
+    said = (each.get(name) for each in (fields, config) for name in ("torch_dtype", "dtype"))
+    dtype = str(next(filter(None, said), "bfloat16")).removeprefix("torch.")
     value_bytes = _DTYPE_BYTES.get(dtype, 2)
     parameters, active = count_parameters(fields) or (None, None)
     return Model(
