@@ -218,12 +218,17 @@ def test_f31_a_step_that_was_scheduled_before_a_load_was_heard_of_does_not_wait_
     assert engines[0].waited == [7]
 
 
+def let_steps_take_a_second(monkeypatch: pytest.MonkeyPatch, *, computes: bool) -> None:
+    """`computes`: whether the device does when somebody asks."""
+    now_s = iter(range(10))
+    monkeypatch.setattr(step_lengths, "time", SimpleNamespace(monotonic=lambda: float(next(now_s))))
+    monkeypatch.setattr(kv_tensors, "computes", lambda _: computes)
+
+
 def test_f31_vllm_hears_of_a_load_when_it_is_over_before_the_next_step_or_nobody_computes(
     side: WorkerSide, engines: list[ToldEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s = iter(range(10))
-    monkeypatch.setattr(step_lengths, "time", SimpleNamespace(monotonic=lambda: float(next(now_s))))
-    monkeypatch.setattr(kv_tensors, "computes", lambda _: True)
+    let_steps_take_a_second(monkeypatch, computes=True)
     step(side, computes=True)
     step(side, LOAD)
     engines[0].sure, engines[0].left_s = {7}, 1.5
@@ -242,9 +247,7 @@ def test_f31_without_asynchronous_scheduling_the_next_step_computes_at_once(
     side: WorkerSide, engines: list[ToldEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the scheduler looks, the last step is over, and no other one is issued."""
-    now_s = iter(range(10))
-    monkeypatch.setattr(step_lengths, "time", SimpleNamespace(monotonic=lambda: float(next(now_s))))
-    monkeypatch.setattr(kv_tensors, "computes", lambda _: False)
+    let_steps_take_a_second(monkeypatch, computes=False)
     step(side, computes=True)
     step(side, LOAD)
     engines[0].sure, engines[0].left_s = {7}, 0.5

@@ -212,17 +212,17 @@ class WorkerSide:
         if report:
             self._take(report)
         if self.loads.untold and self._announces_early and self._worker.over is None:
-            self.loads.now_certain(self._engine.certain(self._next_step_s()).keys())
+            self.loads.now_certain(self._engine.certain(self._may_be_left_s()).keys())
         why = self._engine.lost or self._worker.over
         if why is not None and not self._off:
             self._off = True
             logger.error("kvtide: rank %d turns itself off: %s", self._rank, why)
 
-    def _next_step_s(self) -> float:
-        """Return how long it takes at least until a step computes that is not planned yet.
+    def _may_be_left_s(self) -> float:
+        """Return how much of a load may be left when vLLM hears of it: so long nobody computes what reads it.
 
-        Without asynchronous scheduling no step computes when the scheduler looks: the next one begins at once. Others
-        wait there for a part of a step, for a load that would come just too late waits for all of it.
+        Without asynchronous scheduling no step computes when the scheduler looks, and the next one begins at once.
+        There a part of a step may be left: others wait for that, but who comes just too late waits for a whole step.
         """
         short_s = self._steps.short_s
         return short_s if math.isinf(short_s) or kv_tensors.computes(self._stripes) else short_s * _OTHERS_WAIT
