@@ -73,7 +73,7 @@ class Figures:
     packing_saved_bytes: float
     """So many less were moved, because blocks are packed."""
     blocks: dict[str, float]
-    """Stored, loaded, evicted, fetched, sunk; and unpacked: stored as they are, because they do not pack."""
+    """Stored, loaded, evicted, fetched, sunk; and unpacked: those that do not pack."""
     trouble: dict[str, float]
     """Loads and stores that failed, transfers overdue."""
     not_loaded: dict[str, float]
