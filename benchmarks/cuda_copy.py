@@ -613,7 +613,7 @@ def main() -> None:
             print_slow_down(keep("slow_down", slow_down(args, "plain")))
         if args.only in {None, "pinning"}:
             print("\npinning:", json.dumps(keep("pinning", [pinning(args)])[0]))
-    print("\n".join(goal_lines(goals(results))))
+    print("\n".join(goal_lines(goals(results), small=args.small)))
 
 
 if __name__ == "__main__":

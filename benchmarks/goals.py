@@ -37,7 +37,11 @@ def at_least(what: str, found: float, bound: float) -> Goal:
     return Goal(what, found, bound, is_least=True)
 
 
-def goal_lines(goals: Iterable[Goal]) -> list[str]:
-    """Return a line for each goal, below a heading; nothing if there are none."""
+def goal_lines(goals: Iterable[Goal], *, small: bool = False) -> list[str]:
+    """Return a line for each goal, below a heading; nothing if there are none.
+
+    `small`: of a run that only shows that it works.
+    """
     lines = [f"  {goal}" for goal in goals]
-    return ["goals:", *lines] if lines else []
+    heading = "goals (with --small the numbers mean nothing):" if small else "goals:"
+    return [heading, *lines] if lines else []

@@ -338,7 +338,7 @@ def main() -> None:
         result |= part
         if not args.json:
             print("\n".join(f"{name:24} {value}" for name, value in part.items()), flush=True)
-    print(json.dumps(result) if args.json else "\n".join(goal_lines(goals(result))))
+    print(json.dumps(result) if args.json else "\n".join(goal_lines(goals(result), small=args.small)))
 
 
 def measure(*, small: bool) -> Iterator[dict[str, Any]]:

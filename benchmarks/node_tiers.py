@@ -299,7 +299,8 @@ def main() -> None:
         return
     for name, value in result.items():
         print(f"{name:14} {value}")
-    print("\n".join(goal_lines([at_least("get_ratio", float(str(result["get_ratio"])), 0.85)])))
+    goals = [at_least("get_ratio", float(str(result["get_ratio"])), 0.85)]
+    print("\n".join(goal_lines(goals, small=args.small)))
 
 
 if __name__ == "__main__":

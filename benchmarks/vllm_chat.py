@@ -341,7 +341,7 @@ class Comparison:
                 f"{between['p99']:8.1f}{row['done_s']:10.2f}{row['start_s']:8.1f}{row['other_answers']:9}"
             )
         lines += [f"{row['mode']}: {json.dumps(row['counters'])}" for row in self.rows if row["counters"]]
-        return "\n".join([*lines, *goal_lines(goals(self.rows))])
+        return "\n".join([*lines, *goal_lines(goals(self.rows), small=self._settings.small)])
 
 
 BESIDE_PEERS: dict[str, tuple[Callable[[Any], float], float]] = {

@@ -441,7 +441,7 @@ class Comparison:
             )
         counted = [result for result in self.results.values() if result.counters]
         lines += [f"{result.mode}: {json.dumps(result.counters)}" for result in counted]
-        return "\n".join([*lines, *goal_lines(self.goals())])
+        return "\n".join([*lines, *goal_lines(self.goals(), small=self._scale.small)])
 
 
 def compare(arguments: argparse.Namespace, scale: Scale) -> int:
@@ -476,7 +476,7 @@ def start_up(arguments: argparse.Namespace, scale: Scale) -> int:
             for mode, start_s in starts_s.items()
             if "none" in starts_s and mode != "none"
         ]
-        print("\n".join(goal_lines(goals)))
+        print("\n".join(goal_lines(goals, small=scale.small)))
     return 1 if comparison.failed else 0
 
 

@@ -93,7 +93,11 @@ def test_a_mode_in_two_groups_has_a_row_in_each_and_a_peer_is_compared_with_its_
 
 
 def test_goals_are_said_with_what_was_found() -> None:
-    assert goal_lines([]) == []
+    assert goal_lines([]) == goal_lines([], small=True) == []
+    assert goal_lines([at_least("copies", 0.96, 0.95)], small=True) == [
+        "goals (with --small the numbers mean nothing):",
+        "  copies: 0.960, goal at least 0.95: reached",
+    ]
     assert goal_lines([at_least("copies", 0.94, 0.95)]) == [
         "goals:",
         "  copies: 0.940, goal at least 0.95: MISSED",
