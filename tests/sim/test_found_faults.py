@@ -98,6 +98,11 @@ FOUND_WITH_A_NODE = [
     (5008277, "lazy: the same with what a node had already, where nobody remembered that"),
     (145, "what waited for a tier when its node was cleared was not loaded, and not counted"),
     (64, "of a request with fewer keys than blocks, what had no key was not counted as not loaded"),
+    (
+        78901907768,
+        "the checker, not the core: an engine that lost its device in the last quiet round was looked at before it "
+        "could come back",
+    ),
 ]
 """Seed and what was wrong, in worlds with a node."""
 

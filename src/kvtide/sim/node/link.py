@@ -136,6 +136,11 @@ class SimLink:
         """Whether the node has not answered some reservation for so long."""
         return any(self.engine.told_s - since_s >= seconds for since_s in self.unanswered.values())
 
+    @property
+    def is_back(self) -> bool:
+        """Whether it is connected, and the engine has taken note of that."""
+        return self.life is not None and self.greeted == self.life
+
     # ------------------------------------------------------------------ lives
 
     def connect(self, _: object = None) -> None:

@@ -146,7 +146,7 @@ class NodeMachine:
             busy = [engine for engine in self.engines if not engine.is_over]
             for engine in busy or self.engines:  # who rests is not woken up because of others
                 self._turn([engine])
-            some_away = any(engine.link.life is None for engine in self.engines)
+            some_away = not all(engine.link.is_back for engine in self.engines)
             away += some_away
             calm = 0 if busy or (some_away and away < AWAY_ROUNDS_MAX) else calm + 1
         self._check_at_rest()
@@ -164,7 +164,7 @@ class NodeMachine:
 
     def _check_at_rest(self) -> None:
         for engine in self.engines:
-            if engine.link.life is None or engine.link.greeted != engine.link.life:
+            if not engine.link.is_back:
                 raise Violation("I13", f"{engine.name} has not come back to its node")
         self.watch.at_end()
         self.node.check_at_rest()
