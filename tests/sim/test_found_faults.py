@@ -76,6 +76,11 @@ FOUND_BY_SILENCE = [
         "the checker, not the core: a part of an offer was accepted that ends in a block without a key, and it asked "
         "for that key",
     ),
+    (
+        327936727514,
+        "a request that fills the device lost all its lives at the same place to the pins of what it had stored, and "
+        "the host was too small to let it go on from there",
+    ),
 ]
 """Seed and what was wrong, in worlds as they are drawn since the time is told and devices are lost."""
 

@@ -138,6 +138,9 @@ class OffloadManager:
         request = self._request(request_id)
         request.handle(RequestEvent.ADVANCE)
         before, request.computed_tokens = request.computed_tokens, computed_tokens
+        if computed_tokens > request.furthest_tokens:
+            request.furthest_tokens = computed_tokens
+            self._stores.got_further()
         self._planner.advanced(request, before)
 
     def preempt(self, request_id: str) -> None:
@@ -151,6 +154,7 @@ class OffloadManager:
         request = self._request(request_id)
         request.handle(RequestEvent.PREEMPT)
         self.metrics.preemptions += not (request.load_failed and request.computed_tokens == 0)
+        self._stores.preempted()
         self._planner.preempted(request)
         self._index.drop(request)
         self._loads.release(request)
@@ -161,6 +165,7 @@ class OffloadManager:
     def finish(self, request_id: str) -> None:
         """Tell that the request is over (done or aborted, in whatever state). Call before its blocks are freed."""
         request = self._request(request_id)
+        self._stores.finished()
         self._planner.finished(request)
         self._index.drop(request)
         self._loads.release(request)

@@ -96,6 +96,8 @@ class Request:
     """Live, owned by the engine: per group, the block table."""
     state: State = State.WAITING
     computed_tokens: int = 0
+    furthest_tokens: int = 0
+    """The most that were ever computed: when it is preempted it begins again."""
     considered: list[int] = field(default_factory=list)
     """Per group: blocks before this one have been stored, or left for the flush at the end."""
     asking: bool = False

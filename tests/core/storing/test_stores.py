@@ -12,8 +12,8 @@ from kvtide.core.index import local as local_module
 from kvtide.core.index.index import RUN_BLOCKS_MAX
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.storing import stores as stores_module
-from kvtide.core.storing.stores import ATTEMPTS_MAX
-from tests.support import World, text
+from kvtide.core.storing.stores import ATTEMPTS_MAX, PREEMPTIONS_MAX
+from tests.support import FakeRequest, World, text
 
 A = text("a", 32)
 
@@ -238,6 +238,47 @@ def test_no_store_starts_while_the_budget_is_used_up() -> None:
     (copy,) = world.plan().stores
     assert not world.plan().stores
     world.run(copy)
+    assert world.plan().stores
+
+
+def lives(world: World, request: FakeRequest, count: int) -> None:
+    """Let a request be preempted so often, each time at the same place."""
+    for _ in range(count):
+        world.preempt(request)
+        world.admit(request, accept=0)
+        world.compute(request, 16)
+
+
+def test_after_preemptions_at_the_same_place_nothing_is_pinned_until_a_request_is_over() -> None:
+    world = World(pin_budget=32)
+    request = world.prefill("r", A, 16)
+    assert world.plan().stores, "they are not copied, and keep their pins"
+    lives(world, request, PREEMPTIONS_MAX)
+    other = world.prefill("other", text("b", 16))
+    assert world.plan().stores == ()
+    world.finish(other)
+    assert world.plan().stores
+    world.finish(request)
+    world.drain()
+    assert world.cached_blocks(A[:16]) == world.cached_blocks(text("b", 16)) == [0, 1, 2, 3]
+
+
+def test_preemptions_between_which_somebody_gets_further_change_nothing() -> None:
+    world = World(pin_budget=32)
+    request, other = world.prefill("r", A, 16), world.prefill("other", text("b", 16), 4)
+    assert world.plan().stores
+    for upto in (8, 12, 16):
+        lives(world, request, PREEMPTIONS_MAX - 1)
+        world.compute(other, upto)
+        assert world.plan().stores
+
+
+def test_preemptions_while_nothing_is_pinned_change_nothing() -> None:
+    world = World(pin_budget=32)
+    request = world.prefill("r", A, 16)
+    world.step()
+    lives(world, request, 2 * PREEMPTIONS_MAX)
+    world.prefill("other", text("b", 16))
     assert world.plan().stores
 
 

@@ -17,6 +17,8 @@ from kvtide.core.storing.backlog import Backlog
 
 ATTEMPTS_MAX = 3
 """How often the store of a block is tried before it is given up as failed."""
+PREEMPTIONS_MAX = 4
+"""So many in a row, without anybody getting further, are taken for the stores' fault."""
 
 
 class Stores:
@@ -50,11 +52,33 @@ class Stores:
         self._last_ask = 0
         self.stopped = False
         """Nothing is begun any more."""
+        self._preemptions = 0
+        """In a row, while stores had pins, and no request got further than it ever was."""
+        self._makes_way = False
 
     @property
     def room(self) -> int:
         """Device blocks that may still be pinned. None while copies do not end: what is begun would wait with them."""
-        return 0 if self.stopped or self._ledger.overdue else self._budget - self.pinned_blocks - self._asked_blocks
+        if self.stopped or self._makes_way or self._ledger.overdue:
+            return 0
+        return self._budget - self.pinned_blocks - self._asked_blocks
+
+    def preempted(self) -> None:
+        """Hear that the device was short of blocks: pinned ones may be all that was missing.
+
+        In a pool that one request fills, all its lives could end so, at the same place. So after a few of them nothing
+        is pinned until a request is over (I8).
+        """
+        self._preemptions += self.pins > 0
+        self._makes_way |= self._preemptions == PREEMPTIONS_MAX
+
+    def got_further(self) -> None:
+        """Hear that a request was computed further than ever before."""
+        self._preemptions = 0
+
+    def finished(self) -> None:
+        """Hear that a request is over."""
+        self._preemptions, self._makes_way = 0, False
 
     def begin(
         self, chains: Sequence[Chain], then: Granted, *, attempt: int = 1, touch: bool = False, hold: bool = False

@@ -3,7 +3,8 @@
 After a plan the first blocks of the free queue, as many as the next steps may allocate, hold nothing that is not on the
 host or on its way there. In the way are: the pin budget and a host that is full of what is in use (so this is looked at
 when nothing is in flight), a store of the same content since the engine last computed something, a copy that failed,
-a rank that does not say what became of a copy, and a host that has evicted it again.
+a rank that does not say what became of a copy, and a host that has evicted it again. And nothing is pinned while pins
+seem to keep all requests from getting further.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kvtide.sim.world import World
 LOOKAHEAD_STEPS = 2
 CLEAN_SHARE = 4
 """And at least this part of the device."""
+PREEMPTIONS_MAX = 4
 
 
 class LazyChecker(Checker):
@@ -40,10 +42,25 @@ class LazyChecker(Checker):
         self._tried: set[int] = set()
         self._given_up: set[int] = set()
         self._looked_at: tuple[int, int, int] | None = None
+        self._furthest_tokens: dict[str, int] = {}
+        self._preemptions = 0
+        self._makes_way = False
 
     def advanced(self, request: SimRequest, computed_tokens: int) -> None:
         """Everything may be tried again."""
         self._tried.clear()
+        if computed_tokens > self._furthest_tokens.get(request.id, 0):
+            self._furthest_tokens[request.id] = computed_tokens
+            self._preemptions = 0
+
+    def before_end(self, request: SimRequest, preempted: bool) -> None:
+        """Count preemptions that may be the fault of pins."""
+        if preempted:
+            self._preemptions += self.manager.gauges().store_pins > 0
+            self._makes_way |= self._preemptions == PREEMPTIONS_MAX
+        else:
+            self._furthest_tokens.pop(request.id, None)
+            self._preemptions, self._makes_way = 0, False
 
     def planned(self, flight: Flight) -> None:
         """Remember what is being tried."""
@@ -67,7 +84,7 @@ class LazyChecker(Checker):
         gauges = self.observed.gauges
         if gauges.store_pins or gauges.slots_pinned or gauges.backlog_blocks or not gauges.slots:
             return
-        if self.observed.overdue or self.observed.stopped:
+        if self.observed.overdue or self.observed.stopped or self._makes_way:
             return
         self._check_if_changed()
 
