@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from kvtide.copy import CopyEngine, HostArena
 from kvtide.copy.packing import TILE_VALUES, BlockPacking
-from kvtide.copy.unpacked import UnpackedRows, no_rows
+from kvtide.copy.row_table import RowTable
+from kvtide.copy.unpacked import UnpackedRows
 from tests.contracts.copy_contract import Rig, Shape
 
 
@@ -39,8 +40,8 @@ class PackedSlots:
     def __init__(self, shape: Shape, rows: int | None = None) -> None:
         self.packing = BlockPacking(shape.fragments)
         self.arena = HostArena(shape.slots, self.packing.packed_bytes)
-        whole = UnpackedRows(HostArena(rows or shape.slots, shape.block_bytes), shape.slots)
-        self.unpacked = no_rows(shape.block_bytes, shape.slots) if rows == 0 else whole
+        table = RowTable(shape.slots, 0) if rows == 0 else None
+        self.unpacked = UnpackedRows(HostArena(rows or shape.slots, shape.block_bytes), shape.slots, table)
 
     def read(self, slot: int) -> bytes:
         row = int(self.unpacked.rows_of(np.array([slot]))[0])
@@ -50,12 +51,12 @@ class PackedSlots:
         return self.packing.unpack(self.arena.memory[[slot]]).tobytes()
 
     def write(self, slot: int, content: bytes) -> None:
-        self.unpacked.forget([slot])
+        self.unpacked.forget(np.array([slot]))
         rows, fits = self.packing.pack(np.frombuffer(content, np.uint8)[None])
         if fits[0]:
             self.arena.memory[slot] = rows[0]
         else:
-            assert self.unpacked.place([slot]) == []
+            assert self.unpacked.place(np.array([slot])) == []
             row = int(self.unpacked.rows_of(np.array([slot]))[0])
             self.unpacked.arena.memory[row] = np.frombuffer(content, np.uint8)
 

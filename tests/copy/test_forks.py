@@ -93,3 +93,33 @@ def test_a_child_may_make_an_arena_and_fork_again() -> None:
         "    os.write(tell, str(own.memory.sum()).encode())"
     )
     assert (shown["status"], shown["told"]) == (0, str(7 * 4 * 4096))
+
+
+def test_a_child_has_no_part_in_the_lock_of_shared_memory() -> None:
+    program = """
+import os, signal
+from kvtide.copy import shared_memory
+from kvtide.copy.shared_arena import SharedArena, front_bytes
+offer = shared_memory.make(front_bytes(300, 2048) + 300 * 1552)
+host = SharedArena(300, 1552, row_bytes=2048, file=offer.descriptor)
+with host._lock:
+    if os.fork() == 0:
+        print(host._lock._file, flush=True)
+        os.close(offer.descriptor)
+        signal.pause()
+    signal.pause()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", program]
+    how: dict[str, Any] = {"text": True, "env": environment, "start_new_session": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **how) as parent:  # noqa: S603 (ours)
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "-1\n"
+            (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+            parent.send_signal(signal.SIGKILL)
+            parent.wait(20)
+            links = [os.readlink(link) for link in Path(f"/proc/{child}/fd").iterdir()]
+            assert not [link for link in links if "memfd" in link]
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +21,11 @@ from kvtide.copy import (
     Region,
     ThreadedCopyEngine,
     Traffic,
+    shared_memory,
 )
 from kvtide.copy import lives as lives_module
 from kvtide.copy.packing.codec import Reference
-from kvtide.copy.unpacked import no_rows
+from kvtide.copy.shared_arena import SharedArena, front_bytes
 from kvtide.core.messages import Copy, Plan, Pool, Report
 from kvtide.errors import CopyError
 from kvtide.latency import Latencies
@@ -65,6 +67,18 @@ class Memory:
 
     def close(self) -> None:
         self.said.append("close")
+
+
+class MemoryWithRows(Memory):
+    """Memory that others may have, too, with a row for a block that does not pack."""
+
+    def join(self, pool: Pool) -> HostArena | None:
+        row_bytes = self.slot_bytes // 1552 * 2048
+        nbytes = front_bytes(self.slots, row_bytes) + self.slots * self.slot_bytes
+        offer = shared_memory.make(nbytes)
+        self.arenas[pool.life] = SharedArena(self.slots, self.slot_bytes, row_bytes=row_bytes, file=offer.descriptor)
+        os.close(offer.descriptor)
+        return self.arenas[pool.life]
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -374,21 +388,22 @@ def test_packed_blocks_come_back_and_others_are_named_and_all_lives_are_counted(
     cache = DeviceCache([Region(blocks, tiles * 2048, tiles * 2048)], blocks=4)
 
     def make(arena: HostArena) -> CopyEngine:
-        return ThreadedCopyEngine(cache, arena, unpacked=no_rows(tiles * 2048, arena.slots), codec=Reference)
+        assert isinstance(arena, SharedArena)
+        return ThreadedCopyEngine(cache, arena, unpacked=arena.unpacked, codec=Reference)
 
-    engine = LivesCopyEngine(Memory(3, packed_bytes), make, print)
+    engine = LivesCopyEngine(MemoryWithRows(4, packed_bytes), make, print)
     for life in (1, 2):
         begin(engine, life)
-        assert engine.submit(STORE, Copy(10 * life, (0, 1, 2), (2, 1, 0), life=life))
+        assert engine.submit(STORE, Copy(10 * life, (0, 1, 2, 3), (2, 1, 0, 3), life=life))
         assert engine.wait([10 * life], PATIENCE_S)
-        assert engine.poll() == Finished(done=(10 * life,), not_kept=((10 * life, (1,)),))
+        assert engine.poll() == Finished(done=(10 * life,), not_kept=((10 * life, (3,)),)), "there is one row"
         blocks[:] = 0
-        assert engine.submit(LOAD, Copy(10 * life + 1, (0, 2), (2, 0), life=life))
+        assert engine.submit(LOAD, Copy(10 * life + 1, (0, 1, 2), (2, 1, 0), life=life))
         assert engine.wait([10 * life + 1], PATIENCE_S)
         assert engine.poll() == Finished(done=(10 * life + 1,))
-        assert np.array_equal(blocks[[0, 2]], stored[[0, 2]])
+        assert np.array_equal(blocks[:3], stored[:3])
         blocks[:] = stored
     traffic = engine.traffic(STORE)
-    assert (traffic.unpacked_blocks, traffic.bytes) == (2, 4 * packed_bytes)
+    assert (traffic.unpacked_blocks, traffic.bytes) == (4, 4 * packed_bytes + 2 * tiles * 2048)
     assert traffic.saved_bytes == 4 * (tiles * 2048 - packed_bytes)
     assert engine.close(PATIENCE_S)

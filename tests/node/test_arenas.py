@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvtide.copy import numa
@@ -137,6 +138,47 @@ def test_closing_stops_touching_and_leaves_nothing() -> None:
     before.check()
 
 
+def test_no_slot_is_ready_before_all_that_is_in_front_of_them_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"""
+os.write(1, b"s")
+while not os.path.exists({str(tmp_path / "go on")!r}):
+    time.sleep(0.01)
+os.write(1, b"sss")
+"""
+    stand_in(tmp_path, monkeypatch, program)
+    arena, ended = NodeArena(0, 8, 512 << 10, row_bytes=3 << 20), threading.Event()
+    assert arena.description.front_bytes == 2 * pages.PIECE_BYTES
+    arena.touch(ended.set)
+    wait_until(lambda: arena._touching.touched_bytes)
+    assert arena.ready_slots == 0
+    (tmp_path / "go on").touch()
+    assert ended.wait(20)
+    assert arena.ready_slots == 8
+    arena.close()
+
+
+def test_rows_are_mapped_with_the_slots_by_whoever_has_the_descriptor() -> None:
+    before = Before()
+    arena = touched(NodeArena(0, 300, 1552, row_bytes=2048, numa_node=0))
+    theirs = MappedArena(arena.descriptor, arena.description, follows=True)
+    assert theirs.pages_there() >= 300 * 1552
+    for one, other in ((arena.mapped, theirs), (theirs, arena.mapped)):
+        assert one.unpacked is not None
+        assert other.unpacked is not None
+        one.unpacked.forget(np.arange(300))
+        assert one.unpacked.place(np.array([7])) == []
+        one.unpacked.arena.memory[:] = 3
+        one.memory[:] = 4
+        assert other.unpacked.rows_of(np.array([7, 8])).tolist() == [0, -1]
+        assert (other.unpacked.arena.memory == 3).all()
+        assert (other.memory == 4).all()
+    theirs.close()
+    arena.close()
+    before.check()
+
+
 def test_its_pages_come_from_the_node_that_was_asked_for_whoever_touches_them() -> None:
     first, last, preferred = 0, 3 * mmap.PAGESIZE, 1
     arena, other = NodeArena(0, 4, mmap.PAGESIZE, numa_node=0), NodeArena(0, 4, mmap.PAGESIZE)
@@ -145,6 +187,10 @@ def test_its_pages_come_from_the_node_that_was_asked_for_whoever_touches_them() 
     theirs = MappedArena(arena.descriptor, arena.description)  # as another process maps it
     for address in (arena.mapped.address, theirs.address):
         assert policy_at(address + first) == policy_at(address + last) == (preferred, 1 << 0)
+    packed = NodeArena(0, 4, 1552, row_bytes=2048, numa_node=0)
+    assert packed.mapped.unpacked is not None
+    assert policy_at(packed.mapped.unpacked.arena.address) == policy_at(packed.mapped.address) == (preferred, 1 << 0)
+    packed.close()
     assert policy_at(other.mapped.address) == (0, 0)
     assert touched(arena).described() == f"4 slots of {size_text(mmap.PAGESIZE)} of NUMA node 0"
     for each in (theirs, arena, other):
@@ -357,6 +403,8 @@ def memory(nbytes: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | f
         (ArenaDescription(0, 4, 1000, 8192), "an arena of 4096 bytes instead of 8192"),
         (ArenaDescription(0, 5, 1000, 4096), "an arena of 4096 bytes with 5000 bytes of slots"),
         (ArenaDescription(0, 0, 1000, 4096), "with 0 bytes of slots"),
+        (ArenaDescription(0, 4, 1000, 4096, 2048), "an arena of 4096 bytes with 4000 bytes of slots"),
+        (ArenaDescription(0, 4, 1000, 4096, 1 << 62), "an arena of 4096 bytes with 4000 bytes of slots"),
     ],
 )
 def test_memory_that_is_not_what_was_said_is_not_mapped(description: ArenaDescription, why: str) -> None:
@@ -413,6 +461,25 @@ def test_f28_a_gpu_pins_only_what_the_node_has_touched_so_that_nothing_counts_fo
         assert pinner.wait(20)
     assert pinner.usable_slots == (9 if touches else slots)
     assert pinner.close(20)
+    theirs.close()
+    arena.close()
+
+
+def test_f28_a_gpu_pins_rows_only_when_the_node_has_touched_them() -> None:
+    arena = NodeArena(0, 300, 1552, row_bytes=4096)
+    theirs = MappedArena(arena.descriptor, arena.description, follows=True)
+    assert theirs.unpacked is not None
+    rows = Pinner(FakeGpu(), theirs.unpacked.arena, piece_bytes=2 << 20, after=theirs)
+    assert not rows.wait(0.05)
+    assert (rows.pinned_bytes, resident_bytes(arena.descriptor)) == (0, 0)
+    arena.mapped.unpacked.arena.memory[:] = 0  # type: ignore[union-attr]
+    assert theirs.pages_there() == 0
+    assert not rows.wait(0.05)
+    arena.mapped.memory[:5] = 0
+    assert 5 * 1552 <= theirs.pages_there() < 300 * 1552
+    assert rows.wait(20)
+    assert rows.usable_slots == 3
+    assert rows.close(20)
     theirs.close()
     arena.close()
 

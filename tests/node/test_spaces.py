@@ -20,7 +20,7 @@ from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame, Kind
 from kvtide.node.hello import Hello, Role
 from kvtide.node.lines import ROUTINE_MAX
-from kvtide.node.namespaces import name_of, parts_of, unlike
+from kvtide.node.namespaces import name_of, unlike
 from kvtide.node.owners import Owner
 from kvtide.node.shares import Share
 from kvtide.node.space import Space, make_index
@@ -40,12 +40,6 @@ def test_a_description_is_known_by_its_content_and_not_by_its_order() -> None:
     assert name_of(MODEL) == name_of(turned)
     assert name_of(MODEL) != name_of({**MODEL, "seed": "1"})
     assert name_of(MODEL) != name_of({**MODEL, "seed": 0})
-
-
-@pytest.mark.parametrize("parts", [None, [], "1000", [0], [-1], [True], [1.5], [1 << 41], [1] * 1025])
-def test_parts_that_make_no_sense_are_no_namespace(parts: object) -> None:
-    with pytest.raises(BadFrame, match="a namespace with"):
-        parts_of({"parts": parts})
 
 
 def test_what_differs_is_said_by_name_against_the_one_that_is_most_alike() -> None:
@@ -216,6 +210,29 @@ def test_a_worker_whose_blocks_have_another_size_than_its_scheduler_says_is_refu
         spaces.join(owner, worker("same", part=1, rank=1, block_bytes=1000))
     assert refused.value.for_good
     spaces.close()
+
+
+def test_where_blocks_are_packed_rows_are_part_of_the_memory_and_of_no_more_than_that() -> None:
+    lines: list[str] = []
+    spaces = Spaces(16 << 20, lines.append)
+    owner = Owner(1, "e", "")
+    packed = hello(parts=[1552, 3104], rows=[2048, 4096])
+    spaces.attach(owner, packed)
+    (space,) = spaces._spaces.values()
+    arenas = [spaces.join(owner, replace(packed, part=part))[0] for part in (0, 1)]
+    assert 0.9 * (16 << 20) < space.nbytes == sum(arena.description.used_bytes for arena in arenas) <= 16 << 20
+    wait_until(lambda: space.ready_slots == space.slots)
+    for arena, row_bytes in zip(arenas, (2048, 4096), strict=True):
+        assert arena.mapped.unpacked is not None
+        rows = arena.mapped.unpacked.arena
+        assert (rows.slots, rows.slot_bytes) == (space.slots // 100, row_bytes)
+    spaces.close()
+
+
+def test_memory_in_which_rows_alone_fill_all_is_too_little() -> None:
+    with pytest.raises(Refused, match=r"one block takes .* MiB, and it may have 1 MiB of the node's memory") as refused:
+        Spaces(1 << 20, lambda _: None).attach(Owner(1, "e", ""), hello(parts=[1552], rows=[2048]))
+    assert refused.value.for_good
 
 
 def test_memory_is_next_to_the_gpu_of_who_comes_first_and_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,17 +14,19 @@ from kvtide.core import FullAttention, NotLoaded
 from kvtide.core.index.calls import Again, Found, LookUp, Offer, Reserve, Reserved, Settle
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.index.waiting import UNASKED_S
+from kvtide.core.messages import Answer, Errand, Fetch, Sink
 from kvtide.errors import ConfigError
 from kvtide.node.arenas import NodeArena
 from kvtide.node.described_groups import described
 from kvtide.node.errors import Refused
 from kvtide.node.hello import Hello, Role
 from kvtide.node.loop import Loop
+from kvtide.node.mapped import MappedArena
 from kvtide.node.owners import Owner
 from kvtide.node.spaces import Spaces
 from kvtide.node.tiers.last_sinks import LastSinks
 from kvtide.node.tiers.namespace import tier_namespace
-from kvtide.node.tiers.node_tiers import NodeTiers
+from kvtide.node.tiers.node_tiers import NodeTiers, open_part
 from kvtide.node.tiers.options import read_tiers
 from kvtide.node.tiers.rows import described_tiers, tier_rows
 from kvtide.node.tiers.space_tiers import SpaceTiers
@@ -36,6 +38,7 @@ from tests.left_behind import Before
 from tests.memory_node import local_index
 from tests.node.support import SOON_S, no_threads, wait_until
 from tests.support import keys_of, text
+from tests.tiers.support import NAMESPACE
 from tests.tiers.test_stack import ScriptedTier
 
 OWNER, SLOTS, DEADLINE_S = 1, 16, 0.5
@@ -254,6 +257,43 @@ def test_a_namespace_that_is_given_up_lets_go_of_its_tiers_and_its_memory(tmp_pa
     looping.close()
     for arena in arenas:
         arena.close()
+
+
+def test_blocks_that_do_not_pack_sink_from_their_rows_and_come_back_to_rows(tmp_path: Path) -> None:
+    arena = NodeArena(0, 300, 1552, row_bytes=2048)
+    engine = MappedArena(arena.descriptor, arena.description).unpacked
+    configs = parse_tiers([{"type": "disk", "path": str(tmp_path), "size": "8MiB", "deadline_ms": 10_000}])
+    stack = open_part(configs, NAMESPACE, 0, arena.mapped)
+
+    def hits(errand: Errand) -> tuple[int, ...]:
+        stack.start(errand)
+        found: list[Answer] = []
+
+        def has_answered() -> bool:
+            found.extend(stack.poll()[0])
+            return bool(found)
+
+        wait_until(has_answered)
+        return tuple(found[0].hits)
+
+    def row_of(slot: int) -> int:
+        assert engine is not None
+        return int(engine.rows_of(np.array([slot]))[0])
+
+    assert engine is not None
+    assert engine.place(np.array([3])) == []
+    engine.arena.memory[row_of(3)] = 9
+    arena.mapped.memory[4] = 7
+    names = ((0, b"does not pack"), (0, b"packs"))
+    assert hits(Sink(1, names, (3, 4))) == (0, 1)
+    engine.forget(np.array([3]))
+    engine.arena.memory[:] = arena.mapped.memory[:] = 0
+    assert hits(Fetch(2, names, (10, 11))) == (0, 1)
+    assert (row_of(10), row_of(11)) == (0, -1)
+    assert (engine.arena.memory[0] == 9).all()
+    assert (arena.mapped.memory[11] == 7).all()
+    assert stack.close(SOON_S)
+    arena.close()
 
 
 def test_a_stop_waits_for_what_sinks_but_not_for_ever() -> None:

@@ -153,20 +153,19 @@ def test_groups_have_keys_of_their_own() -> None:
 
 def test_a_block_that_does_not_pack_sinks_as_it_is_and_comes_back_to_a_row(near: ScriptedTier) -> None:
     unpacked = UnpackedRows(HostArena(2, 8), 3)
-    assert unpacked.place([SLOTS[1]]) == []
+    assert unpacked.place(np.array([SLOTS[1]])) == []
     unpacked.arena.memory[0] = range(8)
     bench = Bench(Level(near), unpacked=unpacked)
     bench.fill(1, 2, 3)
     assert bench.hits(Sink(1, NAMES, SLOTS)) == (0, 1, 2)
     assert near.records[tier_key(NAMES[1])] == bytes(range(8))
-    unpacked.forget([SLOTS[1]])
+    unpacked.forget(np.array([SLOTS[1]]))
     unpacked.arena.memory[:] = 0
     bench.fill(0, 0, 0)
     other = (1, 2, 0)
     assert bench.hits_at_last(Fetch(2, NAMES, other)) == (0, 1, 2)
-    assert [unpacked.row_of(slot) is None for slot in other] == [True, False, True]
-    row = unpacked.row_of(other[1])
-    assert row is not None
+    assert (unpacked.rows_of(np.array(other)) < 0).tolist() == [True, False, True]
+    (row,) = unpacked.rows_of(np.array(other[1:2]))
     assert unpacked.arena.memory[row].tolist() == list(range(8))
     assert bench.memory[[1, 0]].tolist() == [[3] * 4, [2] * 4]
 
@@ -185,14 +184,34 @@ def test_without_a_row_a_block_that_does_not_pack_is_not_found_and_keeps_none(ne
     for name in NAMES[:2]:
         near.records[tier_key(name)] = bytes(8)
     assert bench.hits_at_last(Fetch(1, NAMES, SLOTS)) == (0,)
-    assert (unpacked.row_of(SLOTS[0]), unpacked.used) == (0, 1)
+    assert (unpacked.rows_of(np.array(SLOTS)).tolist(), unpacked.used) == ([0, -1, -1], 1)
     assert bench.hits_at_last(Fetch(2, NAMES[2:], SLOTS[:1])) == (), "nothing has come, so the row is free again"
     assert unpacked.used == 0
 
 
+def test_a_stack_that_closes_asks_for_nothing_more_whatever_it_hears(near: ScriptedTier, far: ScriptedTier) -> None:
+    unpacked = UnpackedRows(HostArena(1, 8), 3)
+    bench = Bench(Level(near), Level(far), unpacked=unpacked)
+    near.silent = True
+    bench.stack.start(Fetch(1, NAMES, SLOTS))
+    near.speak()  # it has none of them packed
+    bench.arena.close()
+    bench.stack.close()
+    (answer,), _ = bench.stack.poll()
+    assert (answer.hits, unpacked.used, bench.stack.busy) == ((), 0, False)
+
+
+def test_a_block_of_which_nobody_knows_where_it_is_does_not_sink(near: ScriptedTier) -> None:
+    unpacked = UnpackedRows(HostArena(2, 8), 3)
+    bench = Bench(Level(near), unpacked=unpacked)
+    unpacked._table._row_of[SLOTS[1]] = 77
+    assert bench.hits(Sink(1, NAMES, SLOTS)) == ()
+    assert near.records == {}
+
+
 def test_a_slot_that_is_fetched_to_gives_its_row_back(near: ScriptedTier) -> None:
     unpacked = UnpackedRows(HostArena(1, 8), 3)
-    assert unpacked.place([SLOTS[1]]) == []
+    assert unpacked.place(np.array([SLOTS[1]])) == []
     bench = Bench(Level(near), unpacked=unpacked)
     record(near, 1)
     assert bench.hits_at_last(Fetch(3, NAMES[1:2], SLOTS[1:2])) == (0,)

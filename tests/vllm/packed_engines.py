@@ -4,7 +4,7 @@ python -m tests.vllm.packed_engines MODEL FOLDER WHAT
 
 WHAT is a list of turns, `off` before all others: an engine of vLLM's CPU build does not start once numba is imported.
 off, on, auto: packing; FOLDER has a tier on a disk. nothing-packs: on, or auto-nothing-packs: auto, and what packs says
-of every block that it does not fit. on-node: FOLDER has the socket of a node.
+of every block that it does not fit. With -node behind it, FOLDER has the socket of a node.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(model: Path, folder: Path, what: str) -> dict[str, Any]:
 
     disk = {"type": "disk", "path": str(folder), "size": "64MiB", "deadline_ms": 10_000}
     options: dict[str, Any] = {
-        "packing": "on" if what == "nothing-packs" else what.split("-", maxsplit=1)[0],
+        "packing": "on" if what.startswith("nothing-packs") else what.split("-", maxsplit=1)[0],
         **({"node": str(folder / "node.sock")} if what.endswith("-node") else {"host": "8MiB", "tiers": [disk]}),
     }
     said: dict[str, Any] = {}

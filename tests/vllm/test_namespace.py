@@ -20,7 +20,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from kvtide.copy import HostArena
 from kvtide.copy.slot_places import SlotPlaces
-from kvtide.copy.unpacked import no_rows
+from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.share import ALL
 from kvtide.errors import ConfigError
 from kvtide.tiers import Namespace, parse_tiers
@@ -337,7 +337,7 @@ def test_f23_packed_blocks_plain_ones_and_those_of_another_version_of_the_format
     monkeypatch.setattr(tiers, "open_stack", lambda _, namespace, *args, **how: opened.append(namespace))
     open_tiers = tiers.tiers_opener(parse_tiers([{"type": "null"}]), seen.config, seen.kv_cache, seen.block_bytes)
     memory = np.zeros((4, 1552), np.uint8)
-    places = SlotPlaces(HostArena(4, 1552), no_rows(2048, 4))
+    places = SlotPlaces(HostArena(4, 1552), UnpackedRows(HostArena(1, 2048), 4))
     open_tiers(0, memory, lambda: seen.layout, ALL, None)
     open_tiers(0, memory, lambda: seen.layout, ALL, places)
     monkeypatch.setattr(tiers, "NAMESPACE_PART", ("kvtide.packing", "bf16/2"))

@@ -80,13 +80,12 @@ def test_the_start_line_names_the_node_and_no_sizes_that_are_not_known(path: str
 # ------------------------------------------------------------------ who shares with whom
 
 
-def description(
-    model: Path, *, layers: Any = None, packed_bytes: int | None = None, **arguments: Any
-) -> dict[str, Any]:
+def description(model: Path, *, layers: Any = None, packed: bool = False, **arguments: Any) -> dict[str, Any]:
     config = arguments_of(model, {}, dtype="float32", block_size=16, **arguments).create_engine_config()
     kv_cache = make_kv_cache_config([layers or full()], 8)
     layout = read_layout(config, kv_cache)
-    layout = replace(layout, geometry=replace(layout.geometry, host_block_bytes=packed_bytes))
+    if packed:
+        layout = replace(layout, geometry=replace(layout.geometry, block_bytes=4096, host_block_bytes=3145))
     said = namespace_at_node(config, kv_cache, layout)
     hello = Hello(Role.SCHEDULER, engine=engine_name(config), namespace=said)
     assert len(hello.frame().body) < HELLO_BYTES_MAX // 4
@@ -96,18 +95,19 @@ def description(
 
 
 def test_f23_engines_that_pack_share_nothing_with_those_that_do_not(llama: Path) -> None:
-    plain, packed = description(llama), description(llama, packed_bytes=194)
+    plain, packed = description(llama), description(llama, packed=True)
     assert name_of(plain) != name_of(packed)
     assert "kvtide.packing" in unlike(packed, [plain])
-    assert packed["parts"] == [194]
+    assert (packed["parts"], packed["rows"]) == ([2 * 1552], [4096])
+    assert "rows" not in plain
 
 
 def test_f23_engines_that_pack_in_another_version_of_the_format_share_nothing(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = description(llama, packed_bytes=194)
+    ours = description(llama, packed=True)
     monkeypatch.setattr("kvtide.vllm.node_namespace.NAMESPACE_PART", ("kvtide.packing", "bf16/2"))
-    theirs = description(llama, packed_bytes=194)
+    theirs = description(llama, packed=True)
     assert name_of(ours) != name_of(theirs)
     assert unlike(theirs, [ours]) == 'kvtide.packing is "bf16/2", not "bf16/1"'
 

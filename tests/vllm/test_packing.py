@@ -147,3 +147,22 @@ def test_engines_that_pack_share_packed_blocks_at_a_node(llama: Path, tmp_path: 
     packed = one["block_bytes"] // (2 * TILE_VALUES) * TILE_BYTES
     assert (one["stored_bytes"], one["unpacked_blocks"]) == (one["stored_blocks"] * packed, 0)
     assert [arena["slot_bytes"] for arena in namespace["arenas"]] == [packed]
+
+
+def test_blocks_that_do_not_pack_have_a_place_at_a_node_and_another_engine_finds_them(
+    llama: Path, tmp_path: Path, second: Any
+) -> None:
+    node = NodeProcess(tmp_path / "node.sock", tmp_path / "node.log", memory="128MiB")
+    try:
+        one = run(llama, tmp_path, "nothing-packs-node")["nothing-packs-node"]
+        other = run(llama, tmp_path, "on-node")["on-node"]
+    finally:
+        node.stop()
+    for said in (one, other):
+        for turn in ("computed", "loaded"):
+            assert outputs(said[turn]) == outputs(second["off"][turn])
+        assert cached(said["loaded"]) == EXPECTED
+    assert cached(one["computed"]) == [0] * len(EXPECTED)
+    assert cached(other["computed"]) == EXPECTED
+    assert (one["unpacked_blocks"], one["saved_bytes"]) == (one["stored_blocks"], 0)
+    assert not one["not_stored"]

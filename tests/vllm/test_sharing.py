@@ -23,7 +23,7 @@ def open_all(ranks: int, sharers: int, node: Callable[[int], int | None] = lambd
 
     def open_one(rank: int) -> HostArena:
         sharing = Sharing(Share(rank % sharers, sharers), rank, meeting.gather)
-        return sharing.open_arena(SLOTS, SLOT_BYTES, node(rank))
+        return sharing.open_arena(SLOTS, SLOT_BYTES, node=node(rank))
 
     return in_parallel(open_one, range(ranks))
 

@@ -25,7 +25,8 @@ class HostArena:
     Huge pages are used where the system has some: they are faster to read and to pin. An arena belongs to the process
     that made it: after a fork the child has no memory there. With `file` it is a mapping of that memory, which other
     processes may map too (`shared_memory`); the descriptor may be closed afterwards. All of it is mapped, `file_bytes`,
-    which may be more than the slots need: huge pages are unmapped whole. `share` tells such processes apart.
+    which may be more than the slots need: huge pages are unmapped whole. They begin at its byte `file_begin`, where a
+    huge page does. `share` tells such processes apart.
 
     Examples:
         >>> with HostArena(slots=4, slot_bytes=16) as arena:
@@ -42,6 +43,7 @@ class HostArena:
         *,
         file: int | None = None,
         file_bytes: int | None = None,
+        file_begin: int = 0,
         share: Share = ALL,
     ) -> None:
         parse_count("slots", slots)
@@ -51,13 +53,16 @@ class HostArena:
         self.shared = file is not None
         """Whether others may have the same memory, which was placed and checked for by whoever made it."""
         self.share = share
-        self._mapping, first = _map(file_bytes or slots * slot_bytes, file)
+        self.nbytes = slots * slot_bytes if file_bytes is None else file_bytes
+        """How much is mapped."""
+        self._mapping, first = _map(self.nbytes, file, file_begin)
         flat = np.frombuffer(self._mapping, dtype=np.uint8, count=slots * slot_bytes, offset=first)
         self.address = int(flat.ctypes.data)
         """Where it is mapped."""
         self._reserved = self.address - first, len(self._mapping)
         """The address and the size of all that Python will unmap."""
         self._memory: npt.NDArray[np.uint8] | None = flat.reshape(slots, slot_bytes)
+        self._end = first + slots * slot_bytes
         _ARENAS.add(self)
 
     @property
@@ -66,6 +71,12 @@ class HostArena:
         if self._memory is None:
             raise CopyError("the host arena is closed")
         return self._memory
+
+    @property
+    def behind(self) -> npt.NDArray[np.uint8]:
+        """What of `file_bytes` is not slots."""
+        nbytes = self.nbytes - self.slots * self.slot_bytes
+        return np.frombuffer(self._mapping, dtype=np.uint8, count=nbytes, offset=self._end)
 
     def pages_there(self) -> int:
         """Return how many bytes, from the first on, may be touched: all, unless somebody else makes the pages."""
@@ -98,11 +109,11 @@ def refuse_too_much(size: int) -> None:
         raise ConfigError("host", size, left.expected)
 
 
-def _map(size: int, file: int | None) -> tuple[mmap.mmap, int]:
+def _map(size: int, file: int | None, file_begin: int) -> tuple[mmap.mmap, int]:
     """Return a mapping, and where in it the memory begins."""
     try:
         if file is not None:
-            mapping, first = _map_aligned(size, file)
+            mapping, first = _map_aligned(size, file, file_begin)
         else:
             refuse_too_much(size)
             mapping, first = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
@@ -115,16 +126,16 @@ def _map(size: int, file: int | None) -> tuple[mmap.mmap, int]:
     return mapping, first
 
 
-def _map_aligned(size: int, file: int) -> tuple[mmap.mmap, int]:
+def _map_aligned(size: int, file: int, file_begin: int) -> tuple[mmap.mmap, int]:
     """Map a file where its huge pages can be mapped whole: Linux sees to that for other memory, but not for files."""
-    if os.fstat(file).st_size < size:
+    if os.fstat(file).st_size < file_begin + size:
         raise ValueError("the file is shorter than that")  # who reads beyond its end is killed
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | libc.MAP_NORESERVE
     whole = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=flags)
     try:
         address = np.frombuffer(whole, dtype=np.uint8).ctypes.data
         first = -address % HUGE_PAGE_BYTES
-        libc.map_file(file, address + first, size)
+        libc.map_file(file, address + first, size, file_begin)
     except BaseException:
         whole.close()
         raise

@@ -29,11 +29,11 @@ def madvise(address: int, nbytes: int, advice: int) -> None:
         load().madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(advice))
 
 
-def map_file(file: int, address: int, nbytes: int) -> None:
-    """Map shared memory over what is mapped there. Raises OSError."""
+def map_file(file: int, address: int, nbytes: int, begin: int = 0) -> None:
+    """Map shared memory, from byte `begin` on, over what is mapped there. Raises OSError."""
     flags = mmap.MAP_SHARED | _MAP_FIXED
     place = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
-    if load().mmap(*place, _PROT_READ_WRITE, flags, ctypes.c_int(file), ctypes.c_long(0)) != address:
+    if load().mmap(*place, _PROT_READ_WRITE, flags, ctypes.c_int(file), ctypes.c_long(begin)) != address:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
 

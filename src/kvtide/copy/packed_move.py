@@ -76,15 +76,16 @@ class PackedBlockMover:
             blocks, slots = blocks[~beyond], slots[~beyond]
         moved = Moved()
         if len(blocks) and direction is Direction.STORE:
-            self._unpacked.forget(slots.tolist())
-            self._unpacked.place(slots.tolist())
+            self._unpacked.forget(slots)
+            self._unpacked.place(slots)
             moved = self._plain.move(direction, _pairs(blocks, self._unpacked.rows_of(slots)))
         elif len(blocks):
             moved = self._load(blocks, slots)
         return moved._replace(nbytes=moved.nbytes + int(beyond.sum()) * self._device.block_bytes)
 
     def _store(self, blocks: Ids, slots: Ids) -> Moved:
-        self._unpacked.forget(copy_slots := slots.tolist())
+        self._unpacked.forget(slots)
+        copy_slots = slots.tolist()
         if not self._unpacked.habit.is_worth_trying():
             return self._store_unpacked(blocks, slots, packed=0)
         scratch, gather = self._scratch()
@@ -110,7 +111,7 @@ class PackedBlockMover:
 
     def _store_unpacked(self, blocks: Ids, slots: Ids, *, packed: int) -> Moved:
         """Keep blocks that do not pack, or are not tried, as they are, as far as there are rows."""
-        not_kept = self._unpacked.place(slots.tolist())
+        not_kept = self._unpacked.place(slots)
         rows = self._unpacked.rows_of(slots)
         kept = rows >= 0
         self._plain.move(Direction.STORE, _pairs(blocks[kept], rows[kept]))

@@ -5,11 +5,17 @@ For tiers, which put blocks below as they are kept, and bring them back: those t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows
+from kvtide.errors import CopyError
+
+_LOG = logging.getLogger(__name__)
 
 _PACKED = 0
 """What is tried first of a block that comes back; then it is tried as it is."""
@@ -29,17 +35,30 @@ class SlotPlaces:
         """The rows."""
         return self.unpacked.arena.memory.data.cast("B")
 
-    def held(self, slot: int) -> memoryview:
-        """Return the memory that has the block of a slot."""
-        row = self.unpacked.row_of(slot)
-        return memoryview(self._arena.memory[slot]) if row is None and not self._is_plain(slot) else self._plain(slot)
+    def held(self, slots: Sequence[int]) -> list[memoryview | None]:
+        """Return the memory that has the block of each slot."""
+        try:
+            rows = self.unpacked.rows_of(np.array(slots)).tolist()
+        except CopyError as error:
+            _LOG.warning("%d blocks do not sink: %s", len(slots), error)
+            return [None] * len(slots)
+        return [
+            self._packed(slot) if row < 0 and not self._is_plain(slot) else self._whole(slot, row)
+            for slot, row in zip(slots, rows, strict=True)
+        ]
 
-    def offered(self, slot: int, form: int) -> memoryview | None:
-        """Return where a block can come to, packed or as it is; None where there is no row left for it."""
-        self.unpacked.forget([slot])
+    def offered(self, slots: Sequence[int], form: int) -> list[memoryview | None]:
+        """Return where blocks can come to, packed or as they are; None where there is no row left for one."""
+        self.unpacked.forget(np.array(slots))
         if form == _PACKED:
-            return None if self._is_plain(slot) else memoryview(self._arena.memory[slot])
-        return None if not self._is_plain(slot) and self.unpacked.place([slot]) else self._plain(slot)
+            return [None if self._is_plain(slot) else self._packed(slot) for slot in slots]
+        self.unpacked.place(np.array([slot for slot in slots if not self._is_plain(slot)], dtype=np.int64))
+        try:
+            rows = self.unpacked.rows_of(np.array(slots)).tolist()
+        except CopyError as error:
+            _LOG.warning("%d blocks have no place to come to: %s", len(slots), error)
+            return [None] * len(slots)
+        return [self._whole(slot, row) for slot, row in zip(slots, rows, strict=True)]
 
     def arrived(self, blocks: int, form: int) -> None:
         """Count blocks that come back among the first ones, by which it is decided whether to pack."""
@@ -48,16 +67,17 @@ class SlotPlaces:
 
     def missed(self, slots: Iterable[int]) -> None:
         """Take rows back."""
-        self.unpacked.forget(slots)
+        self.unpacked.forget(np.fromiter(slots, dtype=np.int64))
 
     def _is_plain(self, slot: int) -> bool:
         """Whether a slot is as large as a block that is not packed."""
         return self._trial is not None and self._trial.is_plain and slot >= self._trial.first
 
-    def _plain(self, slot: int) -> memoryview:
-        """Return the memory of a block that is kept as it is."""
+    def _packed(self, slot: int) -> memoryview:
+        return memoryview(self._arena.memory[slot])
+
+    def _whole(self, slot: int, row: int) -> memoryview | None:
+        """Return the memory of a block that is kept as it is; None where it has no row and needs one."""
         if self._trial is not None and self._is_plain(slot):
             return memoryview(self._trial.plain_memory()[slot - self._trial.first])
-        row = self.unpacked.row_of(slot)
-        assert row is not None
-        return memoryview(self.unpacked.arena.memory[row])
+        return None if row < 0 else memoryview(self.unpacked.arena.memory[row])

@@ -8,17 +8,17 @@ not pack, because host memory is shared out before the first block is there.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
-
-import numpy as np
+import logging
+from collections.abc import Callable
 
 from kvtide.copy.arena import HostArena
 from kvtide.copy.ids import Ids
 from kvtide.copy.packing.blocks import whole_tiles_bytes
 from kvtide.copy.packing.habit import Habit
-from kvtide.errors import ConfigError
+from kvtide.copy.row_table import RowTable
+from kvtide.errors import ConfigError, CopyError
 
+_LOG = logging.getLogger(__name__)
 SLOTS_PER_ROW = 100
 
 
@@ -32,62 +32,41 @@ def packed_bytes_with_row(block_bytes: int) -> int:
     return whole_tiles_bytes([block_bytes]) + -(-block_bytes // SLOTS_PER_ROW)
 
 
-def no_rows(block_bytes: int, slots: int) -> UnpackedRows:
-    """Return no place at all, for slots that others use too: they would not know which row is whose."""
-    return UnpackedRows(HostArena(1, block_bytes), slots, rows=0)  # memory has at least one row
-
-
 class UnpackedRows:
     """Rows of whole blocks, and which slot has which. All methods may be called from any thread.
 
     Nobody says here when a slot is given up: its row is free when the slot is written to again, or to be fetched.
     """
 
-    def __init__(self, arena: HostArena, slots: int, *, rows: int | None = None) -> None:
-        """`arena` has the rows, of which so many are used (all); `slots`: how many slots there are in all."""
+    def __init__(self, arena: HostArena, slots: int, table: RowTable | None = None) -> None:
+        """`arena` has the rows; `slots`: how many slots there are in all; `table`, if others have one, too."""
         if arena.slots > slots:
             raise ConfigError("rows", arena.slots, f"at most one for each of {slots} slots")
         self.arena = arena
-        self._rows = arena.slots if rows is None else rows
         self.usable_rows: Callable[[], int] = lambda: arena.slots
         """How many rows, from the first on, can be used by now. An engine that pins them says so."""
         self.habit = Habit()
-        self._row_of = np.full(slots, -1, dtype=np.int64)
-        self._free = list(range(self._rows))[::-1]
-        self._lock = threading.Lock()
+        self._table = RowTable(slots, arena.slots) if table is None else table
 
     @property
     def used(self) -> int:
         """Rows that are taken."""
-        return self._rows - len(self._free)
-
-    def row_of(self, slot: int) -> int | None:
-        """Return the row of a slot, None where the slot itself has its block."""
-        row = int(self._row_of[slot])
-        return None if row < 0 else row
+        return self._table.used
 
     def rows_of(self, slots: Ids) -> Ids:
         """Return the row of each slot, -1 where the slot itself has its block."""
-        with self._lock:
-            return self._row_of[slots]
+        return self._table.rows_of(slots)
 
-    def forget(self, slots: Iterable[int]) -> None:
+    def forget(self, slots: Ids) -> None:
         """Take the rows of slots back: they are about to be written to."""
-        with self._lock:
-            for slot in slots:
-                row = int(self._row_of[slot])
-                if row >= 0:
-                    self._row_of[slot] = -1
-                    self._free.append(row)
+        self._table.forget(slots)
 
-    def place(self, slots: Iterable[int]) -> list[int]:
+    def place(self, slots: Ids) -> list[int]:
         """Give rows to slots that have none, the first ones first; return those for which there is none."""
-        usable_rows = self.usable_rows()
-        without: list[int] = []
-        with self._lock:
-            for slot in slots:
-                if self._free and self._free[-1] < usable_rows:
-                    self._row_of[slot] = self._free.pop()
-                else:
-                    without.append(slot)
+        try:
+            placed = self._table.take(slots, self.usable_rows())
+        except CopyError as error:
+            _LOG.warning("%d blocks that do not pack have no place: %s", len(slots), error)
+            placed = 0
+        without: list[int] = slots[placed:].tolist()
         return without

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvtide.copy import numa
 from kvtide.copy.arena import HUGE_PAGE_BYTES
@@ -27,13 +28,18 @@ class NodeArena:
     only slots that are ready are handed out.
     """
 
-    def __init__(self, part: int, slots: int, slot_bytes: int, *, numa_node: int | None = None) -> None:
-        """`numa_node`: next to which its first worker's GPU is, if that is known."""
+    def __init__(
+        self, part: int, slots: int, slot_bytes: int, *, row_bytes: int = 0, numa_node: int | None = None
+    ) -> None:
+        """`row_bytes`: of a block that does not pack; 0 where blocks are not packed.
+
+        `numa_node`: next to which its first worker's GPU is, if that is known.
+        """
         self.numa_node: int | None = None
         """Where its pages come from, as long as there are any."""
         self.numa_failure = ""
         """Why they come from anywhere, on a machine where that makes a difference."""
-        self.descriptor, self.mapped, self._pages = _make(part, slots, slot_bytes)
+        self.descriptor, self.mapped, self._pages = _make(part, slots, slot_bytes, row_bytes)
         self._prefer(numa_node)
         self._touching = Touching(self.descriptor, self.description.nbytes, collapses=self._pages == _SMALL)
 
@@ -42,7 +48,8 @@ class NodeArena:
             self.numa_failure = "its first worker does not say which" if _are_several() else ""
             return
         try:
-            numa.prefer_node(self.mapped.address, self.description.nbytes, node)
+            for address, nbytes in self.mapped.pieces:
+                numa.prefer_node(address, nbytes, node)
             self.numa_node = node
         except OSError as error:
             self.numa_failure = f"{error.strerror}"
@@ -55,8 +62,8 @@ class NodeArena:
     @property
     def ready_slots(self) -> int:
         """How many slots, from the first on, have all their pages."""
-        touched = min(self._touching.touched_bytes, self.description.slots * self.description.slot_bytes)
-        return touched // self.description.slot_bytes
+        touched = min(self._touching.touched_bytes, self.description.used_bytes) - self.description.front_bytes
+        return max(0, touched) // self.description.slot_bytes
 
     @property
     def failure(self) -> str:
@@ -114,19 +121,19 @@ class NodeArena:
             self.descriptor = -1
 
 
-def _make(part: int, slots: int, slot_bytes: int) -> tuple[int, MappedArena, str]:
+def _make(part: int, slots: int, slot_bytes: int, row_bytes: int) -> tuple[int, MappedArena, str]:
     """Return a descriptor, its mapping, and what pages it has: huge ones that were set aside, if they suffice."""
-    nbytes = _rounded(slots * slot_bytes, HUGE_PAGE_BYTES)
+    description = ArenaDescription(part, slots, slot_bytes, 0, row_bytes)
+    nbytes = _rounded(description.used_bytes, HUGE_PAGE_BYTES)
     if nbytes <= reserved_bytes():
         # They may be taken by somebody else just now, and other sizes may be all that this machine knows.
         with contextlib.suppress(OSError, BadFrame):
-            description = ArenaDescription(part, slots, slot_bytes, nbytes)
-            return *_sealed(description, os.MFD_HUGETLB | os.MFD_HUGE_2MB), "in huge pages that were set aside"
+            huge = replace(description, nbytes=nbytes)
+            return *_sealed(huge, os.MFD_HUGETLB | os.MFD_HUGE_2MB), "in huge pages that were set aside"
     is_transparent = transparent()
     pages = _HUGE if is_transparent else _SMALL
     page_bytes = HUGE_PAGE_BYTES if is_transparent else mmap.PAGESIZE
-    description = ArenaDescription(part, slots, slot_bytes, _rounded(slots * slot_bytes, page_bytes))
-    return *_sealed(description, 0), pages
+    return *_sealed(replace(description, nbytes=_rounded(description.used_bytes, page_bytes)), 0), pages
 
 
 def _sealed(description: ArenaDescription, flags: int) -> tuple[int, MappedArena]:

@@ -12,10 +12,11 @@ from enum import Enum
 from typing import Any
 
 from kvtide import __version__
+from kvtide.copy.shared_arena import front_bytes
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import Frame, Kind
 
-PROTOCOL = 3
+PROTOCOL = 4
 """One more with every change of what frames hold."""
 HELLO_BYTES_MAX = 1 << 16
 NAME_CHARS_MAX = 256
@@ -65,13 +66,25 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class ArenaDescription:
-    """What a descriptor is: slot i of it is the part's bytes of block i."""
+    """What a descriptor is: slot i of it is the part's bytes of block i (`SharedArena`)."""
 
     part: int
     slots: int
     slot_bytes: int
     nbytes: int
-    """Its size: that of all slots, and the rest of the last page."""
+    """Its size: that of all slots, of what is in front of them, and the rest of the last page."""
+    row_bytes: int = 0
+    """Of a block that does not pack. 0: blocks are not packed."""
+
+    @property
+    def front_bytes(self) -> int:
+        """What is in front of the slots."""
+        return front_bytes(self.slots, self.row_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """All but the rest of the last page."""
+        return self.front_bytes + self.slots * self.slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +159,7 @@ def read_welcome(frame: Frame) -> Welcome:
 def _arena(said: object) -> ArenaDescription:
     if not isinstance(said, dict):
         raise BadFrame("an arena that is no object")
-    return ArenaDescription(*(_count(said, name) for name in ("part", "slots", "slot_bytes", "nbytes")))
+    return ArenaDescription(*(_count(said, name) for name in ("part", "slots", "slot_bytes", "nbytes", "row_bytes")))
 
 
 def _packed(said: Mapping[str, object]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from kvtide.copy import HostArena
+from kvtide.copy.shared_arena import SharedArena
 from kvtide.errors import ConfigError
 from kvtide.node.errors import BadFrame
 from kvtide.node.hello import ArenaDescription
@@ -14,7 +14,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Its size never changes: who reads where memory has ended is killed."""
 
 
-class MappedArena(HostArena):
+class MappedArena(SharedArena):
     """An arena of a node. The descriptor is not needed any more once it is mapped.
 
     `follows`: the node makes the pages, one after the other, and they must not be touched before. They would count for
@@ -29,9 +29,15 @@ class MappedArena(HostArena):
         _check(descriptor, description)
         self.description = description
         self._followed: int | None = None
-        self._pages_there = 0
+        self._pages_there = description.front_bytes
         try:
-            super().__init__(description.slots, description.slot_bytes, file=descriptor, file_bytes=description.nbytes)
+            super().__init__(
+                description.slots,
+                description.slot_bytes,
+                row_bytes=description.row_bytes,
+                file=descriptor,
+                file_bytes=description.nbytes,
+            )
         except ConfigError as error:
             raise BadFrame(f"memory that cannot be mapped ({error})") from error
         if follows:
@@ -47,7 +53,7 @@ class MappedArena(HostArena):
             return super().pages_there()
         if self._pages_there < self.description.nbytes:
             self._pages_there = os.lseek(self._followed, self._pages_there, os.SEEK_HOLE)
-        return self._pages_there
+        return self._pages_there - self.description.front_bytes
 
     def close(self) -> None:
         """See `HostArena`."""
@@ -58,9 +64,9 @@ class MappedArena(HostArena):
 
 
 def _check(descriptor: int, description: ArenaDescription) -> None:
-    used = description.slots * description.slot_bytes
-    if not 0 < used <= description.nbytes:
-        raise BadFrame(f"an arena of {description.nbytes} bytes with {used} bytes of slots")
+    slots_bytes = description.slots * description.slot_bytes
+    if not 0 < slots_bytes <= description.nbytes - description.front_bytes:
+        raise BadFrame(f"an arena of {description.nbytes} bytes with {slots_bytes} bytes of slots")
     try:
         size, seals = os.fstat(descriptor).st_size, fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError as error:

@@ -6,31 +6,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
-from kvtide.node.errors import BadFrame
-
 Description = Mapping[str, object]
-"""All that the bytes depend on, as JSON. To the node only these mean something: `parts`, bytes of one block in each
-part; `groups`; `model`, a name; `private`: no other engine will ever have the same one, nor the same engine again.
+"""All that the bytes depend on, as JSON. To the node only these mean something: `parts` and `rows` (`BlockSizes`);
+`groups`; `model`, a name; `private`: no other engine will ever have the same one, nor the same engine again.
 """
 
-PARTS_MAX = 1024
-_PART_BYTES_MAX = 1 << 40
 _SHOWN = 3
 _VALUE_MAX = 40
 _BEFORE = 10
 """Characters that are shown of a long value, so many of them before the first that differs."""
 _MODEL_MAX = 120
-
-
-def parts_of(description: Description) -> tuple[int, ...]:
-    """Return the bytes of one block in each part. Raises `BadFrame`."""
-    parts = description.get("parts")
-    if not isinstance(parts, list) or not 0 < len(parts) <= PARTS_MAX:
-        raise BadFrame("a namespace without parts")
-    for part in parts:
-        if not isinstance(part, int) or isinstance(part, bool) or not 0 < part <= _PART_BYTES_MAX:
-            raise BadFrame("a namespace with a part that has no size")
-    return tuple(parts)
 
 
 def name_of(description: Description) -> str:

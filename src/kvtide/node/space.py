@@ -11,14 +11,13 @@ from kvtide.core.index.local import LocalIndex
 from kvtide.core.index.shared import SharedIndex
 from kvtide.core.ledger import Ledger
 from kvtide.node.arenas import NodeArena
+from kvtide.node.block_sizes import BlockSizes
 from kvtide.node.errors import Refused
 from kvtide.node.hello import Hello
 from kvtide.node.namespaces import is_private, model_of, unlike
 from kvtide.node.shares import Budget
 from kvtide.units import size_text
 
-SLOTS_MAX = 1 << 24
-"""Of one namespace: the index takes 200 bytes for each."""
 _BLOCKS = 1 << 40
 """Of the device, in a geometry that is only there for its groups."""
 
@@ -29,8 +28,7 @@ class Space:
 
     name: str
     description: Mapping[str, object]
-    parts: tuple[int, ...]
-    """Bytes of one block in each part."""
+    sizes: BlockSizes
     slots: int
     unlike: str
     """In what it differs from the one that was here already and is most like it."""
@@ -46,18 +44,18 @@ class Space:
 
     def __str__(self) -> str:
         """For the log."""
-        size = f"{self.slots:,} slots of {size_text(sum(self.parts))}"
+        size = f"{self.slots:,} slots of {size_text(self.sizes.slot_bytes)}"
         return f"{model_of(self.description)}, namespace {self.name} ({size})"
 
     @property
     def nbytes(self) -> int:
         """Its memory."""
-        return self.slots * sum(self.parts)
+        return self.sizes.nbytes(self.slots)
 
     @property
     def ready_slots(self) -> int:
         """How many slots, from the first on, every part has."""
-        if len(self.arenas) < len(self.parts):
+        if len(self.arenas) < self.sizes.parts:
             return 0
         return min(arena.ready_slots for arena in self.arenas.values())
 
@@ -70,9 +68,10 @@ class Space:
     def check(self, hello: Hello) -> None:
         """Refuse a worker whose bytes of a block are not those that the others have in this part."""
         who = f"rank {hello.rank} of engine {hello.engine} holds other bytes"
-        block_bytes = hello.namespace.get("block_bytes", self.parts[hello.part])
-        if block_bytes != self.parts[hello.part]:
-            sizes = f"blocks of {block_bytes!r:.40} bytes in part {hello.part}, not {self.parts[hello.part]}"
+        expected = self.sizes.slots[hello.part]
+        block_bytes = hello.namespace.get("block_bytes", expected)
+        if block_bytes != expected:
+            sizes = f"blocks of {block_bytes!r:.40} bytes in part {hello.part}, not {expected}"
             raise Refused(f"{who} than its scheduler says: {sizes}", for_good=True)
         known = self.known.get(hello.part, hello.namespace)
         if apart := unlike(hello.namespace, [known]):
@@ -80,10 +79,10 @@ class Space:
 
     def less(self) -> str:
         """Say how much less memory it has than it may have, because others have it; empty if that is not so."""
-        wanted = min(self.budget.each_bytes // sum(self.parts), SLOTS_MAX)
+        wanted = self.sizes.slots_in(self.budget.each_bytes)
         if self.slots == wanted:
             return ""
-        return f"{size_text(self.nbytes)} of {size_text(wanted * sum(self.parts))}: other models have the rest"
+        return f"{size_text(self.nbytes)} of {size_text(self.sizes.nbytes(wanted))}: other models have the rest"
 
     def status(self) -> dict[str, object]:
         """Return it as JSON."""

@@ -9,17 +9,18 @@ from kvtide.core.index.calls import Again, Call, Found, LookUp, Reply
 from kvtide.core.index.shared import SharedIndex
 from kvtide.errors import ConfigError, ProtocolError
 from kvtide.node.arenas import NodeArena
+from kvtide.node.block_sizes import sizes_of
 from kvtide.node.codec import read_call, reply_frame
 from kvtide.node.described_groups import groups_of
 from kvtide.node.errors import BadFrame, Refused
 from kvtide.node.frames import BODY_BYTES_MAX, Frame
 from kvtide.node.hello import SLOWER, Hello
 from kvtide.node.lines import ROUTINE_MAX, Bounded
-from kvtide.node.namespaces import Description, is_private, model_of, name_of, parts_of, unlike
+from kvtide.node.namespaces import Description, is_private, model_of, name_of, unlike
 from kvtide.node.owners import Owner
 from kvtide.node.room import Room, check_left
 from kvtide.node.shares import Budget, Share
-from kvtide.node.space import SLOTS_MAX, Space, make_index
+from kvtide.node.space import Space, make_index
 from kvtide.node.strangers import Strangers
 from kvtide.node.tiers.node_tiers import NodeTiers
 from kvtide.units import how_many, size_text
@@ -70,8 +71,8 @@ class Spaces:
     def join(self, owner: Owner, hello: Hello) -> Sequence[NodeArena]:
         """Return the arena of a worker's part; the first one who asks for it has it made."""
         space = self._spaces[owner.namespace]
-        if hello.part >= len(space.parts):
-            raise Refused(f"part {hello.part} of a block that has {len(space.parts)}", for_good=True)
+        if hello.part >= space.sizes.parts:
+            raise Refused(f"part {hello.part} of a block that has {space.sizes.parts}", for_good=True)
         space.check(hello)
         if hello.part not in space.arenas:
             space.arenas[hello.part] = self._made(space, hello)
@@ -188,14 +189,14 @@ class Spaces:
     # ------------------------------------------------------------------ memory
 
     def _new(self, name: str, hello: Hello) -> Space:
-        parts, groups = parts_of(hello.namespace), groups_of(hello.namespace)
+        sizes, groups = sizes_of(hello.namespace), groups_of(hello.namespace)
         apart = unlike(hello.namespace, (other.description for other in self._spaces.values()))
         line = f"engine {hello.engine} shares nothing with the others: {apart}" if apart else ""
         budget = self._room.budget_of(hello.namespace)
         try:
-            self._make_room(budget, sum(parts))
-            slots = min(min(budget.free_bytes, budget.each_bytes) // sum(parts), SLOTS_MAX)
-            check_left(slots * sum(parts))
+            self._make_room(budget, sizes.nbytes(1))
+            slots = sizes.slots_in(min(budget.free_bytes, budget.each_bytes))
+            check_left(sizes.nbytes(slots))
         except Refused as refused:
             self._tell_of(hello)
             why = f"this node has no room for the model of engine {hello.engine}: {refused.why}"
@@ -204,8 +205,8 @@ class Spaces:
             self._say(line)
         # What only one engine can use, and only as long as it runs, need not be kept below.
         below = None if self._tiers is None or is_private(hello.namespace) else self._tiers.below
-        index, metrics = make_index(groups, slots, self._policy, len(parts), below)
-        space = Space(name, hello.namespace, parts, slots, apart, SharedIndex(index), metrics, budget)
+        index, metrics = make_index(groups, slots, self._policy, sizes.parts, below)
+        space = Space(name, hello.namespace, sizes, slots, apart, SharedIndex(index), metrics, budget)
         budget.taken_bytes += space.nbytes
         if room := space.less():
             self._say(f"engine {hello.engine} has {room}")
@@ -229,8 +230,8 @@ class Spaces:
 
     def _open_tiers(self, space: Space) -> None:
         """Open the tiers of a namespace as soon as all of its parts have memory."""
-        if self._tiers is not None and space.index.has_tiers and len(space.arenas) == len(space.parts):
-            parts = [(space.arenas[part], space.known[part]) for part in range(len(space.parts))]
+        if self._tiers is not None and space.index.has_tiers and len(space.arenas) == space.sizes.parts:
+            parts = [(space.arenas[part], space.known[part]) for part in range(space.sizes.parts)]
             share = space.nbytes / self._memory_bytes
             self._tiers.add(space.name, space.index, space.description, parts, share)
 
@@ -243,7 +244,8 @@ class Spaces:
 
     def _made(self, space: Space, hello: Hello) -> NodeArena:
         try:
-            arena = NodeArena(hello.part, space.slots, space.parts[hello.part], numa_node=hello.numa_node)
+            slot_bytes, row_bytes = space.sizes.slots[hello.part], space.sizes.rows[hello.part]
+            arena = NodeArena(hello.part, space.slots, slot_bytes, row_bytes=row_bytes, numa_node=hello.numa_node)
             self._say(f"part {hello.part} of {space.name}: {arena.described()}")
             arena.touch(lambda: self._touched(space, arena))
         except (OSError, ConfigError, BadFrame) as error:

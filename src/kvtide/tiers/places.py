@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 
@@ -17,11 +17,11 @@ class Places(Protocol):
     def more_memory(self) -> memoryview | None:
         """Memory that blocks may be in besides the slots."""
 
-    def held(self, slot: int) -> memoryview:
-        """Return the memory that has the block of a slot."""
+    def held(self, slots: Sequence[int]) -> list[memoryview | None]:
+        """Return the memory that has the block of each slot; None: that is not known."""
 
-    def offered(self, slot: int, form: int) -> memoryview | None:
-        """Return where the block of a slot can come to in this form; None: there is no place for it.
+    def offered(self, slots: Sequence[int], form: int) -> list[memoryview | None]:
+        """Return where the block of each slot can come to in this form; None: there is no place for it.
 
         What was offered before is taken back. Forms are tried one after the other, from 0 on.
         """
@@ -40,11 +40,15 @@ class InSlots:
     more_memory = None
 
     def __init__(self, memory: Callable[[int], memoryview]) -> None:
-        self.held = memory
+        self._memory = memory
 
-    def offered(self, slot: int, form: int) -> memoryview | None:
+    def held(self, slots: Sequence[int]) -> list[memoryview | None]:
         """See `Places`."""
-        return self.held(slot)
+        return list(map(self._memory, slots))
+
+    def offered(self, slots: Sequence[int], form: int) -> list[memoryview | None]:
+        """See `Places`."""
+        return self.held(slots)
 
     def arrived(self, blocks: int, form: int) -> None:
         """See `Places`."""

@@ -164,6 +164,8 @@ class TierStack:
         """See `tier_key`. Empty before the first clear: the namespace names the weights that the engine began with."""
         self._answers: list[Answer] = []
         self._late: list[int] = []
+        self._closes = False
+        """Nothing more is asked for: the memory may be about to go."""
 
     def stats(self) -> dict[str, TierStats]:
         """Return what each tier has done and holds, by name, nearest first."""
@@ -197,10 +199,13 @@ class TierStack:
             for index, level in enumerate(self._levels):
                 self._call(job, index, own, level.tier.lookup, keys)
         elif isinstance(errand, Sink) and own:
-            items = [Item(tier_key(errand.names[at], self._salt), self._places.held(errand.slots[at])) for at in own]
+            held = zip(own, self._places.held([errand.slots[at] for at in own]), strict=True)
+            items = [
+                (at, Item(tier_key(errand.names[at], self._salt), block)) for at, block in held if block is not None
+            ]
             for index, level in enumerate(self._levels):
-                if level.wants(errand):
-                    self._call(job, index, own, level.tier.put, items)
+                if items and level.wants(errand):
+                    self._call(job, index, [at for at, _ in items], level.tier.put, [item for _, item in items])
 
     def poll(self) -> tuple[tuple[Answer, ...], tuple[int, ...]]:
         """Return the answers since the last call, and the fetches that have become late. Does not block."""
@@ -246,6 +251,7 @@ class TierStack:
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close all tiers. Returns whether nothing touches host memory any more. May be called again."""
+        self._closes = True
         end_s = self._clock() + timeout_s
         self._let_clears_end(end_s - timeout_s / 2)
         closed = [level.tier.close(max(0.0, end_s - self._clock())) for level in self._levels]
@@ -304,9 +310,9 @@ class TierStack:
             if not job.tickets:
                 self._go_on(job)
 
-    def _wanted(self, fetch: Fetch, positions: Iterable[int], form: int) -> list[tuple[int, Item]]:
+    def _wanted(self, fetch: Fetch, positions: Sequence[int], form: int) -> list[tuple[int, Item]]:
         """Return what is to be brought in this form, and where to, as far as there is a place."""
-        offered = [(at, self._places.offered(fetch.slots[at], form)) for at in positions]
+        offered = zip(positions, self._places.offered([fetch.slots[at] for at in positions], form), strict=True)
         return [(at, Item(tier_key(fetch.names[at], self._salt), to)) for at, to in offered if to is not None]
 
     def _go_on(self, job: _Job) -> None:
@@ -325,7 +331,7 @@ class TierStack:
         job.hits.update(hits)
         if isinstance(job.errand, Fetch):
             self._places.arrived(len(hits), job.form)
-            if not job.tickets:
+            if not job.tickets and not self._closes:
                 self._go_on(job)
                 self._descend(job, job.errand)
         self._end_if_done(job)

@@ -12,7 +12,8 @@ import torch
 from kvtide.copy import CopyEngine, DeviceCache, Fence, HostArena, Region, ThreadedCopyEngine
 from kvtide.copy.packing import whole_tiles_bytes
 from kvtide.copy.packing.trial import PackingTrial
-from kvtide.copy.unpacked import UnpackedRows, no_rows, rows_for
+from kvtide.copy.shared_arena import SharedArena
+from kvtide.copy.unpacked import UnpackedRows, rows_for
 from kvtide.errors import ConfigError
 from kvtide.vllm.log import logger
 from kvtide.vllm.options import Copying
@@ -142,11 +143,19 @@ class Copier:
         """Bytes of a host slot."""
         return whole_tiles_bytes([self.block_bytes]) if self.packed else self.block_bytes
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a block that does not pack; 0 where blocks are not packed."""
+        return self.block_bytes if self.packed else 0
+
     def shared_engine(self, arena: HostArena) -> CopyEngine:
         """Make a copy engine for slots that others use too."""
         if not self.packed:
             return self.engine(arena)
-        return self.engine(arena, unpacked=no_rows(self.block_bytes, arena.slots))
+        unpacked = arena.unpacked if isinstance(arena, SharedArena) else None
+        if unpacked is None or unpacked.arena.slot_bytes != self.block_bytes:
+            raise ConfigError("packing", "on", f"memory with rows of {self.block_bytes} bytes for what does not pack")
+        return self.engine(arena, unpacked=unpacked)
 
 
 def make_copier(stripes: list[Stripe], blocks: int, copying: Copying) -> Copier:
@@ -190,10 +199,14 @@ def make_copy_engine(
 ) -> tuple[CopyEngine, HostArena]:
     """Return what copies between these blocks and newly mapped host slots."""
     copier = make_copier(stripes, blocks, copying)
-    arena = sharing.open_arena(slots, copier.slot_bytes, copier.numa_node)
-    if not copying.packed or sharing.share.count > 1:
-        return copier.shared_engine(arena), arena
-    unpacked = UnpackedRows(HostArena(rows_for(slots), copier.block_bytes), slots)
+    arena = sharing.open_arena(slots, copier.slot_bytes, row_bytes=copier.row_bytes, node=copier.numa_node)
+    if not copying.packed or arena.shared:
+        try:
+            return copier.shared_engine(arena), arena
+        except BaseException:
+            arena.close()
+            raise
+    unpacked = UnpackedRows(HostArena(rows_for(arena.slots), copier.block_bytes), arena.slots)
     tell = partial(logger.info, "kvtide: packing is %s")
     trial = PackingTrial(arena, unpacked, tell) if copying.trial else None
     return copier.engine(arena, unpacked=unpacked, trial=trial), arena

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.version import __version__
 
-from kvtide.copy.packing import NAMESPACE_PART
+from kvtide.copy.packing import NAMESPACE_PART, whole_tiles_bytes
 from kvtide.node.described_groups import described
 from kvtide.node.hello import NAME_CHARS_MAX
 from kvtide.vllm.layout import Layout
@@ -48,16 +48,20 @@ def namespace_at_node(vllm_config: Any, kv_cache_config: Any, layout: Layout) ->
     """
     geometry = layout.geometry
     namespace = namespace_of(vllm_config, kv_cache_config, geometry.block_bytes, "")
-    if geometry.host_block_bytes is not None:
+    packed = geometry.host_block_bytes is not None
+    if packed:
         namespace = namespace.with_setting(NAMESPACE_PART)
-    parts = namespace.manifest().items()
-    said = {name: value for name, value in parts if name not in ("layout", "rank", "block_bytes")}
+    manifest = namespace.manifest().items()
+    parts = geometry.parts or geometry.ranks
+    slot_bytes = whole_tiles_bytes([geometry.block_bytes]) if packed else geometry.block_bytes
+    said = {name: value for name, value in manifest if name not in ("layout", "rank", "block_bytes")}
     return {
         **said,
         "layers": said["groups"],
         "groups": described(geometry.groups),
         "attention": f"vllm {__version__}, {asked_backend(vllm_config)}",
-        "parts": [geometry.host_block_bytes or geometry.block_bytes] * (geometry.parts or geometry.ranks),
+        "parts": [slot_bytes] * parts,
+        **({"rows": [geometry.block_bytes] * parts} if packed else {}),
     }
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import vllm.v1.kv_cache_interface as cache_interface
 
-from kvtide.copy.packing import PLAIN_TILE_BYTES, whole_tiles_bytes
+from kvtide.copy.packing import PLAIN_TILE_BYTES
 from kvtide.copy.packing.codec import has_compiled
 from kvtide.copy.unpacked import packed_bytes_with_row
-from kvtide.core import Geometry
 from kvtide.errors import ConfigError
 from kvtide.vllm import versions
 from kvtide.vllm.layout import Layout
@@ -34,8 +33,7 @@ def with_packing(layout: Layout, options: Options, kv_cache_config: Any) -> tupl
         if not trial:
             raise ConfigError("packing", "on", f"{why_not}; write off, or auto")
         return layout, replace(options, packing_off=why_not)
-    is_shared = options.node is not None or layout.replicas.sharing > 1
-    packed = replace(layout.geometry, host_block_bytes=host_block_bytes(layout.geometry, is_shared=is_shared))
+    packed = replace(layout.geometry, host_block_bytes=packed_bytes_with_row(layout.geometry.block_bytes))
     copying = replace(options.copying, packed=True, trial=trial)
     return replace(layout, geometry=packed, slots_turn_out=trial), replace(options, copying=copying)
 
@@ -68,15 +66,6 @@ def packing_text(options: Options) -> str:
     if options.packing_off is not None:
         return f"packing is off, which needs {options.packing_off}; "
     return "packing is on; " if not options.copying.trial else "whether to pack, the first blocks will show; "
-
-
-def host_block_bytes(geometry: Geometry, *, is_shared: bool) -> int:
-    """Return the bytes of a packed block, with its share of the place for blocks that do not pack.
-
-    Memory that is shared with other engines or ranks has no such place: such blocks are not stored there.
-    """
-    block_bytes = geometry.block_bytes
-    return whole_tiles_bytes([block_bytes]) if is_shared else packed_bytes_with_row(block_bytes)
 
 
 def _in_the_way(layout: Layout, kv_cache_config: Any) -> Iterator[str]:

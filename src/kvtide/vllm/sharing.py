@@ -11,6 +11,7 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 
 from kvtide.copy import HostArena, numa, shared_memory
+from kvtide.copy.shared_arena import SharedArena, front_bytes
 from kvtide.core.share import ALL, Share
 from kvtide.errors import describe
 from kvtide.vllm.log import logger
@@ -49,16 +50,16 @@ class Sharing:
     """Its number in the group."""
     gather: Gather = gather_in_group
 
-    def open_arena(self, slots: int, slot_bytes: int, node: int | None = None) -> HostArena:
-        """Map the slots of this rank and of those that share them.
+    def open_arena(self, slots: int, slot_bytes: int, *, row_bytes: int = 0, node: int | None = None) -> HostArena:
+        """Map the slots of this rank and of those that share them, with rows where blocks are packed (`SharedArena`).
 
         If that fails on any rank of the group, every rank has an arena of its own, with as many slots less: so the
         memory is no more than was asked for, and reports say how many slots there are.
         """
         if self.share.count == 1:
             return HostArena(slots, slot_bytes)
-        said = self._offer(slots * slot_bytes, node)
-        arena, failure = self._map(self.gather(said), slots, slot_bytes)
+        said = self._offer(slots * slot_bytes + front_bytes(slots, row_bytes), node)
+        arena, failure = self._map(self.gather(said), slots, slot_bytes, row_bytes)
         failures = [failure for failure in self.gather(failure) if failure is not None]
         if said.offer is not None:
             os.close(said.offer.descriptor)  # everybody has it by now, or nobody needs it
@@ -81,7 +82,9 @@ class Sharing:
         except Exception as error:
             return Said(node=node, failure=describe(error))
 
-    def _map(self, heard: list[Said], slots: int, slot_bytes: int) -> tuple[HostArena | None, str | None]:
+    def _map(
+        self, heard: list[Said], slots: int, slot_bytes: int, row_bytes: int
+    ) -> tuple[SharedArena | None, str | None]:
         """Map what the first of those who share has made; return the arena, or why there is none."""
         first = self.position - self.share.index
         offer = heard[first].offer
@@ -90,7 +93,7 @@ class Sharing:
         try:
             file = shared_memory.find(offer)
             try:
-                arena = HostArena(slots, slot_bytes, file=file, share=self.share)
+                arena = SharedArena(slots, slot_bytes, row_bytes=row_bytes, file=file, share=self.share)
             finally:
                 os.close(file)
         except Exception as error:
@@ -107,13 +110,13 @@ ALONE = Sharing()
 """With nobody."""
 
 
-def _place(arena: HostArena, nodes: Collection[int]) -> None:
+def _place(arena: SharedArena, nodes: Collection[int]) -> None:
     """Say once from where the pages come, before anybody touches one: from next to the GPUs that read them."""
-    address, nbytes = int(arena.memory.ctypes.data), arena.memory.nbytes
     try:
-        if len(nodes) == 1:
-            numa.prefer_node(address, nbytes, *nodes)
-        else:
-            numa.interleave_nodes(address, nbytes, nodes)
+        for address, nbytes in arena.pieces:
+            if len(nodes) == 1:
+                numa.prefer_node(address, nbytes, *nodes)
+            else:
+                numa.interleave_nodes(address, nbytes, nodes)
     except OSError as error:
         logger.warning("kvtide: shared host memory is not bound to NUMA nodes %s: %s", nodes, describe(error))

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import os
 import random
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from kvtide.copy import Finished, HostArena
+from kvtide.copy import Finished, HostArena, shared_memory
 from kvtide.copy.cuda import CudaCache, CudaCopyEngine, CudaRegion, Route, pinning
 from kvtide.copy.packing.blocks import whole_tiles_bytes
 from kvtide.copy.packing.trial import PackingTrial
+from kvtide.copy.shared_arena import SharedArena, front_bytes
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Copy
 from kvtide.errors import ConfigError
@@ -155,7 +159,7 @@ def test_rows_that_are_not_pinned_yet_are_not_used() -> None:
     assert rig.engine.close(PATIENCE_S)
 
 
-def test_slots_that_others_use_too_have_packed_blocks_alone() -> None:
+def test_without_any_row_packed_blocks_are_kept_alone() -> None:
     rig = PackedRig(SHAPE, rows=0)
     rig.write_block(1, rig.packing_block(1))
     assert rig.run(STORE, Copy(1, (0, 1), (9, 8))) == Finished(done=(1,), not_kept=((1, (9,)),))
@@ -163,6 +167,49 @@ def test_slots_that_others_use_too_have_packed_blocks_alone() -> None:
     assert rig.read_block(5) == rig.read_block(1)
     assert rig.engine.traffic(STORE).bytes == 2 * rig.host.packing.packed_bytes, "nothing goes over the link twice"
     assert rig.engine.close(PATIENCE_S)
+
+
+def test_in_memory_that_others_use_too_no_slot_is_ready_before_all_rows_are_pinned() -> None:
+    """Somebody else may have put a block in any of them."""
+    offer = shared_memory.make(front_bytes(4, 2048) + 4 * 1552)
+    arena = SharedArena(4, 1552, row_bytes=2048, file=offer.descriptor)
+    memory, gpu = np.zeros((4, 2048), np.uint8), FakeGpu()
+    cache = CudaCache([CudaRegion(gpu.adopt(memory), 2048, 2048)], blocks=4)
+    engine = CudaCopyEngine(cache, arena, gpu=gpu, unpacked=arena.unpacked)
+    assert engine.row_pinning is not None
+    assert engine.pinning.wait(PATIENCE_S)
+    assert engine.row_pinning.wait(PATIENCE_S)
+    assert engine.slots_ready() == 4
+    with patch.object(engine.row_pinning, "pinned_bytes", 2047):
+        assert engine.slots_ready() == 0
+    assert engine.close(PATIENCE_S)
+    arena.close()
+    os.close(offer.descriptor)
+
+
+def test_memory_that_others_use_too_is_given_back_as_soon_as_the_engine_is_closed() -> None:
+    """Not when Python looks for garbage next: a node may have died, and the next one needs the memory."""
+    offer = shared_memory.make(front_bytes(4, 2048) + 4 * 1552)
+    before = mappings()
+    arena = SharedArena(4, 1552, row_bytes=2048, file=offer.descriptor)
+    memory, gpu = np.zeros((4, 2048), np.uint8), FakeGpu()
+    cache = CudaCache([CudaRegion(gpu.adopt(memory), 2048, 2048)], blocks=4)
+    engine: CudaCopyEngine | None = CudaCopyEngine(cache, arena, gpu=gpu, unpacked=arena.unpacked)
+    assert engine is not None
+    assert mappings() == before + 2
+    gc.disable()
+    try:
+        assert engine.close(PATIENCE_S)
+        engine = None
+        arena.close()
+        assert mappings() == before
+    finally:
+        gc.enable()
+    os.close(offer.descriptor)
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:kvtide")
 
 
 def test_a_second_part_that_fails_fails_the_store() -> None:

@@ -89,8 +89,8 @@ class CudaCopyEngine(CopyEngine):
         self._kit: CopyKit | None = kit
         self._trial = trial
         self._places = SlotPlaces(arena, unpacked, trial) if unpacked is not None else None
-        if unpacked is not None:
-            unpacked.usable_rows = lambda: self._usable_rows
+        # Before it is decided, each block may need one; and in shared memory others may have put a block there.
+        self._needs_rows = trial is not None or (unpacked is not None and unpacked.arena.shared)
         sizes = Sizes(device.block_bytes, arena.slot_bytes, unpacked, trial)
         self.rates, self.route = kit.rates, kit.route
         """GB/s of one large copy in each direction, measured when the kit was made, and what follows from that."""
@@ -102,9 +102,10 @@ class CudaCopyEngine(CopyEngine):
         self._lanes = {way: Lane(gpu, way, device, arena, lane, **how) for way, lane in kit.lanes.items()}
         self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes, starting=starting)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
-        # All of it at once, for no slot can be used before (see `usable_slots`): a hundredth of the other one.
-        self.row_pinning = Pinner(gpu, unpacked.arena, piece_bytes=piece_bytes) if unpacked is not None else None
+        self.row_pinning = rows = None if unpacked is None else _pin_rows(gpu, unpacked, arena, piece_bytes)
         """The same for the place of blocks that do not pack."""
+        if unpacked is not None and rows is not None:
+            unpacked.usable_rows = lambda: rows.usable_slots  # not by way of the engine, which would keep itself
         self._threads = [
             threading.Thread(
                 target=self._run, args=(direction, lane, gpu), name=f"kvtide-{direction.value}", daemon=False
@@ -119,14 +120,13 @@ class CudaCopyEngine(CopyEngine):
     @property
     def usable_slots(self) -> int:
         """Slots, from slot 0 on, that are pinned so far: only those may be named by transfers."""
-        if self._trial is None:
-            return self.pinning.usable_slots
-        rows_pinned = self._usable_rows == self._trial.first  # each of the first slots may need one
-        return self._trial.slots(self.pinning.pinned_bytes) if rows_pinned else 0
+        if self._needs_rows and not self._all_rows_pinned:
+            return 0
+        return self.pinning.usable_slots if self._trial is None else self._trial.slots(self.pinning.pinned_bytes)
 
     @property
-    def _usable_rows(self) -> int:
-        return self.row_pinning.usable_slots if self.row_pinning is not None else 0
+    def _all_rows_pinned(self) -> bool:
+        return self.row_pinning is not None and self.row_pinning.is_complete
 
     def slots_ready(self) -> int | None:
         """Return how far pinning has come. See `CopyEngine.slots_ready`."""
@@ -247,6 +247,12 @@ class CudaCopyEngine(CopyEngine):
             lane.settle()
         except BaseException as error:
             self._jobs.lose(describe(error))
+
+
+def _pin_rows(gpu: Gpu, unpacked: UnpackedRows, arena: HostArena, piece_bytes: int) -> Pinner:
+    """Pin all rows at once, for no slot can be used before (see `usable_slots`): a hundredth of the arena."""
+    unpacked.arena.share = arena.share
+    return Pinner(gpu, unpacked.arena, piece_bytes=piece_bytes, after=arena if arena.shared else None)
 
 
 def _check_slots(device: CudaCache, arena: HostArena, *, packed: bool) -> None:

@@ -128,7 +128,7 @@ class Lane:
         if self._trial is not None and self._trial.is_plain:
             return self._issue(self._plain_parts(self._unpacked, block_ids, slot_ids, self._trial.first), spare)
         if self._direction is Direction.STORE:
-            self._unpacked.forget(slot_ids.tolist())
+            self._unpacked.forget(slot_ids)
             if not self._unpacked.habit.is_worth_trying():
                 return self._issue_unpacked(self._unpacked, block_ids, slot_ids, spare)
             flags = Flags.of(self._gpu, block_ids, slot_ids, spare.flags if spare is not None else None)
@@ -137,7 +137,7 @@ class Lane:
 
     def _issue_unpacked(self, unpacked: UnpackedRows, block_ids: Ids, slot_ids: Ids, spare: Issued | None) -> Issued:
         """Store blocks as they are, as far as there are rows."""
-        not_kept = unpacked.place(slot_ids.tolist())
+        not_kept = unpacked.place(slot_ids)
         rows = unpacked.rows_of(slot_ids)
         there = rows >= 0
         issued = self._issue([(self._rows, block_ids[there], rows[there])], spare)
@@ -159,8 +159,8 @@ class Lane:
         block_ids, slot_ids = block_ids[~beyond], slot_ids[~beyond]
         if self._direction is Direction.LOAD:
             return parts + self._loaded_parts(unpacked, block_ids, slot_ids)
-        unpacked.forget(slot_ids.tolist())
-        unpacked.place(slot_ids.tolist())
+        unpacked.forget(slot_ids)
+        unpacked.place(slot_ids)
         return [*parts, (self._rows, block_ids, unpacked.rows_of(slot_ids))]
 
     def issue_rows(self, blocks: Ids, rows: Ids, spare: Issued | None = None) -> Issued:

@@ -48,7 +48,7 @@ class Sizes:
             self._trial.seen(len(issued.flags.blocks), len(blocks))
         if not len(blocks):
             return None
-        not_kept = self._unpacked.place(slots.tolist()) if may_copy else slots.tolist()
+        not_kept = self._unpacked.place(slots) if may_copy else slots.tolist()
         rows = self._unpacked.rows_of(slots)
         there = rows >= 0
         return Rest(blocks[there], rows[there], tuple(not_kept))

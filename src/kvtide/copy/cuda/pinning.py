@@ -40,7 +40,16 @@ class Pinner:
     `starting`, only the first `FIRST_BYTES` are pinned; the rest follows when it has `started`.
     """
 
-    def __init__(self, gpu: Gpu, arena: HostArena, *, piece_bytes: int = 64 << 20, starting: bool = False) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        arena: HostArena,
+        *,
+        piece_bytes: int = 64 << 20,
+        starting: bool = False,
+        after: HostArena | None = None,
+    ) -> None:
+        """`after`: memory whose pages are made when those of the arena are there."""
         parse_count("piece_bytes", piece_bytes)
         if piece_bytes % _PAGE_BYTES:
             raise ConfigError("piece_bytes", piece_bytes, f"a multiple of {_PAGE_BYTES}")
@@ -53,7 +62,9 @@ class Pinner:
         self._memory: npt.NDArray[np.uint8] | None = arena.memory  # keeps the mapping
         self._address = int(arena.memory.ctypes.data)
         self._shared, self._share = arena.shared, arena.share
-        self._pages_there = arena.pages_there
+        self._pages_there = (
+            arena.pages_there if after is None else lambda: arena.pages_there() * (after.pages_there() > 0)
+        )
         self._pages_seen = 0
         self._starting = starting
         self._stop = threading.Event()
@@ -65,6 +76,11 @@ class Pinner:
     def usable_slots(self) -> int:
         """Slots, from slot 0 on, that transfers may name."""
         return self.pinned_bytes // self._slot_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it is pinned."""
+        return self.pinned_bytes == self._size
 
     def started(self) -> None:
         """Hear that the serving engine has started."""

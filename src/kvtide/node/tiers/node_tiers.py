@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from kvtide.copy.shared_arena import SharedArena
+from kvtide.copy.slot_places import SlotPlaces
 from kvtide.core.config import BelowConfig
 from kvtide.core.index.shared import SharedIndex
 from kvtide.errors import ConfigError, describe
@@ -17,6 +19,7 @@ from kvtide.node.tiers.places import TierPlaces
 from kvtide.node.tiers.rows import tier_rows
 from kvtide.node.tiers.space_tiers import SpaceTiers
 from kvtide.tiers.config import TierConfig
+from kvtide.tiers.namespace import Namespace
 from kvtide.tiers.stack import TierStack, below_of, open_stack
 
 TICK_S = 0.01
@@ -186,7 +189,7 @@ class NodeTiers:
             configs = self._places.enter(name, share)
             for part, (arena, known) in enumerate(parts):
                 namespace = tier_namespace(described, known, arena.description.slot_bytes, len(parts))
-                stacks.append(open_stack(configs, namespace, part, arena.mapped.memory))
+                stacks.append(open_part(configs, namespace, part, arena.mapped))
                 stacks[-1].tell(self.due)
         except BaseException as error:  # told to the operator: engines serve without tiers
             failure = str(error) if isinstance(error, ConfigError) else describe(error)
@@ -202,3 +205,9 @@ class NodeTiers:
             self._say(f"tiers of namespace {name} do not end within {CLOSE_S:g} s")
         with contextlib.suppress(ConfigError):  # the folder is gone: there is nothing to note there
             self._places.leave(name)
+
+
+def open_part(configs: Sequence[TierConfig], namespace: Namespace, part: int, arena: SharedArena) -> TierStack:
+    """Open the tiers of one part, whose blocks are in the slots of an arena, and in its rows if it has any."""
+    places = None if arena.unpacked is None else SlotPlaces(arena, arena.unpacked)
+    return open_stack(configs, namespace, part, arena.memory, places=places)
