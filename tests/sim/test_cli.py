@@ -11,6 +11,7 @@ from kvtide.errors import ConfigError
 from kvtide.sim import batch, cli
 from kvtide.sim.batch import Caught
 from kvtide.sim.options import Overrides
+from kvtide.sim.simulation import Found
 from kvtide.sim.tally import Tally
 
 
@@ -114,6 +115,24 @@ def test_there_is_nothing_to_shrink_in_a_world_that_works(capsys: pytest.Capture
 def test_a_short_soak_runs_on_two_processes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--soak", "1s", "--jobs", "2", "--json") == 0
     assert json.loads(output(capsys))["seeds"] > 0
+
+
+def test_many_seeds_end_with_what_was_found_and_how_to_see_it_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_chunk = batch.run_chunk
+
+    def wrong(first: int, count: int, overrides: Overrides) -> Tally:
+        tally = run_chunk(first, count, overrides)
+        tally.violations, tally.found = 1, [Found(7, 5, "I1", "it is wrong")]
+        return tally
+
+    monkeypatch.setattr(batch, "run_chunk", wrong)
+    assert run("--seeds", "25", "--first", "0", "--jobs", "1") == 1
+    assert output(capsys).splitlines()[-2:] == [
+        "I1 violated at step 5 of seed 7: it is wrong",
+        "  reproduce: kvtide simulate --seed 7 --log",
+    ]
 
 
 def test_an_interrupted_run_prints_what_it_has_and_exits_130(

@@ -168,7 +168,9 @@ def _run_many(args: Arguments, overrides: Overrides) -> int:
     if args.json:
         _say(json.dumps(tally_as_json(tally, wall_s, first, overrides)))
     else:
-        for line in tally_lines(tally, wall_s):
+        # Once more, for those who look at the end of a long log.
+        again = [line for found in tally.found for line in violation_lines(found, overrides)]
+        for line in (*tally_lines(tally, wall_s), *again):
             _say(line)
     return 1 if tally.violations else EXIT_INTERRUPTED if tally.interrupted else 0
 

@@ -35,9 +35,9 @@ class Tally:
     seeds: int = 0
     steps: int = 0
     busy_s: float = 0.0
+    """Seconds of processor time, summed over processes."""
     interrupted: bool = False
     """Ctrl-C ended it early."""
-    """Seconds of processor time, summed over processes."""
     violations: int = 0
     found: list[Found] = field(default_factory=list)
     """The first few violations."""
