@@ -139,7 +139,7 @@ class OffloadManager:
         request.handle(RequestEvent.ADVANCE)
         before, request.computed_tokens = request.computed_tokens, computed_tokens
         if computed_tokens > request.furthest_tokens:
-            request.furthest_tokens = computed_tokens
+            request.furthest_tokens, request.got_further = computed_tokens, True
             self._stores.got_further()
         self._planner.advanced(request, before)
 
@@ -153,13 +153,15 @@ class OffloadManager:
         """
         request = self._request(request_id)
         request.handle(RequestEvent.PREEMPT)
-        self.metrics.preemptions += not (request.load_failed and request.computed_tokens == 0)
-        self._stores.preempted()
+        if not request.load_failed or request.computed_tokens:
+            self.metrics.preemptions += 1
+            self._stores.preempted(in_vain=request.furthest_tokens > 0 and not request.got_further)
         self._planner.preempted(request)
         self._index.drop(request)
         self._loads.release(request)
         request.load_id = None
         request.computed_tokens = 0
+        request.got_further = False
         request.stale = False
 
     def finish(self, request_id: str) -> None:
@@ -281,7 +283,7 @@ class OffloadManager:
     def busy(self) -> bool:
         """Whether copies are in flight or waiting to be planned, so that an idle engine must go on stepping."""
         soon = self._loads.waiting or self._stores.waiting or self._index.waiting
-        if self._ledger.overdue or self._stores.stopped:  # what has to wait for that keeps no idle engine from resting
+        if self._stores.held_up:  # what has to wait for that keeps no idle engine from resting
             return bool(len(self._ledger) or soon)
         return bool(len(self._ledger) or soon or self._planner.waiting or self._index.sinking)
 

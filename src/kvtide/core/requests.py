@@ -98,6 +98,8 @@ class Request:
     computed_tokens: int = 0
     furthest_tokens: int = 0
     """The most that were ever computed: when it is preempted it begins again."""
+    got_further: bool = False
+    """Since it was preempted last."""
     considered: list[int] = field(default_factory=list)
     """Per group: blocks before this one have been stored, or left for the flush at the end."""
     asking: bool = False

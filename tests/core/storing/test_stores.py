@@ -12,7 +12,7 @@ from kvtide.core.index import local as local_module
 from kvtide.core.index.index import RUN_BLOCKS_MAX
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.storing import stores as stores_module
-from kvtide.core.storing.stores import ATTEMPTS_MAX, PREEMPTIONS_MAX
+from kvtide.core.storing.stores import ATTEMPTS_MAX, STEPS_IN_VAIN_MAX, WAY_STEPS
 from tests.support import FakeRequest, World, text
 
 A = text("a", 32)
@@ -242,9 +242,10 @@ def test_no_store_starts_while_the_budget_is_used_up() -> None:
 
 
 def lives(world: World, request: FakeRequest, count: int) -> None:
-    """Let a request be preempted so often, each time at the same place."""
+    """Let a request be preempted so often, once in a step and each time at the same place."""
     for _ in range(count):
         world.preempt(request)
+        world.plan()
         world.admit(request, accept=0)
         world.compute(request, 16)
 
@@ -253,7 +254,7 @@ def test_after_preemptions_at_the_same_place_nothing_is_pinned_until_a_request_i
     world = World(pin_budget=32)
     request = world.prefill("r", A, 16)
     assert world.plan().stores, "they are not copied, and keep their pins"
-    lives(world, request, PREEMPTIONS_MAX)
+    lives(world, request, 1 + STEPS_IN_VAIN_MAX)  # the first one was not in vain
     other = world.prefill("other", text("b", 16))
     assert world.plan().stores == ()
     world.finish(other)
@@ -263,12 +264,102 @@ def test_after_preemptions_at_the_same_place_nothing_is_pinned_until_a_request_i
     assert world.cached_blocks(A[:16]) == world.cached_blocks(text("b", 16)) == [0, 1, 2, 3]
 
 
+def make_way(world: World) -> FakeRequest:
+    """Let stores make way for a request that is preempted again and again. They have pins until they are drained."""
+    request = world.prefill("r", A, 16)
+    assert world.plan().stores
+    lives(world, request, 1 + STEPS_IN_VAIN_MAX)
+    return request
+
+
+def test_in_a_long_run_stores_go_on_once_somebody_got_further() -> None:
+    world = World(pin_budget=32)
+    request = make_way(world)
+    other = world.prefill("other", text("b", 16), 4)
+    world.drain_copies()
+    for _ in range(WAY_STEPS):
+        assert world.plan().stores == ()
+    assert world.plan().stores == (), "nobody got further since"
+    world.compute(other, 8)
+    assert world.plan().stores
+    world.drain()
+    world.finish(request)
+
+
+def test_an_idle_engine_comes_to_rest_while_stores_make_way() -> None:
+    world = World(pin_budget=32)
+    make_way(world)
+    world.prefill("other", text("b", 16))
+    world.preempt(world.prefill("waits", text("c", 16)))
+    assert world.manager.gauges().backlog_blocks
+    for _ in range(3):
+        world.step(idle=True)
+    assert not world.manager.busy
+
+
+def test_loads_that_fail_are_no_lives_in_vain() -> None:
+    world = World(device_blocks=64, host_blocks=128, pin_budget=16)
+    requests = [world.prefill(name, text(name, 9), 8) for name in "abcdef"]
+    for request in requests:
+        world.preempt(request)
+    world.drain()
+    world.fill_device()
+    world.prefill("pinned", text("p", 8))
+    assert world.plan().stores
+    for request in requests:
+        world.admit(request)
+        (load,) = world.plan().loads
+        world.run(load, why="broken")
+    world.prefill("other", text("o", 8))
+    assert world.plan().stores
+
+
+def test_requests_that_lose_their_blocks_for_the_first_time_have_not_lived_in_vain() -> None:
+    world = World(device_blocks=64, pin_budget=64)
+    requests = [world.prefill(name, text(name, 16)) for name in "abcdef"]
+    for request in requests:
+        world.plan()
+        world.preempt(request)
+    world.plan()
+    world.prefill("other", text("o", 8))
+    assert world.plan().stores
+
+
+def test_several_requests_that_lose_their_blocks_in_one_step_are_one_step_in_vain() -> None:
+    world = World(device_blocks=64, pin_budget=64)
+    requests = [world.prefill(name, text(name, 16)) for name in "abcdef"]
+    assert world.plan().stores
+    for _ in range(2):
+        for request in requests:
+            world.preempt(request)
+        world.plan()
+        for request in requests:
+            world.admit(request, accept=0)
+            world.compute(request)
+    world.prefill("other", text("o", 8))
+    assert world.plan().stores
+
+
+def test_engines_that_do_not_say_how_far_a_request_is_have_stores_all_the_same() -> None:
+    world = World(pin_budget=32)
+    world.prefill("other", text("b", 16))
+    assert world.plan().stores
+    request = world.prefill("r", A, 16, tell=False)
+    for _ in range(2 * STEPS_IN_VAIN_MAX):
+        world.preempt(request)
+        world.plan()
+        world.admit(request, accept=0)
+        world.compute(request, 16, tell=False)
+    world.prefill("more", text("c", 16))
+    assert world.plan().stores
+
+
 def test_preemptions_between_which_somebody_gets_further_change_nothing() -> None:
     world = World(pin_budget=32)
     request, other = world.prefill("r", A, 16), world.prefill("other", text("b", 16), 4)
     assert world.plan().stores
     for upto in (8, 12, 16):
-        lives(world, request, PREEMPTIONS_MAX - 1)
+        lives(world, request, STEPS_IN_VAIN_MAX - 1)
         world.compute(other, upto)
         assert world.plan().stores
 
@@ -277,7 +368,9 @@ def test_preemptions_while_nothing_is_pinned_change_nothing() -> None:
     world = World(pin_budget=32)
     request = world.prefill("r", A, 16)
     world.step()
-    lives(world, request, 2 * PREEMPTIONS_MAX)
+    for _ in range(2 * STEPS_IN_VAIN_MAX):
+        lives(world, request, 1)
+        world.drain_copies()
     world.prefill("other", text("b", 16))
     assert world.plan().stores
 

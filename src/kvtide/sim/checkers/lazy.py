@@ -21,6 +21,7 @@ LOOKAHEAD_STEPS = 2
 CLEAN_SHARE = 4
 """And at least this part of the device."""
 PREEMPTIONS_MAX = 4
+"""The core counts less than all of them."""
 
 
 class LazyChecker(Checker):
