@@ -214,6 +214,10 @@ def test_a_process_that_stands_still_with_the_lock_is_not_waited_for_each_time(
             assert host.unpacked.place(np.arange(2)) == [0, 1]
             assert slept_s == []
         assert host.unpacked.place(np.arange(2)) == []
+        with stopped.unpacked._table._lock, monkeypatch.context() as patched:
+            patched.setattr("kvtide.copy.row_table.time.sleep", slept_s.append)
+            assert host.unpacked.place(np.arange(2, 4)) == [2, 3]
+            assert slept_s, "it has let go since, so it is waited for again"
 
 
 OTHER = """

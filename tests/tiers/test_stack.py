@@ -14,9 +14,11 @@ from kvtide.copy.unpacked import UnpackedRows
 from kvtide.core.messages import Answer, Clear, Fetch, Lookup, Sink
 from kvtide.core.share import ALL, Share
 from kvtide.tiers.base import HIT, MISS, CallResult, Item, KeyResult, Tier, TierKey, TierStats, Verdict
+from kvtide.tiers.config import parse_tiers
 from kvtide.tiers.memory import MemoryBackend
 from kvtide.tiers.queued import QueuedTier
-from kvtide.tiers.stack import Level, TierStack, random_salt, tier_key
+from kvtide.tiers.stack import Level, TierStack, open_stack, random_salt, tier_key
+from tests.tiers.support import NAMESPACE
 
 NAMES = ((0, b"a"), (0, b"b"), (1, b"a"))
 SLOTS = (2, 0, 1)
@@ -199,6 +201,23 @@ def test_a_stack_that_closes_asks_for_nothing_more_whatever_it_hears(near: Scrip
     bench.stack.close()
     (answer,), _ = bench.stack.poll()
     assert (answer.hits, unpacked.used, bench.stack.busy) == ((), 0, False)
+
+
+def test_memory_that_is_given_up_while_tiers_are_being_opened_keeps_none_of_them_open(
+    near: ScriptedTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = HostArena(3, 4)
+    unpacked = UnpackedRows(HostArena(1, 8), 3)
+
+    def open_slowly(*_: object, **__: object) -> list[ScriptedTier]:
+        unpacked.arena.close()
+        arena.close()
+        return [near]
+
+    monkeypatch.setattr("kvtide.tiers.stack.open_tiers", open_slowly)
+    stack = open_stack(parse_tiers([{"type": "null"}]), NAMESPACE, 0, arena.memory, places=SlotPlaces(arena, unpacked))
+    assert stack.close()
+    assert near.closed
 
 
 def test_a_block_of_which_nobody_knows_where_it_is_does_not_sink(near: ScriptedTier) -> None:

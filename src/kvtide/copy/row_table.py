@@ -130,12 +130,14 @@ class FileLock:
 
     def _wait(self) -> None:
         begin_s = time.monotonic()
-        end_s = begin_s + _LOCK_S if begin_s >= self._no_wait_before_s else begin_s
+        waits = begin_s >= self._no_wait_before_s
         while not self._is_locked():
-            if time.monotonic() >= end_s:
-                self._no_wait_before_s = time.monotonic() + _NO_WAIT_S
+            if waits and time.monotonic() - begin_s >= _LOCK_S:
+                waits, self._no_wait_before_s = False, time.monotonic() + _NO_WAIT_S
+            if not waits:
                 raise CopyError(_KEPT)
             time.sleep(_LOCK_AGAIN_S)
+        self._no_wait_before_s = float("-inf")
 
     def _is_locked(self) -> bool:
         if self._file < 0:

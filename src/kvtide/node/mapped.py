@@ -51,9 +51,10 @@ class MappedArena(SharedArena):
         """See `HostArena`. What was found before is not looked at again. Reserved huge pages have no holes."""
         if self._followed is None:
             return super().pages_there()
-        if self._pages_there < self.description.nbytes:
-            self._pages_there = os.lseek(self._followed, self._pages_there, os.SEEK_HOLE)
-        return self._pages_there - self.description.front_bytes
+        there = self._pages_there  # once: another thread may find more meanwhile
+        if there < self.description.nbytes:
+            self._pages_there = there = os.lseek(self._followed, there, os.SEEK_HOLE)
+        return there - self.description.front_bytes
 
     def close(self) -> None:
         """See `HostArena`."""

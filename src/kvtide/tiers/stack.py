@@ -117,15 +117,17 @@ def open_stack(
 
     `places`: where blocks are if they are packed, and not all in their slots.
     """
+    pieces = [memory.data.cast("B")]
+    if places is not None and places.more_memory is not None:
+        pieces.append(places.more_memory)  # now, for it may be given up while tiers are being opened
     tiers = open_tiers(configs, namespace, rank=rank, slot_bytes_max=memory.shape[1])
     levels = [
         Level(tier, config.deadline_ms / 1000, config.write, config.admit, config.place, name)
         for tier, config, name in zip(tiers, configs, tier_names([config.type for config in configs]), strict=True)
     ]
     for tier in tiers:
-        tier.register(memory.data.cast("B"))
-        if places is not None and places.more_memory is not None:
-            tier.register(places.more_memory)
+        for piece in pieces:
+            tier.register(piece)
     return TierStack(levels, lambda slot: memoryview(memory[slot]), share=share, places=places)
 
 
