@@ -141,11 +141,9 @@ def test_what_an_engine_leaves_half_done_when_it_is_killed_is_a_free_row(file: i
     with closing(mapped(file)) as host, closing(mapped(file)) as other:
         assert host.unpacked is not None
         assert other.unpacked is not None
-        table = host.unpacked._table
-        table._slot_of[:] = np.arange(1, SLOTS // 100 + 1)  # it has taken rows, and not told the slots
+        host.unpacked._table._slot_of[:] = np.arange(1, SLOTS // 100 + 1)  # it has taken rows, and not told the slots
         assert other.unpacked.used == 0
         assert other.unpacked.place(np.arange(5)) == [4]
-        del table
 
 
 def test_a_tier_of_a_node_finds_and_brings_back_blocks_that_do_not_pack(file: int) -> None:

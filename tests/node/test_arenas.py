@@ -50,22 +50,24 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Non
     monkeypatch.setattr(touching, "_PROGRAM", folder / "program.py")
 
 
+def touch_one_and_wait(folder: Path, monkeypatch: pytest.MonkeyPatch, rest: int) -> Path:
+    """Let one piece be touched, and the rest when there is the file that is returned."""
+    go_on = folder / "go on"
+    wait = f"while not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
+    stand_in(folder, monkeypatch, f"os.write(1, b's')\n{wait}os.write(1, {rest} * b's')\n")
+    return go_on
+
+
 def test_it_is_touched_in_the_background_and_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = f"""
-os.write(1, b"s")
-while not os.path.exists({str(tmp_path / "go on")!r}):
-    time.sleep(0.01)
-os.write(1, b"ss")
-"""
-    stand_in(tmp_path, monkeypatch, program)
+    go_on = touch_one_and_wait(tmp_path, monkeypatch, rest=2)
     arena, ended = NodeArena(0, 10, 512 << 10), threading.Event()
     assert arena.ready_slots == 0
     arena.touch(ended.set)
     wait_until(lambda: arena.ready_slots == 4)
     assert not ended.is_set()
-    (tmp_path / "go on").touch()
+    go_on.touch()
     assert ended.wait(20)
     assert (arena.ready_slots, arena.failure) == (10, "")
     arena.close()
@@ -141,19 +143,13 @@ def test_closing_stops_touching_and_leaves_nothing() -> None:
 def test_no_slot_is_ready_before_all_that_is_in_front_of_them_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = f"""
-os.write(1, b"s")
-while not os.path.exists({str(tmp_path / "go on")!r}):
-    time.sleep(0.01)
-os.write(1, b"sss")
-"""
-    stand_in(tmp_path, monkeypatch, program)
+    go_on = touch_one_and_wait(tmp_path, monkeypatch, rest=3)
     arena, ended = NodeArena(0, 8, 512 << 10, row_bytes=3 << 20), threading.Event()
     assert arena.description.front_bytes == 2 * pages.PIECE_BYTES
     arena.touch(ended.set)
     wait_until(lambda: arena._touching.touched_bytes)
     assert arena.ready_slots == 0
-    (tmp_path / "go on").touch()
+    go_on.touch()
     assert ended.wait(20)
     assert arena.ready_slots == 8
     arena.close()
@@ -472,7 +468,8 @@ def test_f28_a_gpu_pins_rows_only_when_the_node_has_touched_them() -> None:
     rows = Pinner(FakeGpu(), theirs.unpacked.arena, piece_bytes=2 << 20, after=theirs)
     assert not rows.wait(0.05)
     assert (rows.pinned_bytes, resident_bytes(arena.descriptor)) == (0, 0)
-    arena.mapped.unpacked.arena.memory[:] = 0  # type: ignore[union-attr]
+    assert arena.mapped.unpacked is not None
+    arena.mapped.unpacked.arena.memory[:] = 0
     assert theirs.pages_there() == 0
     assert not rows.wait(0.05)
     arena.mapped.memory[:5] = 0

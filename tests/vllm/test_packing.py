@@ -131,6 +131,16 @@ def test_auto_leaves_blocks_as_they_are_where_the_first_ones_do_not_pack(
     assert cached(again["computed"])[1:] == EXPECTED[1:], again["not_loaded"]
 
 
+def assert_other_finds_all(one: Any, other: Any, off: Any) -> None:
+    """Outputs are those without packing, and what the first engine has stored the other one loads at once."""
+    for said in (one, other):
+        for turn in ("computed", "loaded"):
+            assert outputs(said[turn]) == outputs(off[turn])
+        assert cached(said["loaded"]) == EXPECTED
+    assert cached(one["computed"]) == [0] * len(EXPECTED)
+    assert cached(other["computed"]) == EXPECTED
+
+
 def test_engines_that_pack_share_packed_blocks_at_a_node(llama: Path, tmp_path: Path, second: Any) -> None:
     node = NodeProcess(tmp_path / "node.sock", tmp_path / "node.log")
     try:
@@ -138,12 +148,7 @@ def test_engines_that_pack_share_packed_blocks_at_a_node(llama: Path, tmp_path: 
         (namespace,) = node.status()["namespaces"]
     finally:
         node.stop()
-    for said in (one, other):
-        for turn in ("computed", "loaded"):
-            assert outputs(said[turn]) == outputs(second["off"][turn])
-        assert cached(said["loaded"]) == EXPECTED
-    assert cached(one["computed"]) == [0] * len(EXPECTED)
-    assert cached(other["computed"]) == EXPECTED
+    assert_other_finds_all(one, other, second["off"])
     packed = one["block_bytes"] // (2 * TILE_VALUES) * TILE_BYTES
     assert (one["stored_bytes"], one["unpacked_blocks"]) == (one["stored_blocks"] * packed, 0)
     assert [arena["slot_bytes"] for arena in namespace["arenas"]] == [packed]
@@ -158,11 +163,6 @@ def test_blocks_that_do_not_pack_have_a_place_at_a_node_and_another_engine_finds
         other = run(llama, tmp_path, "on-node")["on-node"]
     finally:
         node.stop()
-    for said in (one, other):
-        for turn in ("computed", "loaded"):
-            assert outputs(said[turn]) == outputs(second["off"][turn])
-        assert cached(said["loaded"]) == EXPECTED
-    assert cached(one["computed"]) == [0] * len(EXPECTED)
-    assert cached(other["computed"]) == EXPECTED
+    assert_other_finds_all(one, other, second["off"])
     assert (one["unpacked_blocks"], one["saved_bytes"]) == (one["stored_blocks"], 0)
     assert not one["not_stored"]

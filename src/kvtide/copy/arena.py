@@ -25,8 +25,8 @@ class HostArena:
     Huge pages are used where the system has some: they are faster to read and to pin. An arena belongs to the process
     that made it: after a fork the child has no memory there. With `file` it is a mapping of that memory, which other
     processes may map too (`shared_memory`); the descriptor may be closed afterwards. All of it is mapped, `file_bytes`,
-    which may be more than the slots need: huge pages are unmapped whole. They begin at its byte `file_begin`, where a
-    huge page does. `share` tells such processes apart.
+    which may be more than the slots need: huge pages are unmapped whole. The memory begins at byte `file_begin` of
+    the file, where a huge page does. `share` tells such processes apart.
 
     Examples:
         >>> with HostArena(slots=4, slot_bytes=16) as arena:

@@ -1,6 +1,6 @@
-"""Slots in memory that several processes map. In front of them are rows for the blocks that do not pack.
+"""Slots in memory that several processes map, behind the rows for blocks that do not pack.
 
-rows, and the table that says which slot has which, up to the end of a huge page    slots
+First come the rows, then the table that says which slot has which, and the slots where the next huge page begins.
 """
 
 from __future__ import annotations

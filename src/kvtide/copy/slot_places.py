@@ -5,7 +5,6 @@ For tiers, which put blocks below as they are kept, and bring them back: those t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,8 +13,6 @@ from kvtide.copy.arena import HostArena
 from kvtide.copy.packing.trial import PackingTrial
 from kvtide.copy.unpacked import UnpackedRows
 from kvtide.errors import CopyError
-
-_LOG = logging.getLogger(__name__)
 
 _PACKED = 0
 """What is tried first of a block that comes back; then it is tried as it is."""
@@ -40,7 +37,7 @@ class SlotPlaces:
         try:
             rows = self.unpacked.rows_of(np.array(slots)).tolist()
         except CopyError as error:
-            _LOG.warning("%d blocks do not sink: %s", len(slots), error)
+            self.unpacked.say(error)
             return [None] * len(slots)
         return [
             self._packed(slot) if row < 0 and not self._is_plain(slot) else self._whole(slot, row)
@@ -56,7 +53,7 @@ class SlotPlaces:
         try:
             rows = self.unpacked.rows_of(np.array(slots)).tolist()
         except CopyError as error:
-            _LOG.warning("%d blocks have no place to come to: %s", len(slots), error)
+            self.unpacked.say(error)
             return [None] * len(slots)
         return [self._whole(slot, row) for slot, row in zip(slots, rows, strict=True)]
 

@@ -47,6 +47,7 @@ class UnpackedRows:
         """How many rows, from the first on, can be used by now. An engine that pins them says so."""
         self.habit = Habit()
         self._table = RowTable(slots, arena.slots) if table is None else table
+        self._said = ""
 
     @property
     def used(self) -> int:
@@ -66,7 +67,13 @@ class UnpackedRows:
         try:
             placed = self._table.take(slots, self.usable_rows())
         except CopyError as error:
-            _LOG.warning("%d blocks that do not pack have no place: %s", len(slots), error)
+            self.say(error)
             placed = 0
         without: list[int] = slots[placed:].tolist()
         return without
+
+    def say(self, error: CopyError) -> None:
+        """Tell the log why blocks are not kept, or not found; not again as long as it is the same."""
+        if str(error) != self._said:
+            self._said = str(error)
+            _LOG.warning("blocks that do not pack are not kept or brought back: %s", error)

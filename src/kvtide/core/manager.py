@@ -140,7 +140,7 @@ class OffloadManager:
         before, request.computed_tokens = request.computed_tokens, computed_tokens
         if computed_tokens > request.furthest_tokens:
             request.furthest_tokens, request.got_further = computed_tokens, True
-            self._stores.got_further()
+            self._stores.way.got_further()
         self._planner.advanced(request, before)
 
     def preempt(self, request_id: str) -> None:
@@ -155,7 +155,8 @@ class OffloadManager:
         request.handle(RequestEvent.PREEMPT)
         if not request.load_failed or request.computed_tokens:
             self.metrics.preemptions += 1
-            self._stores.preempted(in_vain=request.furthest_tokens > 0 and not request.got_further)
+            in_vain = request.furthest_tokens > 0 and not request.got_further
+            self._stores.way.preempted(in_vain=in_vain, pins=self._stores.pins)
         self._planner.preempted(request)
         self._index.drop(request)
         self._loads.release(request)
@@ -167,7 +168,7 @@ class OffloadManager:
     def finish(self, request_id: str) -> None:
         """Tell that the request is over (done or aborted, in whatever state). Call before its blocks are freed."""
         request = self._request(request_id)
-        self._stores.finished()
+        self._stores.way.finished()
         self._planner.finished(request)
         self._index.drop(request)
         self._loads.release(request)
@@ -190,6 +191,7 @@ class OffloadManager:
             self._stores.take_over(chain, lost=False)
         self._stores.let_go()
         loading = self._loads.take_planned()
+        self._stores.way.step_ends()
         self._stores.retry()
         self._planner.plan(sum(len(load.blocks) for load in loading))
         loads = tuple(load.as_copy() for load in loading)

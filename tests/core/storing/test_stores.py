@@ -12,7 +12,8 @@ from kvtide.core.index import local as local_module
 from kvtide.core.index.index import RUN_BLOCKS_MAX
 from kvtide.core.index.local import LocalIndex
 from kvtide.core.storing import stores as stores_module
-from kvtide.core.storing.stores import ATTEMPTS_MAX, STEPS_IN_VAIN_MAX, WAY_STEPS
+from kvtide.core.storing.making_way import STEPS_IN_VAIN_MAX, WAY_STEPS
+from kvtide.core.storing.stores import ATTEMPTS_MAX
 from tests.support import FakeRequest, World, text
 
 A = text("a", 32)

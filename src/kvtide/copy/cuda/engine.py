@@ -102,10 +102,8 @@ class CudaCopyEngine(CopyEngine):
         self._lanes = {way: Lane(gpu, way, device, arena, lane, **how) for way, lane in kit.lanes.items()}
         self.pinning = Pinner(gpu, arena, piece_bytes=piece_bytes, starting=starting)
         """How far pinning has come: `pinned_bytes`, `problem`, `wait`."""
-        self.row_pinning = rows = None if unpacked is None else _pin_rows(gpu, unpacked, arena, piece_bytes)
+        self.row_pinning = None if unpacked is None else _pin_rows(gpu, unpacked, arena, piece_bytes)
         """The same for the place of blocks that do not pack."""
-        if unpacked is not None and rows is not None:
-            unpacked.usable_rows = lambda: rows.usable_slots  # not by way of the engine, which would keep itself
         self._threads = [
             threading.Thread(
                 target=self._run, args=(direction, lane, gpu), name=f"kvtide-{direction.value}", daemon=False
@@ -120,13 +118,9 @@ class CudaCopyEngine(CopyEngine):
     @property
     def usable_slots(self) -> int:
         """Slots, from slot 0 on, that are pinned so far: only those may be named by transfers."""
-        if self._needs_rows and not self._all_rows_pinned:
+        if self._needs_rows and self.row_pinning is not None and not self.row_pinning.is_complete:
             return 0
         return self.pinning.usable_slots if self._trial is None else self._trial.slots(self.pinning.pinned_bytes)
-
-    @property
-    def _all_rows_pinned(self) -> bool:
-        return self.row_pinning is not None and self.row_pinning.is_complete
 
     def slots_ready(self) -> int | None:
         """Return how far pinning has come. See `CopyEngine.slots_ready`."""
@@ -252,7 +246,9 @@ class CudaCopyEngine(CopyEngine):
 def _pin_rows(gpu: Gpu, unpacked: UnpackedRows, arena: HostArena, piece_bytes: int) -> Pinner:
     """Pin all rows at once, for no slot can be used before (see `usable_slots`): a hundredth of the arena."""
     unpacked.arena.share = arena.share
-    return Pinner(gpu, unpacked.arena, piece_bytes=piece_bytes, after=arena if arena.shared else None)
+    pinner = Pinner(gpu, unpacked.arena, piece_bytes=piece_bytes, after=arena if arena.shared else None)
+    unpacked.usable_rows = lambda: pinner.usable_slots
+    return pinner
 
 
 def _check_slots(device: CudaCache, arena: HostArena, *, packed: bool) -> None:

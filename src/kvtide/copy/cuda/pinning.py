@@ -49,7 +49,7 @@ class Pinner:
         starting: bool = False,
         after: HostArena | None = None,
     ) -> None:
-        """`after`: memory whose pages are made when those of the arena are there."""
+        """`after`: memory of which no page is made before all of the arena's are there."""
         parse_count("piece_bytes", piece_bytes)
         if piece_bytes % _PAGE_BYTES:
             raise ConfigError("piece_bytes", piece_bytes, f"a multiple of {_PAGE_BYTES}")
@@ -62,9 +62,8 @@ class Pinner:
         self._memory: npt.NDArray[np.uint8] | None = arena.memory  # keeps the mapping
         self._address = int(arena.memory.ctypes.data)
         self._shared, self._share = arena.shared, arena.share
-        self._pages_there = (
-            arena.pages_there if after is None else lambda: arena.pages_there() * (after.pages_there() > 0)
-        )
+        self._pages_there = arena.pages_there
+        self._after = after
         self._pages_seen = 0
         self._starting = starting
         self._stop = threading.Event()
@@ -102,7 +101,7 @@ class Pinner:
             return False
         self._unpin()
         self.pinned_bytes = 0
-        self._memory = None
+        self._memory = self._after = None
         return True
 
     def _unpin(self) -> None:
@@ -150,7 +149,7 @@ class Pinner:
     def _has_pages(self) -> bool:
         """Whether the next piece may be touched: a node makes the pages of its memory itself."""
         needed = min(self.pinned_bytes + self.piece_bytes, self._size)
-        if self._pages_seen < needed:
+        if self._pages_seen < needed and (self._after is None or self._after.pages_there()):
             self._pages_seen = self._pages_there()
         return self._pages_seen >= needed
 

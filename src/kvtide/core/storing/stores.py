@@ -14,11 +14,10 @@ from kvtide.core.ledger import Ledger, StoreEntry
 from kvtide.core.metrics import Metrics
 from kvtide.core.reasons import NotStored
 from kvtide.core.storing.backlog import Backlog
+from kvtide.core.storing.making_way import MakingWay
 
 ATTEMPTS_MAX = 3
 """How often the store of a block is tried before it is given up as failed."""
-STEPS_IN_VAIN_MAX, WAY_STEPS = 4, 256
-"""After so many steps in which a request lost its blocks in vain, stores make way for so many."""
 
 
 class Stores:
@@ -52,42 +51,17 @@ class Stores:
         self._last_ask = 0
         self.stopped = False
         """Nothing is begun any more."""
-        self._in_vain = False
-        """In this step a request was preempted while stores had pins, and was no further than before."""
-        self._steps_in_vain = 0
-        """So many, without anybody getting further in between."""
-        self._makes_way = False
-        self._way_steps = 0
-        """For so many more steps nothing is pinned, whoever gets further."""
+        self.way = MakingWay()
 
     @property
     def held_up(self) -> bool:
         """Whether nothing is begun: for ever, or while copies do not end, or while stores make way."""
-        return self.stopped or self._makes_way or bool(self._ledger.overdue)
+        return self.stopped or self.way.is_on or bool(self._ledger.overdue)
 
     @property
     def room(self) -> int:
         """Device blocks that may still be pinned."""
         return 0 if self.held_up else self._budget - self.pinned_blocks - self._asked_blocks
-
-    def preempted(self, *, in_vain: bool) -> None:
-        """Hear that the device was short of blocks: pinned ones may be all that was missing.
-
-        `in_vain`: a request has lost its blocks once more, and was no further than before. In a pool that one request
-        fills, all its lives could end so. After some steps like that nothing is pinned for a while, and until somebody
-        got further (I8).
-        """
-        if in_vain and self.pins:
-            self._in_vain = True
-
-    def got_further(self) -> None:
-        """Hear that a request was computed further than ever before."""
-        self._steps_in_vain = 0
-        self._makes_way &= self._way_steps > 0
-
-    def finished(self) -> None:
-        """Hear that a request is over."""
-        self._steps_in_vain, self._makes_way = 0, False
 
     def begin(
         self, chains: Sequence[Chain], then: Granted, *, attempt: int = 1, touch: bool = False, hold: bool = False
@@ -198,20 +172,12 @@ class Stores:
         Heads before tails: a tail is of no use, and given up, when what it continues is not on its way. And no further
         than there are slots: what is left when they are all taken may have some in a later step.
         """
-        self._look_for_steps_in_vain()
         waiting = self.backlog.blocks + 1
         while self.backlog and self.room > 0 and self.backlog.blocks < waiting:
             waiting = self.backlog.blocks
             chain, attempt = self.backlog.pop()
             chain.blocks = self.find(chain)
             self.begin_or_defer([chain], self._count_evicted, attempt=attempt, first=True)
-
-    def _look_for_steps_in_vain(self) -> None:
-        self._way_steps -= 1
-        self._steps_in_vain += self._in_vain
-        self._in_vain = False
-        if self._steps_in_vain >= STEPS_IN_VAIN_MAX and not self._makes_way:
-            self._makes_way, self._way_steps = True, WAY_STEPS
 
     def _count_evicted(self, grants: list[Grant]) -> None:
         self.lose(NotStored.EVICTED_FROM_DEVICE, sum(len(grant.gone) for grant in grants))
